@@ -246,6 +246,27 @@ def spark_run(
     os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
 
 
+@spark_app.command("maintain")
+def spark_maintain(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files of archives.")],
+) -> None:
+    """Merge an archive's small files, delete what is too old and what dead jobs left; its job may run meanwhile."""
+    from spark_sinks.archive.contract import ArchiveError  # noqa: PLC0415
+    from spark_sinks.archive.upkeep import described, maintain  # noqa: PLC0415
+    from spark_sinks.job_file import JobFileError, read  # noqa: PLC0415
+    from spark_sinks.spec.jobs import Archive  # noqa: PLC0415
+
+    for file in files:
+        try:
+            spec = read(file).spec
+            if not isinstance(spec, Archive):
+                raise fail(f"{file}: job: only an archive is maintained, not {spec.job}")
+            done = maintain(spec)
+        except (JobFileError, ArchiveError) as error:
+            raise fail(str(error)) from error
+        typer.echo(f"{spec.sink.archive}: {described(done)}")
+
+
 def main() -> None:
     """The console script."""
     app()

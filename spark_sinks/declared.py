@@ -16,7 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks import decode, registry
 from spark_sinks.accounts import Rejects
-from spark_sinks.archive import Archive, rows
+from spark_sinks.archive.rows import rows
+from spark_sinks.archive.sink import writing
 from spark_sinks.job import Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
@@ -282,7 +283,7 @@ class Transform(DeclaredJob):
 
 
 class ToArchive(DeclaredJob):
-    """Every record in Parquet files."""
+    """Every record in files."""
 
     declared: spec.Archive
 
@@ -294,12 +295,11 @@ class ToArchive(DeclaredJob):
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`; ArchiveError when the archive is another's."""
         declared = self.declared
-        archive = Archive(self.spark, declared.sink.archive, self.options.checkpoint, files=declared.sink.files)
         writer = (
             rows(self.stream(trigger), declared.source)
             .writeStream.queryName(declared.title)
             .option("checkpointLocation", self.checkpoint)
-            .foreachBatch(archive.write)
+            .foreachBatch(writing(self.spark, declared.sink, self.checkpoint))
         )
         return trigger.start(writer)
 

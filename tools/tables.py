@@ -207,6 +207,7 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
     "dlq-replay": replays.LetterSource,
     "sink of letters": replays.LetterSink,
     "run of a replay": replays.ReplayRun,
+    "maintain": parts.Maintain,
 }
 """Parts of a job file, by their place on its page."""
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]

@@ -31,6 +31,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
     one.add_argument("--seed", type=int, default=0)
     one = scenarios.add_parser("archive", help="the job of an archive is killed again and again while records come")
+    one.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet")
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=1_000, help="records a second")
     one.add_argument("--seed", type=int, default=0)
@@ -55,9 +56,9 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int
     if given.scenario == "replay":
         return await replay.run(bootstrap, directory, replay.Plan(given.letters, given.kills, given.rate, given.seed))
     if given.scenario == "archive":
-        from loadtest.spark import archive  # noqa: PLC0415 - reads Parquet by Spark
+        from loadtest.spark import archive  # noqa: PLC0415 - with readers of three formats
 
-        return await archive.run(bootstrap, directory, given.kills, given.rate, given.seed)
+        return await archive.run(bootstrap, directory, archive.Plan(given.format, given.kills, given.rate, given.seed))
     from loadtest.spark import rates  # noqa: PLC0415 - Spark in its own process
 
     return await rates.run(bootstrap, given.readings, given.rounds)

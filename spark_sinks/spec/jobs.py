@@ -5,6 +5,7 @@ A job file is TOML, or Python that makes one of these classes (`spark_sinks/job_
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -16,6 +17,7 @@ from spark_sinks.spec.parts import (
     SHORTEST_REAL_TIME_MS,
     ArchiveSink,
     LastSink,
+    Maintain,
     Registry,
     ResultSink,
     Run,
@@ -233,17 +235,35 @@ class Anomalies(JobSpec):
                 yield f"thresholds: {name} is a {self.source.type_of(name)}, and only numbers have bounds"
 
 
-class Archive(JobSpec):
-    """Every record of the topics in Parquet files."""
+def lacking(archive: str, *, upkeep: bool = False) -> Iterator[str]:
+    """One sentence for each package of the extra `lake` that an archive of this format needs and that is not there."""
+    of_format = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
+    for package in of_format.get(archive, ("pyarrow",) if upkeep else ()):
+        if not _installed(package):
+            what = "the upkeep of Parquet files" if archive == "parquet" else archive
+            yield f"sink.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
-    SUMMARY: ClassVar[str] = "every record of the topics in Parquet files, exactly once for every reader"
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class Archive(JobSpec):
+    """Every record of the topics in files."""
+
+    SUMMARY: ClassVar[str] = "every record of the topics in Parquet, Delta or Iceberg, exactly once for every reader"
     DEAD_LETTERS: ClassVar[bool] = False
     job: Literal["archive"] = "archive"
     sink: ArchiveSink
+    maintain: Maintain = Maintain()
 
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
         yield from super().lacks()
+        yield from lacking(self.sink.format)
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time writes no files; use "micro-batch"'
         if f"{self.run.checkpoint}/".startswith(f"{self.sink.archive.rstrip('/')}/"):

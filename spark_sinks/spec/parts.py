@@ -5,6 +5,7 @@ The text below a field is its description.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -144,22 +145,56 @@ class LastSink(TopicSink):
 
 
 class ArchiveSink(Section):
-    """Parquet files, exactly once."""
+    """Every record in files, exactly once."""
 
-    archive: str
-    """directory, or URL of a file system that renames a directory in one step (hdfs, abfss)"""
+    archive: Annotated[str, Field(min_length=1)]
+    """Parquet: a directory, or the URL of a file system that renames a directory in one step (hdfs, abfss). Delta: the
+    table's directory, or its URL (`s3://`, `gs://`, `abfss://`). Iceberg: the table's name, `NAMESPACE.TABLE`"""
+    format: Literal["parquet", "delta", "iceberg"] = "parquet"
+    """`parquet`: directories of plain files, any amount. `delta`, `iceberg`: a table; its batches pass the driver's
+    memory, and it needs the extra `lake`"""
     files: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
+    """Parquet: per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
+    segment: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    """Parquet: so many batches have a directory that `trivium spark maintain` merges when they are complete. An archive
+    keeps the number of its first start"""
+    catalog: str = "default"
+    """Iceberg: the catalog's name in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"""
+    options: dict[str, str] = {}
+    """Delta: storage options, such as `AWS_REGION`. Iceberg: properties of the catalog, such as `uri`. Both also take
+    them, and secrets, from the environment"""
 
     @model_validator(mode="after")
     def _fits(self) -> ArchiveSink:
+        for name, formats in _FORMATS_OF.items():
+            if name in self.model_fields_set and self.format not in formats:
+                raise ValueError(f"{name}: an archive in {self.format} has none; {formats[0]} has")
+        if self.format == "iceberg" and not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)+", self.archive):
+            raise ValueError(f"archive: a table of Iceberg is NAMESPACE.TABLE, not {self.archive!r}")
         scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
-        if scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
+        if self.format == "parquet" and scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
             raise ValueError(
-                f"archive: {scheme} cannot rename a directory in one step, so a reader could see half a batch; "
-                "use a file system that can (a local or network disk, hdfs, abfss)"
+                f"archive: {scheme} cannot rename a directory in one step, so a reader could see half a batch; use a "
+                'file system that can (a local or network disk, hdfs, abfss), or format = "delta"'
             )
         return self
+
+
+_FORMATS_OF: Final = {
+    "files": ("parquet",), "segment": ("parquet",), "catalog": ("iceberg",), "options": ("delta", "iceberg"),
+}  # fmt: skip
+
+
+class Maintain(Section):
+    """What `trivium spark maintain` does to an archive."""
+
+    file_mb: Annotated[int, Field(ge=1, le=4_096)] = 128
+    """small files are merged up to this size, MiB"""
+    keep_days: Annotated[int, Field(ge=1)] | None = None
+    """records whose `date` is more than so many days ago are deleted; not set: none"""
+    unused: Duration = Duration("24h")
+    """files that are in the archive no more, or never were (a killed job's), are deleted after this time, and versions
+    of a table before it are forgotten. Longer than the longest query, and than a batch"""
 
 
 class Registry(Section):

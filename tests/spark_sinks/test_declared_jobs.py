@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from spark_sinks.archive import ArchiveError
+from spark_sinks.archive.contract import ArchiveError
 from spark_sinks.declared import Options, flows
 from spark_sinks.job_file import read
 from spark_sinks.triggers import CATCH_UP
@@ -312,7 +314,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     await run_once(options)
 
     files = await asyncio.to_thread(lambda: [str(path) for path in tmp_path.rglob("*.parquet")])
-    assert files == [path for path in files if path.startswith(f"{lake}/batch=")]
+    assert files == [path for path in files if path.startswith(f"{lake}/segment=0/batch=")]
     assert not left.exists()
     rows = spark.read.option("basePath", str(lake)).parquet(*files).collect()
     found = {(row.topic, row.partition, row.offset): row for row in rows}
@@ -328,6 +330,45 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     elsewhere = declare(text.replace("CHECKPOINT", str(tmp_path / "another")))
     with pytest.raises(ArchiveError, match="was written with another checkpoint"):
         await run_once(elsewhere)
+    renamed = declare(text.replace('job = "archive"', 'job = "archive"\nname = "anew"'))  # begins at batch 0 again
+    with pytest.raises(ArchiveError, match="was written with another checkpoint"):
+        await run_once(renamed)
+
+
+@pytest.mark.parametrize("format_", ["delta", "iceberg"])
+async def test_a_table_holds_every_record_once_also_when_a_batch_is_repeated(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str, tmp_path: Path,
+    format_: str,
+) -> None:  # fmt: skip
+    source, options = await new_topic(partitions=2), {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    options["warehouse"] = f"file://{tmp_path}/lake"
+    sink = f'archive = "{tmp_path}/lake", format = "delta"'
+    if format_ == "iceberg":
+        given = ", ".join(f'{name} = "{value}"' for name, value in options.items())
+        sink = f'archive = "plant.sensors", format = "iceberg", catalog = "test", options = {{ {given} }}'
+    text = ARCHIVE.replace(', "OTHER"', "").replace("SOURCE", source).replace('archive = "LAKE"', sink)
+    await producer.send_and_wait(source, None, b"\xff", headers=[("unit", b"\x00\xff"), ("none", None)])
+    await send(producer, source, [(f"d{n}", reading(n, START_MS + n)) for n in range(9)])
+    await run_once(declare(text))
+    commit = tmp_path / "checkpoint" / "archive" / "commits" / "0"
+    commit.unlink()  # as if the job had been killed between the table's commit and Spark's own
+    commit.with_name(".0.crc").unlink()
+    await send(producer, source, [("d0", b"no reading")])
+    await run_once(declare(text))
+
+    log = await read_all(bootstrap, source)
+    if format_ == "delta":
+        table = DeltaTable(tmp_path / "lake").to_pyarrow_table()
+    else:
+        table = load_catalog("test", **options).load_table("plant.sensors").scan().to_arrow()
+    found = {(row["partition"], row["offset"]): row for row in table.to_pylist()}
+    assert table.num_rows == len(found) == len(log) == 11
+    for record in log:
+        row = found[record.partition, record.offset]
+        assert (row["topic"], row["key"], row["value"]) == (source, record.key, record.value)
+        assert tuple((header["key"], header["value"]) for header in row["headers"] or ()) == record.headers
+        assert row["date"] == row["timestamp"].date()
+        assert (row["load"] is None) == (row["error"] is not None) == (record.value in (None, b"no reading"))
 
 
 async def test_a_transform_of_ones_own(

@@ -8,12 +8,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from spark_sinks.archive.delta import DeltaArchive
 from spark_sinks.job_file import JobFileError, made, read
 from spark_sinks.spec.jobs import KINDS
 from spark_sinks.spec.values import AGGREGATES, Aggregate, Duration, Term
@@ -154,6 +156,13 @@ def test_there_is_an_example_of_every_kind() -> None:
         (ARCHIVE, '"unused"', '"lake/checkpoint"', "run.checkpoint: not inside of the archive"),
         (ARCHIVE, '"lake"', '"s3a://bucket/lake"', "s3a cannot rename a directory in one step"),
         (ARCHIVE, "archive =", "kafka =", "sink.archive: is needed"),
+        (ARCHIVE, '"lake"', '"s3://bucket/lake", format = "delta", options = { AWS_REGION = "eu-1" }', None),
+        (ARCHIVE, '"lake"', '"plant.lake", format = "iceberg", catalog = "hall"', None),
+        (ARCHIVE, '"lake"', '"lake", format = "iceberg"', "a table of Iceberg is NAMESPACE.TABLE, not 'lake'"),
+        (ARCHIVE, '"lake"', '"lake", format = "hudi"', "sink.format: Input should be 'parquet', 'delta' or 'iceberg'"),
+        (ARCHIVE, '"lake"', '"lake", format = "delta", files = 2', "sink: files: an archive in delta has none;"),
+        (ARCHIVE, '"lake"', '"lake", catalog = "hall"', "sink: catalog: an archive in parquet has none; iceberg has"),
+        (ARCHIVE, "run =", "maintain = { keep_days = 0 }\nrun =", "maintain.keep_days: Input should be greater than"),
         (ENRICH, "room =", "temperature =", "registry.columns.temperature: source.columns has one too"),
         (ENRICH, '"devices"', '"sensors"', "registry.topic: sensors is a source or a sink of this job"),
         (ENRICH, 'topic = "devices", ', "", "registry: a topic or a file, one of them"),
@@ -259,6 +268,43 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
     assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
     listed = CliRunner().invoke(app, ["spark", "list"]).output
     assert all(f"  {kind}" in listed for kind in (*KINDS, "max-temperature"))
+
+
+@pytest.mark.parametrize("package", ["deltalake", "pyarrow"])
+def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path: Path, package: str) -> None:
+    path = tmp_path / "lake.toml"
+    path.write_text(ARCHIVE.replace('"lake"', '"lake", format = "delta"'))
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == '{package}': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from gateway.cli import app\n"
+        "app()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, "spark", "check", str(path)], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    assert told.returncode == 2
+    assert f"sink.format: delta needs the package {package}: pip install 'trivium[lake]'" in told.stderr
+
+
+def test_maintain_on_the_command_line(tmp_path: Path) -> None:
+    stats, archive = tmp_path / "stats.toml", tmp_path / "archive.toml"
+    stats.write_text(STATS)
+    archive.write_text(ARCHIVE.replace('"lake"', f'"{tmp_path}/lake", format = "delta"'))
+    told = CliRunner().invoke(app, ["spark", "maintain", str(stats)])
+    assert told.exit_code == 2
+    assert "job: only an archive is maintained, not window-stats" in told.output
+    told = CliRunner().invoke(app, ["spark", "maintain", str(archive)])
+    assert told.exit_code == 2
+    assert f"{tmp_path}/lake: no Delta table has been begun there" in told.output
+    rows = {"date": ["2026-11-20"], "topic": ["sensors"], "offset": [1]}
+    DeltaArchive(f"{tmp_path}/lake", "ours", {}).append(pa.table(rows), 0)
+    told = CliRunner().invoke(app, ["spark", "maintain", str(archive)])
+    assert told.exit_code == 0
+    assert "0 files merged into 0 with their 0 rows, 0 rows deleted for their age, 0 unused files" in told.output
 
 
 def test_a_toml_file_is_checked_without_pyspark() -> None:

@@ -1,0 +1,121 @@
+"""A Delta table that holds every record of a topic exactly once, written by delta-rs: Spark has no part in it.
+
+A commit adds a batch's files and, in the same step, the batch's number as the version of two of Delta's application
+transactions: one of this archive's checkpoint, by which a repeated batch is known, and one that every archive has, by
+which a table of another checkpoint is known. Of two commits with the same application delta-rs refuses the second.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from spark_sinks.archive.contract import (
+    ArchiveError,
+    Maintained,
+    another_checkpoint,
+    check_columns,
+    first_kept,
+    nullable,
+)
+from spark_sinks.spec.parts import Maintain
+
+APPLICATION: Final = "trivium-archive"
+
+
+class DeltaArchive:
+    """A table, and the one job that writes it."""
+
+    def __init__(self, uri: str, archive: str, options: Mapping[str, str]) -> None:
+        """Look whose the table is.
+
+        Args:
+            uri: the table's directory or URL; the table is made by its first batch.
+            archive: the id of the job's checkpoint.
+            options: of the storage, by delta-rs's names.
+
+        Raises:
+            ArchiveError: another checkpoint's job writes this table.
+        """
+        self._uri = uri
+        self._application = f"{APPLICATION}-{archive}"
+        self._options = dict(options)
+        self.newest()
+
+    def newest(self) -> int | None:
+        """The newest batch in the table; None: none is. ArchiveError: another checkpoint's are."""
+        table = _opened(self._uri, self._options)
+        return None if table is None else self._newest(table)
+
+    def _newest(self, table: DeltaTable) -> int | None:
+        newest = table.transaction_version(self._application)
+        if newest is None and table.transaction_version(APPLICATION) is not None:
+            raise another_checkpoint(self._uri)
+        return newest
+
+    def append(self, rows: pa.Table, number: int) -> None:
+        """Add a batch; nothing when it is there already.
+
+        Raises:
+            ArchiveError: a column has another type in the table.
+            CommitFailedError: another process has just added a batch of this archive; nothing was added.
+        """
+        rows, table = nullable(rows), _opened(self._uri, self._options)
+        if table is not None:
+            newest = self._newest(table)
+            if newest is not None and newest >= number:
+                return
+            check_columns(self._uri, pa.schema(table.schema().to_arrow()), rows.schema)
+        both = [Transaction(APPLICATION, number), Transaction(self._application, number)]
+        write_deltalake(
+            self._uri if table is None else table,
+            rows,
+            mode="append",
+            partition_by=["date", "topic"] if table is None else None,
+            schema_mode=None if table is None else "merge",
+            storage_options=self._options,
+            commit_properties=CommitProperties(app_transactions=both),
+        )
+
+
+def _opened(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
+    try:
+        return DeltaTable(uri, storage_options=dict(options))
+    except TableNotFoundError:
+        return None
+
+
+def maintain(uri: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime) -> Maintained:
+    """Merge small files, delete what is too old, and the files that no version needs; safe beside the table's writers.
+
+    Raises:
+        ArchiveError: there is no table.
+    """
+    table = _opened(uri, options)
+    if table is None:
+        raise ArchiveError(f"{uri}: no Delta table has been begun there")
+    done = Maintained()
+    if (first := first_kept(settings, now)) is not None:
+        done.expired = table.delete(f"date < '{first.isoformat()}'")["num_deleted_rows"] or 0
+    before = _rows_of_files(table)
+    made = table.optimize.compact(target_size=settings.file_mb << 20)
+    done.merged, done.into = made["numFilesRemoved"], made["numFilesAdded"]
+    after = _rows_of_files(table)
+    done.rows = sum(rows for file, rows in before.items() if file not in after)
+    # Whole hours: less than one is none, for a table that nobody writes.
+    hours = settings.unused.ms // 3_600_000
+    unused = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
+    done.unused = len(unused)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    return done
+
+
+def _rows_of_files(table: DeltaTable) -> dict[str, int]:
+    files = pa.table(table.get_add_actions())
+    return dict(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))

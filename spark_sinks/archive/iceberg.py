@@ -1,0 +1,287 @@
+"""An Iceberg table that holds every record of a topic exactly once, written by pyiceberg: Spark has no part in it.
+
+A commit adds a batch's files and, in the same step, the batch's number as a property of the table, by which a repeated
+batch is known; the snapshot's summary has it, too. A commit is for the snapshot that was looked at: where another
+writer was quicker, the table is looked at again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import random
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.fs import FileSelector
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO, _dataframe_to_data_files
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.update.snapshot import ExpireSnapshots
+
+from spark_sinks.archive.contract import (
+    ArchiveError,
+    Maintained,
+    another_checkpoint,
+    check_columns,
+    first_kept,
+    nullable,
+)
+from spark_sinks.spec.parts import Maintain
+
+ARCHIVE: Final = "trivium.archive"
+BATCH: Final = "trivium.batch"
+ATTEMPTS: Final = 20
+RETRY_S: Final = 0.1
+SMALL: Final = 0.75  # of the size wanted; a file above it stays as it is
+RETRIES: Final = "commit.retry.num-retries"
+
+
+class IcebergArchive:
+    """A table, and the one job that writes it."""
+
+    def __init__(self, name: str, archive: str, catalog: str, options: Mapping[str, str]) -> None:
+        """Look whose the table is.
+
+        Args:
+            name: the table's, with its namespace; it is made by its first batch.
+            archive: the id of the job's checkpoint.
+            catalog: its name in pyiceberg's configuration.
+            options: further properties of the catalog.
+
+        Raises:
+            ArchiveError: another checkpoint's job writes this table.
+        """
+        self._name = name
+        self._archive = archive
+        self._catalog = load_catalog(catalog, **options)
+        self.newest()
+
+    def newest(self) -> int | None:
+        """The newest batch in the table; None: none is. ArchiveError: another checkpoint's are."""
+        table = _opened(self._catalog, self._name)
+        return None if table is None else self._newest(table)
+
+    def _newest(self, table: Table) -> int | None:
+        owner, newest = table.properties.get(ARCHIVE), table.properties.get(BATCH)
+        if owner is not None and owner != self._archive:
+            raise another_checkpoint(self._name)
+        return None if owner is None or newest is None else int(newest)
+
+    def append(self, rows: pa.Table, number: int) -> None:
+        """Add a batch; nothing when it is there already.
+
+        Raises:
+            ArchiveError: a column has another type in the table.
+            CommitFailedException: others were quicker, again and again; nothing was added.
+        """
+        rows = nullable(rows)
+        table = _opened(self._catalog, self._name) or _made(self._catalog, self._name, rows.schema)
+        check_columns(self._name, table.schema().as_arrow(), rows.schema)
+        if set(rows.column_names) - set(table.schema().column_names):
+            with table.update_schema() as wider:
+                wider.union_by_name(rows.schema)
+            table = self._catalog.load_table(self._name)
+        marks = {ARCHIVE: self._archive, BATCH: str(number)}
+        files: list[DataFile] = []
+
+        def change(transaction: Transaction) -> bool:
+            newest = self._newest(table)
+            if newest is not None and newest >= number:
+                return False
+            if not files:
+                files.extend(_written(table, rows))
+            with transaction.update_snapshot(snapshot_properties=marks).fast_append() as added:
+                for file in files:
+                    added.append_data_file(file)
+            transaction.set_properties(marks)
+            return True
+
+        _commit(table, change)
+
+
+def _opened(catalog: Catalog, name: str) -> Table | None:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
+def _made(catalog: Catalog, name: str, schema: pa.Schema) -> Table:
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    with (
+        contextlib.suppress(TableAlreadyExistsError, CommitFailedException),
+        catalog.create_table_transaction(name, schema=schema) as making,
+        making.update_spec() as spec,
+    ):
+        spec.add_identity("date")
+        spec.add_identity("topic")
+    return catalog.load_table(name)
+
+
+def _written(table: Table, rows: pa.Table) -> Iterator[DataFile]:
+    return iter(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
+
+
+def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
+    """Commit a change for the snapshot that it was made for; again for a newer one, where another was quicker.
+
+    Args:
+        table: looked at anew for each attempt.
+        change: makes it in the transaction; False: there is nothing to be done any more.
+    """
+    for attempt in itertools.count(1):
+        # pyiceberg would commit for the newer snapshot what was made for the older one: a batch that is there already.
+        table.metadata.properties[RETRIES] = "0"  # in memory alone
+        transaction = table.transaction()
+        if not change(transaction):
+            return False
+        try:
+            transaction.commit_transaction()
+        except CommitFailedException:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(RETRY_S * random.uniform(0.5, 1.5) * min(attempt, 10))  # noqa: S311 - no secret
+            table.refresh()
+        else:
+            return True
+    raise AssertionError("unreachable")
+
+
+def maintain(
+    name: str, catalog: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime
+) -> Maintained:
+    """Merge small files, delete what is too old, and the files that no snapshot needs; safe beside the table's writers.
+
+    Raises:
+        ArchiveError: there is no table.
+    """
+    table = _opened(load_catalog(catalog, **options), name)
+    if table is None:
+        raise ArchiveError(f"{name}: no Iceberg table has been begun there")
+    done = Maintained()
+    if (first := first_kept(settings, now)) is not None:
+        done.expired = _forget(table, first)
+    for files in _bins(table, settings.file_mb << 20):
+        _merge(table, files, done)
+    before = now - datetime.timedelta(milliseconds=settings.unused.ms)
+    table.refresh()
+    _commit(table, lambda transaction: _expire(transaction, before))
+    done.unused, left = _clear_away(table, before)
+    done.left += left
+    return done
+
+
+def _forget(table: Table, first: datetime.date) -> int:
+    """Delete the records of dates before `first`; how many. Their files are whole partitions: none is written anew."""
+    old = f"date < '{first.isoformat()}'"
+    rows = 0
+
+    def change(transaction: Transaction) -> bool:
+        nonlocal rows
+        rows = sum(task.file.record_count for task in table.scan(row_filter=old).plan_files())
+        if rows:
+            transaction.delete(old)
+        return rows > 0
+
+    _commit(table, change)
+    return rows
+
+
+def _expire(transaction: Transaction, before: datetime.datetime) -> bool:
+    ExpireSnapshots(transaction).older_than(before).commit()
+    return True
+
+
+def _bins(table: Table, file_bytes: int) -> Iterator[Sequence[FileScanTask]]:
+    """Small files of one partition that become one of about `file_bytes`; two or more."""
+    small: dict[tuple[int, Any], list[FileScanTask]] = defaultdict(list)
+    for task in table.scan().plan_files():
+        # Rows that another engine has deleted beside the file are not ours to forget.
+        if task.file.file_size_in_bytes < file_bytes * SMALL and not task.delete_files:
+            small[task.file.spec_id, task.file.partition].append(task)
+    for tasks in small.values():
+        held: list[FileScanTask] = []
+        for task in tasks:
+            if held and sum(one.file.file_size_in_bytes for one in held) + task.file.file_size_in_bytes > file_bytes:
+                if len(held) > 1:
+                    yield held
+                held = []
+            held.append(task)
+        if len(held) > 1:
+            yield held
+
+
+def _merge(table: Table, tasks: Sequence[FileScanTask], done: Maintained) -> None:
+    """Put new files in the place of these, whatever was added meanwhile; nothing when one of them is there no more."""
+    rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
+    there = sum(task.file.record_count for task in tasks)
+    if rows.num_rows != there:
+        raise ArchiveError(
+            f"{'.'.join(table.name())}: {len(tasks)} files have {there:,} rows, and {rows.num_rows:,} read"
+        )
+    rows = rows.take(pc.sort_indices(rows, [("partition", "ascending"), ("offset", "ascending")]))
+    files = list(_written(table, rows))
+
+    def change(transaction: Transaction) -> bool:
+        with transaction.update_snapshot().overwrite() as replaced:
+            for task in tasks:
+                replaced.delete_data_file(task.file)
+            for file in files:
+                replaced.append_data_file(file)
+        return True
+
+    try:
+        _commit(table, change)
+    except (CommitFailedException, ValidationException) as error:
+        done.left += (f"{len(tasks)} files stay as they are: {error}",)
+        for file in files:
+            table.io.delete(file.file_path)
+        return
+    done.merged += len(tasks)
+    done.into += len(files)
+    done.rows += there
+
+
+def _clear_away(table: Table, before: datetime.datetime) -> tuple[int, tuple[str, ...]]:
+    """Delete the files in the table's place that no snapshot needs and that are older than `before`; how many."""
+    io = table.io
+    if not isinstance(io, PyArrowFileIO):
+        return 0, (f"unused files stay: pyiceberg's {type(io).__name__} does not list files; use its PyArrowFileIO",)
+    scheme, netloc, place = PyArrowFileIO.parse_location(table.location())
+    system = io.fs_by_scheme(scheme, netloc)
+    listed = [
+        found
+        for part in ("data", "metadata")
+        for found in system.get_file_info(FileSelector(f"{place}/{part}", recursive=True, allow_not_found=True))
+        if found.is_file and found.mtime < before
+    ]
+    table.refresh()  # what was committed before the listing is known; what is committed after it is young
+    needed = {PyArrowFileIO.parse_location(location)[2] for location in _needed(table)}
+    unused = [found.path for found in listed if found.path not in needed]
+    for path in unused:
+        system.delete_file(path)
+    return len(unused), ()
+
+
+def _needed(table: Table) -> Iterator[str]:
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in table.metadata.metadata_log)
+    yield from (statistics.statistics_path for statistics in table.metadata.statistics)
+    yield from (snapshot.manifest_list for snapshot in table.metadata.snapshots)
+    yield from table.inspect.all_manifests()["path"].to_pylist()
+    yield from table.inspect.all_files()["file_path"].to_pylist()

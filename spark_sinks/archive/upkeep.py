@@ -1,0 +1,47 @@
+"""Looks after an archive of any format, beside the job that writes it. Needs no Spark."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from spark_sinks.archive.contract import ArchiveError, Maintained
+from spark_sinks.spec.jobs import Archive, lacking
+
+
+def maintain(job: Archive) -> Maintained:
+    """Merge small files, delete what is too old and what is in the archive no more, as the job's `[maintain]` says.
+
+    Raises:
+        ArchiveError: it cannot be done; the archive is as it was, or has a part of the work done.
+    """
+    sink, settings = job.sink, job.maintain
+    now = datetime.datetime.now(datetime.UTC)
+    if (lack := next(lacking(sink.format, upkeep=True), None)) is not None:
+        raise ArchiveError(lack)
+    # Each needs packages of the extra `lake`.
+    if sink.format == "delta":
+        from spark_sinks.archive import delta  # noqa: PLC0415
+
+        return delta.maintain(sink.archive, sink.options, settings, now)
+    if sink.format == "iceberg":
+        from spark_sinks.archive import iceberg  # noqa: PLC0415
+
+        return iceberg.maintain(sink.archive, sink.catalog, sink.options, settings, now)
+    from spark_sinks.archive import segments  # noqa: PLC0415
+
+    if "://" in sink.archive and not sink.archive.startswith("file://"):
+        raise ArchiveError(
+            f"{sink.archive}: Parquet files are maintained in a directory of this machine, which changes places with "
+            'another in one step; elsewhere use format = "delta"'
+        )
+    return segments.maintain(Path(sink.archive.removeprefix("file://")), settings, now)
+
+
+def described(done: Maintained) -> str:
+    """One line for people, and one for each thing that could not be done."""
+    told = (
+        f"{done.merged:,} files merged into {done.into:,} with their {done.rows:,} rows, "
+        f"{done.expired:,} rows deleted for their age, {done.unused:,} unused files deleted"
+    )
+    return "\n".join([told, *done.left])

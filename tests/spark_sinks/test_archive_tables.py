@@ -1,0 +1,255 @@
+"""Archives as tables, without Spark: batches by their numbers, whoever writes them, and their upkeep."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from spark_sinks.archive import delta, iceberg
+from spark_sinks.archive.contract import ArchiveError, Maintained
+from spark_sinks.archive.delta import DeltaArchive
+from spark_sinks.archive.iceberg import IcebergArchive
+from spark_sinks.spec.parts import Maintain
+from spark_sinks.spec.values import Duration
+
+ROOT = Path(__file__).parents[2]
+DAY = datetime.date(2026, 11, 20)
+NOW = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
+PER_BATCH = 6
+
+
+def batch(number: int, *, day: datetime.date = DAY, **more: Any) -> pa.Table:
+    """Rows as Spark collects them: six of one topic and two dates."""
+    offsets = range(number * PER_BATCH, (number + 1) * PER_BATCH)
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    columns = {
+        "date": pa.array([day + datetime.timedelta(days=offset % 2) for offset in offsets]),
+        "topic": pa.array(["sensors"] * PER_BATCH),
+        "partition": pa.array([0] * PER_BATCH, pa.int32()),
+        "offset": pa.array(offsets, pa.int64()),
+        "timestamp": pa.array([NOW] * PER_BATCH, pa.timestamp("us", "UTC")),
+        "value": pa.array([b"\x00\xff"] * PER_BATCH),
+        "headers": pa.array([[{"key": "unit", "value": b"C"}], None] * 3, pa.list_(pair)),
+        **{name: pa.array(values) for name, values in more.items()},
+    }
+    return pa.table(columns)
+
+
+class Lake:
+    """A table of one format, and how others read it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def archive(self, checkpoint: str = "ours") -> DeltaArchive | IcebergArchive:
+        raise NotImplementedError
+
+    def read(self) -> pa.Table:
+        raise NotImplementedError
+
+    def maintain(self, settings: Maintain, now: datetime.datetime = NOW) -> Maintained:
+        raise NotImplementedError
+
+    def offsets(self) -> list[int]:
+        return sorted(self.read()["offset"].to_pylist())
+
+    def data_files(self) -> list[Path]:
+        return [path for path in self.directory.rglob("*.parquet") if "_delta_log" not in path.parts]
+
+
+class Delta(Lake):
+    def archive(self, checkpoint: str = "ours") -> DeltaArchive:
+        return DeltaArchive(str(self.directory / "lake"), checkpoint, {})
+
+    def read(self) -> pa.Table:
+        return pa.table(DeltaTable(self.directory / "lake").to_pyarrow_table())
+
+    def maintain(self, settings: Maintain, now: datetime.datetime = NOW) -> Maintained:
+        return delta.maintain(str(self.directory / "lake"), {}, settings, now)
+
+
+class Iceberg(Lake):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._options = {
+            "type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/lake",
+        }  # fmt: skip
+
+    def archive(self, checkpoint: str = "ours") -> IcebergArchive:
+        return IcebergArchive("plant.sensors", checkpoint, "test", self._options)
+
+    def read(self) -> pa.Table:
+        return load_catalog("test", **self._options).load_table("plant.sensors").scan().to_arrow()
+
+    def maintain(self, settings: Maintain, now: datetime.datetime = NOW) -> Maintained:
+        return iceberg.maintain("plant.sensors", "test", self._options, settings, now)
+
+
+FORMATS = {"Delta": Delta, "Iceberg": Iceberg}
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return FORMATS[request.param](tmp_path)
+
+
+def up_to(batches: int) -> list[int]:
+    return list(range(batches * PER_BATCH))
+
+
+def test_a_batch_is_in_the_table_once_whoever_repeats_it(lake: Lake) -> None:
+    archive = lake.archive()
+    assert archive.newest() is None
+    for number in (0, 0, 1):
+        archive.append(batch(number), number)
+    again = lake.archive()  # as after a kill
+    assert again.newest() == 1
+    again.append(batch(1), 1)
+    again.append(batch(0), 0)
+    again.append(batch(2), 2)
+    assert lake.offsets() == up_to(3)
+    row = lake.read().filter(pa.compute.field("offset") == 0).to_pylist()[0]
+    assert (row["date"], row["timestamp"], row["value"]) == (DAY, NOW, b"\x00\xff")
+    assert row["headers"] == [{"key": "unit", "value": b"C"}]
+
+
+def test_of_processes_that_write_the_same_batch_one_does(lake: Lake) -> None:
+    lake.archive().append(batch(0), 0)
+    start = threading.Barrier(4)
+    refused: list[Exception] = []
+
+    def write() -> None:
+        archive = lake.archive()
+        for number in (1, 2):
+            start.wait(60)
+            try:
+                archive.append(batch(number), number)
+            except Exception as error:
+                refused.append(error)  # the job ends with it, and looks again when it is started again
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert lake.offsets() == up_to(3), refused
+
+
+def test_another_checkpoint_is_refused(lake: Lake) -> None:
+    lake.archive().append(batch(0), 0)
+    with pytest.raises(ArchiveError, match="was written with another checkpoint"):
+        lake.archive("theirs")
+
+
+def test_a_column_that_a_job_has_got_since_is_null_before_and_one_of_another_type_is_refused(lake: Lake) -> None:
+    archive = lake.archive()
+    archive.append(batch(0), 0)
+    archive.append(batch(1, load=[1.5] * PER_BATCH), 1)
+    archive.append(batch(2), 2)
+    assert [row["load"] for row in lake.read().sort_by("offset").to_pylist()] == [None] * 6 + [1.5] * 6 + [None] * 6
+    with pytest.raises(ArchiveError, match="its column load is double, and the job's string: give it another name"):
+        archive.append(batch(3, load=["much"] * PER_BATCH), 3)
+    assert lake.offsets() == up_to(3)
+
+
+def test_small_files_become_large_ones_beside_the_writer_and_batches_are_known_afterwards(lake: Lake) -> None:
+    archive = lake.archive()
+    for number in range(5):
+        archive.append(batch(number), number)
+    before = lake.read().sort_by("offset")
+    assert len(lake.data_files()) == 10  # two dates
+    failed: list[Exception] = []
+
+    def write() -> None:
+        try:
+            for number in range(5, 12):
+                archive.append(batch(number), number)
+        except Exception as error:
+            failed.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    first = lake.maintain(Maintain())
+    writer.join()
+    assert not failed
+    assert lake.read().sort_by("offset").slice(0, before.num_rows).equals(before)
+    assert lake.offsets() == up_to(12)
+    second = lake.maintain(Maintain())
+    assert second.merged >= second.into == 2
+    assert second.rows == 12 * PER_BATCH
+    assert (first.unused, second.unused) == (0, 0), "files of a day ago at most are kept for readers"
+    lake.archive().append(batch(11), 11)
+    assert lake.offsets() == up_to(12)
+
+
+def test_what_no_reader_needs_any_more_is_deleted_and_nothing_else(lake: Lake) -> None:
+    archive = lake.archive()
+    for number in range(3):
+        archive.append(batch(number), number)
+    home = lake.data_files()[0]
+    orphan = home.with_name("00000-dead-batch.parquet")
+    orphan.write_bytes(home.read_bytes())
+    done = lake.maintain(Maintain(unused=Duration("1ms")), NOW + datetime.timedelta(days=3650))
+    assert done.unused >= 7
+    assert len(lake.data_files()) == 2
+    assert lake.offsets() == up_to(3)
+    lake.archive().append(batch(2), 2)
+    lake.archive().append(batch(3), 3)
+    assert lake.offsets() == up_to(4)
+
+
+def test_records_older_than_their_days_are_deleted(lake: Lake) -> None:
+    archive = lake.archive()
+    archive.append(batch(0), 0)  # of the 20th and the 21st
+    archive.append(batch(1, day=datetime.date(2026, 11, 22)), 1)
+    done = lake.maintain(Maintain(keep_days=2))
+    assert done.expired == 3
+    assert lake.offsets() == [1, 3, 5, *range(6, 12)]
+    lake.archive().append(batch(1), 1)
+    assert lake.offsets() == [1, 3, 5, *range(6, 12)]
+
+
+def test_what_was_never_begun_is_not_maintained(lake: Lake) -> None:
+    with pytest.raises(ArchiveError, match="has been begun there"):
+        lake.maintain(Maintain())
+
+
+JOB = """
+import sys
+from pathlib import Path
+from tests.spark_sinks.test_archive_tables import FORMATS, batch
+
+lake, commit = FORMATS[sys.argv[1]](Path(sys.argv[2])), Path(sys.argv[2], "commit")
+archive = lake.archive()
+number = int(commit.read_text()) + 1 if commit.exists() else 0
+while True:
+    archive.append(batch(number), number)
+    print(number, flush=True)
+    commit.with_suffix(".new").write_text(str(number))
+    commit.with_suffix(".new").rename(commit)
+    number += 1
+"""
+
+
+def test_killed_between_its_table_and_its_checkpoint_or_anywhere(lake: Lake, tmp_path: Path) -> None:
+    last = -1
+    for _ in range(3):
+        argv = [sys.executable, "-c", JOB, type(lake).__name__, str(tmp_path)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
+            assert job.stdout is not None
+            numbers = [int(job.stdout.readline()) for _ in range(3)]
+            job.kill()
+            numbers += [int(line) for line in job.stdout if line.endswith("\n")]
+        assert numbers[0] <= last + 1
+        last = numbers[-1]
+        offsets = lake.offsets()
+        assert offsets in (up_to(last + 1), up_to(last + 2))
