@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.spark.readings import Topics
 
-READY_S = 180.0
+READY_S = 400.0
 STOP_S = 60.0
 
 
