@@ -51,7 +51,7 @@ class Delivery(msgspec.Struct, eq=False):
     """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
 
     record: Received
-    part: AssignedPartition
+    assigned: AssignedPartition
     pool: Pool
     attempts: int = 0  # that came back
     failures: int = 0  # of these
@@ -217,7 +217,7 @@ class Member(Taker["Pool"]):
         if self in delivery.declined:
             return False
         if self.behind:
-            reading = self.behind.get(delivery.part)
+            reading = self.behind.get(delivery.assigned)
             if reading is not None and reading.position <= delivery.record.offset:
                 return False
         if self.wants is None or self.wants(delivery.record):
@@ -240,11 +240,11 @@ class Pool(TakerPool[Member]):
         self.wanted: frozenset[str] = frozenset()
         self.ready: deque[Delivery] = deque()  # deliveries to be offered
 
-    def balance(self, parts: Iterable[AssignedPartition]) -> None:
+    def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members that have more than their share; the next record chooses another member."""
         if self.keeps:
-            own = [part for part in parts if part.partition.topic in self.topics]
-            for position in surplus([part.preferred for part in own], len(self.members)):
+            own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
+            for position in surplus([assigned.preferred for assigned in own], len(self.members)):
                 own[position].preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:

@@ -20,12 +20,12 @@ from mapping.record import Received
 class _Head:
     """Where a reading has caught up: at the group's reader."""
 
-    def __init__(self, part: AssignedPartition) -> None:
-        self._part = part
+    def __init__(self, assigned: AssignedPartition) -> None:
+        self._assigned = assigned
 
     @property
     def position(self) -> int:
-        return self._part.position or 0
+        return self._assigned.position or 0
 
 
 class _Catching:
@@ -65,9 +65,9 @@ class CatchUp:
         self._changed = changed
         self._suspended = suspended
 
-    def begin(self, member: Member, part: AssignedPartition, offset: int) -> None:
+    def begin(self, member: Member, assigned: AssignedPartition, offset: int) -> None:
         """A member is behind in a partition, from this offset on at the latest."""
-        reading = member.behind.get(part)
+        reading = member.behind.get(assigned)
         if reading is not None:
             if reading.position <= offset:
                 return
@@ -76,20 +76,20 @@ class CatchUp:
             member.catching = _Catching(member, self._bring)
 
         def finished(reading: Reading) -> None:
-            del member.behind[part]
+            del member.behind[assigned]
             self._changed()
 
         def gap(count: int) -> None:
-            position = member.behind[part].position
-            self.gone(part, position, position + count)
+            position = member.behind[assigned].position
+            self.gone(assigned, position, position + count)
 
-        reading = Reading(member.catching, part.partition, offset, goal=_Head(part), finished=finished, gap=gap)
-        member.behind[part] = reading
+        reading = Reading(member.catching, assigned.partition, offset, goal=_Head(assigned), finished=finished, gap=gap)
+        member.behind[assigned] = reading
         self._readings.start(reading)
 
-    def gone(self, part: AssignedPartition, begin: int, end: int) -> None:
+    def gone(self, assigned: AssignedPartition, begin: int, end: int) -> None:
         """The log has no records at these offsets any more."""
-        count = part.gone(begin, end)
+        count = assigned.gone(begin, end)
         if count:
             self.expired += count
             self._changed()
@@ -101,8 +101,8 @@ class CatchUp:
 
     def keep(self, member: Member) -> None:
         """Stop a member's readings of partitions that are not ours any more; the others go on."""
-        for part in [part for part in member.behind if not part.ours]:
-            self._readings.cancel(member.behind.pop(part))
+        for assigned in [assigned for assigned in member.behind if not assigned.ours]:
+            self._readings.cancel(member.behind.pop(assigned))
         self.resume(member)
 
     def end(self, member: Member) -> None:
@@ -118,21 +118,21 @@ class CatchUp:
         reading = None if place is None else member.behind.get(place[0])
         if place is None or reading is None:
             return True
-        part, pool = place
+        assigned, pool = place
         offset = record.offset
         if offset > reading.position:
-            self.gone(part, reading.position, offset)
-        if offset not in part.unselected or offset in part.in_flight:
+            self.gone(assigned, reading.position, offset)
+        if offset not in assigned.unselected or offset in assigned.in_flight:
             return True  # it is settled, or with somebody
         if member.wants is not None and not member.wants(record):
             return True
         if self._suspended():
             return False
-        delivery = Delivery(record, part, pool, *part.tries.get(offset, UNTRIED))
+        delivery = Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))
         member.held[id(record)] = delivery
-        part.in_flight.add(offset)
+        assigned.in_flight.add(offset)
         if member.subscriber.offer_nowait(record):
             return True
         del member.held[id(record)]
-        part.in_flight.remove(offset)
+        assigned.in_flight.remove(offset)
         return False

@@ -67,15 +67,15 @@ class Commits:
             if consumer is None:
                 return False
             offsets = {
-                part: committable
-                for part in dispatch.parts.values()
-                if (committable := self._committable(part)) is not None and committable != part.committed
+                assigned: committable
+                for assigned in dispatch.assignment.values()
+                if (committable := self._committable(assigned)) is not None and committable != assigned.committed
             }
             if not offsets:
                 return True
             try:
                 async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                    await commit_offsets(consumer, {part.partition: offset for part, offset in offsets.items()})
+                    await commit_offsets(consumer, {assigned.partition: offset for assigned, offset in offsets.items()})
             except OffsetMetadataTooLargeError as error:
                 log.warning(
                     "group %s: %r; what is settled behind a gap comes again after a restart", self._group, error
@@ -88,26 +88,26 @@ class Commits:
                 dispatch.progress.set()
                 return False
             self.count += 1
-            for part, committed in offsets.items():
-                part.committed = committed
+            for assigned, committed in offsets.items():
+                assigned.committed = committed
             return True
 
-    def _committable(self, part: AssignedPartition, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
-        found = part.committable(settled)
+    def _committable(self, assigned: AssignedPartition, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
+        found = assigned.committable(settled)
         return found if found is None or self._ledgers else OffsetAndMetadata(found.offset, "")
 
     async def follow_retention(self) -> None:
         """What retention has deleted of the records that nobody selects is not waited for."""
         while True:
             await asyncio.sleep(RETENTION_S)
-            parts = {part.partition: part for part in self._dispatch.parts.values() if part.unselected}
+            assignment = {one.partition: one for one in self._dispatch.assignment.values() if one.unselected}
             try:
-                firsts = await self._lookup.beginnings(parts, led=True) if parts else {}
+                firsts = await self._lookup.beginnings(assignment, led=True) if assignment else {}
             except Refused:
                 continue  # Kafka is away, or a topic: later
             for partition, first in firsts.items():
-                part = parts[partition]
-                self._dispatch.catch_up.gone(part, part.unselected.first or 0, first)
+                assigned = assignment[partition]
+                self._dispatch.catch_up.gone(assigned, assigned.unselected.first or 0, first)
 
     @contextlib.asynccontextmanager
     async def committing(
@@ -124,14 +124,14 @@ class Commits:
         """
         async with self.lock:
             offsets: dict[AssignedPartition, OffsetAndMetadata] = {}
-            for part, numbers in settled.items():
-                alone = {number for number in numbers if part.copies.get(number, 1) == 1}
-                stored = self._committable(part, alone)
-                if stored is not None and stored != part.committed:
-                    offsets[part] = stored
-            yield {part.partition: offset for part, offset in offsets.items()}
-            for part, offset in offsets.items():
-                part.committed = offset
+            for assigned, numbers in settled.items():
+                alone = {number for number in numbers if assigned.copies.get(number, 1) == 1}
+                stored = self._committable(assigned, alone)
+                if stored is not None and stored != assigned.committed:
+                    offsets[assigned] = stored
+            yield {assigned.partition: offset for assigned, offset in offsets.items()}
+            for assigned, offset in offsets.items():
+                assigned.committed = offset
 
     async def commit_for(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commit what `committing` has yielded, alone and as a member of the group: all of it or nothing.

@@ -59,7 +59,7 @@ class Dispatch:
         members keeps its records for `return_wait_s`.
         """
         self.members: dict[Subscriber, Member] = {}  # by subscriber
-        self.parts: dict[TopicPartition, AssignedPartition] = {}  # the partitions that are assigned to this process
+        self.assignment: dict[TopicPartition, AssignedPartition] = {}  # what is assigned to this process
         self.suspended = True  # whether nothing is handed out, since partitions may be moving
         self.progress = asyncio.Event()  # set when a settled prefix has grown
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
@@ -90,11 +90,11 @@ class Dispatch:
         member = self.members[subscriber] = Member(subscriber, wants)
         if queue is not None:
             self._queues.update(dict.fromkeys(topics, queue))
-        self._pools.add(member, topics, subscription_filter, self.parts.values())
-        for part in self.parts.values() if subscription_filter is None else ():
-            first = part.unselected.first
-            if first is not None and part.partition.topic in topics:
-                self.catch_up.begin(member, part, first)
+        self._pools.add(member, topics, subscription_filter, self.assignment.values())
+        for assigned in self.assignment.values() if subscription_filter is None else ():
+            first = assigned.unselected.first
+            if first is not None and assigned.partition.topic in topics:
+                self.catch_up.begin(member, assigned, first)
         self._sort_orphans()
         self.wake(member)
         return member
@@ -117,9 +117,9 @@ class Dispatch:
         self.catch_up.end(member)
         del member.subscriber  # which has a way back to its member
         self._pools.remove(member)
-        for part in self.parts.values():
-            if part.preferred is member:
-                part.preferred = None
+        for assigned in self.assignment.values():
+            if assigned.preferred is member:
+                assigned.preferred = None
         self._sort_orphans()
         held = list(member.held.values())
         member.held.clear()
@@ -157,26 +157,26 @@ class Dispatch:
         """Settle a record."""
         delivery = self._owned(member, record)
         if delivery is not None:
-            delivery.part.finish(record.offset)
+            delivery.assigned.finish(record.offset)
             self.progress.set()
 
     def done_all(self, member: Member, records: Sequence[Received]) -> None:
         """Settle records, in this order."""
         held = member.held
         run: list[int] = []  # offsets of one partition
-        part: AssignedPartition | None = None
+        assigned: AssignedPartition | None = None
         for record in records:
             delivery = held.pop(id(record), None)
             if delivery is None:
                 self.late += 1
                 continue
-            if delivery.part is not part:
-                if part is not None:
-                    self._finish_all(part, run)
-                part, run = delivery.part, []
+            if delivery.assigned is not assigned:
+                if assigned is not None:
+                    self._finish_all(assigned, run)
+                assigned, run = delivery.assigned, []
             run.append(record.offset)
-        if part is not None:
-            self._finish_all(part, run)
+        if assigned is not None:
+            self._finish_all(assigned, run)
             if self.suspended:
                 self.returned.set()
 
@@ -229,73 +229,73 @@ class Dispatch:
             self.returned.set()
         return delivery
 
-    def _finish_all(self, part: AssignedPartition, offsets: Sequence[int]) -> None:
-        if part.copies or part.in_flight:
+    def _finish_all(self, assigned: AssignedPartition, offsets: Sequence[int]) -> None:
+        if assigned.copies or assigned.in_flight:
             for offset in offsets:
-                part.finish(offset)
+                assigned.finish(offset)
         else:
-            part.checkpoint.settle_all(offsets)
+            assigned.checkpoint.settle_all(offsets)
         self.progress.set()
 
     def _leave(self, delivery: Delivery) -> None:
         """Leave a record of a queue, which no member here wants, to the log; elsewhere settle it."""
-        part, record = delivery.part, delivery.record
+        assigned, record = delivery.assigned, delivery.record
         stays = self._queues.get(record.topic)
-        if stays is not None and record.offset not in part.copies and stays(record):
-            part.leave(record.offset, (delivery.attempts, delivery.failures))
+        if stays is not None and record.offset not in assigned.copies and stays(record):
+            assigned.leave(record.offset, (delivery.attempts, delivery.failures))
         else:
             self.unwanted += 1
-            part.finish(record.offset)
+            assigned.finish(record.offset)
         self.progress.set()
 
     # Records.
 
-    def take(self, records: Sequence[Received], part: AssignedPartition) -> None:
+    def take(self, records: Sequence[Received], assigned: AssignedPartition) -> None:
         """Take the records over that were read of a partition."""
-        if part.ledger is not None:
-            records = part.unsettled(records)
-        part.checkpoint.track(*[record.offset for record in records])
-        pool = self._pools.only(part.partition.topic)
+        if assigned.ledger is not None:
+            records = assigned.unsettled(records)
+        assigned.checkpoint.track(*[record.offset for record in records])
+        pool = self._pools.only(assigned.partition.topic)
         if pool is None:
             for record in records:
-                self._sort(record, part, UNTRIED)
+                self._sort(record, assigned, UNTRIED)
         elif records:
-            self.ready.add_all(pool, [Delivery(record, part, pool) for record in records])
+            self.ready.add_all(pool, [Delivery(record, assigned, pool) for record in records])
 
-    def _sort(self, record: Received, part: AssignedPartition, tries: Tries) -> None:
+    def _sort(self, record: Received, assigned: AssignedPartition, tries: Tries) -> None:
         """Queue a record for every pool that is to get it."""
         pools = self._pools.select(record)
         if pools:
             if len(pools) > 1:
-                part.copies[record.offset] = len(pools)
+                assigned.copies[record.offset] = len(pools)
             for pool in pools:
-                self.ready.add(Delivery(record, part, pool, *tries))
+                self.ready.add(Delivery(record, assigned, pool, *tries))
         elif record.topic in self.topics:
-            self._leave(Delivery(record, part, NOBODY, *tries))
+            self._leave(Delivery(record, assigned, NOBODY, *tries))
         else:
-            self._orphans.append((record, part, tries))  # the partition is about to go to somebody who wants it
+            self._orphans.append((record, assigned, tries))  # the partition is about to go to somebody who wants it
 
     def _replace(self, delivery: Delivery) -> None:
         """Find other pools for a delivery whose pool has no members any more."""
-        if delivery.record.offset in delivery.part.copies:
+        if delivery.record.offset in delivery.assigned.copies:
             self.unwanted += 1
-            delivery.part.finish(delivery.record.offset)  # other subscription filters have their own
+            delivery.assigned.finish(delivery.record.offset)  # other subscription filters have their own
             self.progress.set()
         else:
-            self._sort(delivery.record, delivery.part, (delivery.attempts, delivery.failures))
+            self._sort(delivery.record, delivery.assigned, (delivery.attempts, delivery.failures))
 
     def _sort_orphans(self) -> None:
         """Queue the records of topics that nobody wanted, now that members or their topics have changed."""
         orphans, self._orphans = self._orphans, []
-        for record, part, tries in orphans:
-            self._sort(record, part, tries)
+        for record, assigned, tries in orphans:
+            self._sort(record, assigned, tries)
 
     # Handing out.
 
     @property
     def demand(self) -> int:
         """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
-        return self._pools.demand(DEMAND, len(self.parts)) if self.ready.has_space else 0
+        return self._pools.demand(DEMAND, len(self.assignment)) if self.ready.has_space else 0
 
     def push(self) -> None:
         """Give ready records to members that have capacity."""
@@ -313,20 +313,21 @@ class Dispatch:
         """Leave deliveries that wait for members without capacity to the log, since other members have some."""
         lowest: dict[AssignedPartition, int] = {}
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
-            part, offset = delivery.part, delivery.record.offset
+            assigned, offset = delivery.assigned, delivery.record.offset
             if delivery.kept:
                 self.ready.add(delivery)
             else:
                 self._leave(delivery)
-                lowest[part] = min(offset, lowest.get(part, offset))
+                lowest[assigned] = min(offset, lowest.get(assigned, offset))
         for member in [member for member in pool.members if member.full]:
-            for part, offset in lowest.items():
-                self.catch_up.begin(member, part, offset)
+            for assigned, offset in lowest.items():
+                self.catch_up.begin(member, assigned, offset)
 
     def _place(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
         """The partition and pool of a record of the log, for a member that is behind."""
-        part, pool = self.parts.get(TopicPartition(record.topic, record.partition)), self._pools.whole(record.topic)
-        return None if part is None or pool is None else (part, pool)
+        assigned = self.assignment.get(TopicPartition(record.topic, record.partition))
+        pool = self._pools.whole(record.topic)
+        return None if assigned is None or pool is None else (assigned, pool)
 
     def _caught_up(self) -> None:
         self.progress.set()
@@ -337,7 +338,7 @@ class Dispatch:
         passed: list[Delivery] = []
         while ready and not self.suspended:
             delivery = ready[0]
-            member = delivery.part.preferred if pool.has_preferred(delivery) else None
+            member = delivery.assigned.preferred if pool.has_preferred(delivery) else None
             if (
                 member is None
                 or member.full
@@ -363,7 +364,7 @@ class Dispatch:
             try:
                 taken = member.subscriber.offer_nowait(record)
             except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
-                failures.tell("delivery", error, f"{delivery.part.partition} offset {record.offset}")
+                failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
                 self.again(member, record, failed=True)
                 continue
             if not taken:
@@ -383,21 +384,21 @@ class Dispatch:
 
     # Partitions.
 
-    def keep(self, parts: Iterable[AssignedPartition]) -> None:
+    def keep(self, assignment: Iterable[AssignedPartition]) -> None:
         """Set the assigned partitions; deliveries of other partitions are forgotten, also those that subscribers hold.
 
-        A partition keeps its deliveries when the very object is among `parts`.
+        A partition keeps its deliveries when the very object is in the new `assignment`.
         """
-        kept = {part.partition: part for part in parts}
-        for partition, part in self.parts.items():
-            part.ours = kept.get(partition) is part
-        self.parts = kept
+        kept = {assigned.partition: assigned for assigned in assignment}
+        for partition, assigned in self.assignment.items():
+            assigned.ours = kept.get(partition) is assigned
+        self.assignment = kept
         for pool in self.ready.pools:
             for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
-                if delivery.part.ours:
+                if delivery.assigned.ours:
                     self.ready.add(delivery)
         for member in self.members.values():
-            lost = [key for key, delivery in member.held.items() if not delivery.part.ours]
+            lost = [key for key, delivery in member.held.items() if not delivery.assigned.ours]
             for key in lost:
                 del member.held[key]
             self.catch_up.keep(member)

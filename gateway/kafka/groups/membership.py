@@ -101,7 +101,7 @@ class Membership:
         For a transaction that settles the record: `Commits.committing`, then `done`.
         """
         delivery = self._member.delivery(record)
-        return None if delivery is None else (self._reader, delivery.part)
+        return None if delivery is None else (self._reader, delivery.assigned)
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
         """The ends of a topic's partitions as of the call, of those that have a leader; Refused: Kafka is silent."""

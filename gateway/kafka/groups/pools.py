@@ -148,7 +148,7 @@ class Pools:
         """The member with capacity whose turn it is; the partition keeps to it where the pool does so."""
         member = self._turns.choose(pool, self._helpers(pool, delivery), delivery)
         if member is not None and pool.has_preferred(delivery):
-            delivery.part.preferred = member
+            delivery.assigned.preferred = member
         return member
 
     def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
@@ -168,6 +168,6 @@ class Pools:
 
     def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
         """The members that want everything of the topic: they share what only one subscription filter matches."""
-        if pool.keeps or delivery.record.offset in delivery.part.copies:
+        if pool.keeps or delivery.record.offset in delivery.assigned.copies:
             return None
         return self._whole.get(delivery.record.topic)

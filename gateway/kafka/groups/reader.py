@@ -120,8 +120,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def start(self) -> None:
         """Begin to work; the group is joined with the first `subscribe` that has topics."""
         self._lookup.listen(self._check_topic_ids)
-        parts = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
-        self._tasks = [self._spawn(keep_on(part, "group", self.group)) for part in parts]
+        works = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
+        self._tasks = [self._spawn(keep_on(work, "group", self.group)) for work in works]
 
     async def close(self) -> None:
         """Commit what is settled and leave the group."""
@@ -280,9 +280,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Begin in partitions that had no leader when the group was joined, as soon as they have one."""
         while True:
             for place, offset in (await self._starts.led()).items():
-                part = self.dispatch.parts.get(place)
-                if part is not None and part.position is None:
-                    self._begin_at(self._fresh(part, offset))
+                assigned = self.dispatch.assignment.get(place)
+                if assigned is not None and assigned.position is None:
+                    self._begin_at(self._fresh(assigned, offset))
 
     # Reading.
 
@@ -333,65 +333,65 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         dispatch = self.dispatch
         if dispatch.suspended:
             return  # our position stays, and is sought again if the partition does
-        take, parts = dispatch.take, dispatch.parts
+        take, assignment = dispatch.take, dispatch.assignment
         for partition, records in batches.items():
-            part = parts.get(partition)
-            if part is None:
+            assigned = assignment.get(partition)
+            if assigned is None:
                 continue
-            if part.position is not None and records[0].offset < part.position:
-                part = self._begin_anew(part, records[0].offset)
-                parts = dispatch.parts
-            take(records, part)
-            part.position = records[-1].offset + 1
-            if part.span > SPAN:
-                self._stall(part)
+            if assigned.position is not None and records[0].offset < assigned.position:
+                assigned = self._begin_anew(assigned, records[0].offset)
+                assignment = dispatch.assignment
+            take(records, assigned)
+            assigned.position = records[-1].offset + 1
+            if assigned.span > SPAN:
+                self._stall(assigned)
 
     def _check_topic_ids(self, _: object) -> None:
         """Metadata of all topics came. One that was made anew is read from its beginning, whatever was committed."""
         for topic in self._remade.look():
             self._starts.forget_topic(topic)
-            for part in [part for part in self.dispatch.parts.values() if part.partition.topic == topic]:
-                self._begin_at(self._begin_anew(part, 0))  # committed, so that nobody begins where we were
+            for assigned in [one for one in self.dispatch.assignment.values() if one.partition.topic == topic]:
+                self._begin_at(self._begin_anew(assigned, 0))  # committed, so that nobody begins where we were
 
-    def _begin_anew(self, part: AssignedPartition, offset: int) -> AssignedPartition:
+    def _begin_anew(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """The topic was deleted and made again: by its id, or since its log ends below our position."""
-        log.warning("group %s: %s was made anew, going on from %d", self.group, part.partition, offset)
-        self._starts.forget((part.partition,))
-        return self._fresh(part, offset)
+        log.warning("group %s: %s was made anew, going on from %d", self.group, assigned.partition, offset)
+        self._starts.forget((assigned.partition,))
+        return self._fresh(assigned, offset)
 
-    def _fresh(self, part: AssignedPartition, offset: int) -> AssignedPartition:
+    def _fresh(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """The same partition, of which nothing was read, from an offset on."""
-        fresh = AssignedPartition(part.partition, offset, None)
-        self.dispatch.keep([fresh if one is part else one for one in self.dispatch.parts.values()])
+        fresh = AssignedPartition(assigned.partition, offset, None)
+        self.dispatch.keep([fresh if one is assigned else one for one in self.dispatch.assignment.values()])
         return fresh
 
-    def _begin_at(self, part: AssignedPartition) -> None:
+    def _begin_at(self, assigned: AssignedPartition) -> None:
         """Read a fresh partition, and commit where it begins."""
         consumer = self._consumer
-        if consumer is not None and part.partition in consumer.assignment():
-            consumer.seek(part.partition, part.position)
+        if consumer is not None and assigned.partition in consumer.assignment():
+            consumer.seek(assigned.partition, assigned.position)
             if not self._paused:
-                consumer.resume(part.partition)
+                consumer.resume(assigned.partition)
         self.dispatch.progress.set()
         self._push_soon()
 
-    def _stall(self, part: AssignedPartition) -> None:
+    def _stall(self, assigned: AssignedPartition) -> None:
         log.warning(
             "group %s: %s is not read on: too much lies behind a record that is not settled (unselected: %d)",
-            self.group, part.partition, len(part.unselected),
+            self.group, assigned.partition, len(assigned.unselected),
         )  # fmt: skip
-        part.stalled = True
-        self._stalled.add(part)
+        assigned.stalled = True
+        self._stalled.add(assigned)
         if self._consumer is not None:
-            self._consumer.pause(part.partition)
+            self._consumer.pause(assigned.partition)
 
     def _unstall(self, consumer: AIOKafkaConsumer) -> None:
-        self._stalled = {part for part in self._stalled if part.ours}
-        for part in [part for part in self._stalled if part.span <= SPAN // 2]:
-            part.stalled = False
-            self._stalled.remove(part)
-            if part.partition in consumer.assignment():
-                consumer.resume(part.partition)
+        self._stalled = {assigned for assigned in self._stalled if assigned.ours}
+        for assigned in [assigned for assigned in self._stalled if assigned.span <= SPAN // 2]:
+            assigned.stalled = False
+            self._stalled.remove(assigned)
+            if assigned.partition in consumer.assignment():
+                consumer.resume(assigned.partition)
 
     async def _wait_demand(self, consumer: AIOKafkaConsumer) -> None:
         self._woken.clear()
@@ -402,15 +402,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._paused = self.dispatch.demand <= 0  # who came with the end of the time does not wake us again
         while self._paused:
             # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
-            if assigned := consumer.assignment():
-                consumer.pause(*assigned)
+            if held := consumer.assignment():
+                consumer.pause(*held)
             self._take(await poll(consumer, wait_ms=1000))
             self.dispatch.push()
 
     def _resume(self) -> None:
         self._paused = False
         if self._consumer is not None:
-            stalled = {part.partition for part in self._stalled}
+            stalled = {assigned.partition for assigned in self._stalled}
             self._consumer.resume(*(self._consumer.paused() - stalled - self._starts.leaderless.keys()))
 
     # Rebalancing.
@@ -422,7 +422,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """
         dispatch = self.dispatch
         dispatch.suspended = True
-        if not dispatch.parts:
+        if not dispatch.assignment:
             return
         if not self._own_change:
             try:
@@ -455,14 +455,14 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if begun:
             await self.commits.commit()  # where the group begins, if it has just begun
             # From then on a partition without a committed offset is a new one.
-            parts = self.dispatch.parts
-            self._starts.forget([place for place, part in parts.items() if part.committed is not None])
+            assignment = self.dispatch.assignment
+            self._starts.forget([place for place, assigned in assignment.items() if assigned.committed is not None])
             self._assigned.set()
             self._push_soon()
 
     async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
         """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
-        self._remade.committed(self.dispatch.parts.values())
+        self._remade.committed(self.dispatch.assignment.values())
         committed = {
             partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
         }
@@ -471,20 +471,20 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if consumer.assignment() != partitions:
             return False
         dispatch = self.dispatch
-        parts = []
+        assignment = []
         for partition in partitions:
-            part = dispatch.parts.get(partition)
+            assigned = dispatch.assignment.get(partition)
             stored, start = committed.get(partition), starts.get(partition)
             if not self._remade.believes(partition.topic):  # it may have been noticed just now
                 stored, start = None, 0
-            if part is None or part.position is None or part.committed != stored:
-                part = AssignedPartition(partition, start if stored is None else stored.offset, stored)
-            if part.position is not None:
-                consumer.seek(partition, part.position)
-            parts.append(part)
-        dispatch.keep(parts)
+            if assigned is None or assigned.position is None or assigned.committed != stored:
+                assigned = AssignedPartition(partition, start if stored is None else stored.offset, stored)
+            if assigned.position is not None:
+                consumer.seek(partition, assigned.position)
+            assignment.append(assigned)
+        dispatch.keep(assignment)
         self._rebalances += 1
-        stalled = {part.partition for part in parts if part.stalled}
+        stalled = {assigned.partition for assigned in assignment if assigned.stalled}
         consumer.resume(*(partitions - stalled - self._starts.leaderless.keys()))
         dispatch.suspended = False
         return True

@@ -41,7 +41,7 @@ class Later:
 
     def keep(self) -> None:
         """Forget those of partitions that are not ours any more."""
-        self._waiting = [entry for entry in self._waiting if entry[2].part.ours]
+        self._waiting = [entry for entry in self._waiting if entry[2].assigned.ours]
         heapq.heapify(self._waiting)
 
     def close(self) -> None:

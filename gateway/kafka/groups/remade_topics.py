@@ -46,9 +46,9 @@ class RemadeTopics:
         """Whether what is committed in a topic counts."""
         return topic not in self._doubted
 
-    def committed(self, parts: Iterable[AssignedPartition]) -> None:
+    def committed(self, assignment: Iterable[AssignedPartition]) -> None:
         """These are ours; the reader has just committed, or is about to be given others."""
         if self._doubted:
-            lacking = {part.partition.topic for part in parts if part.committed is None}
-            ours = {part.partition.topic for part in parts}
+            lacking = {assigned.partition.topic for assigned in assignment if assigned.committed is None}
+            ours = {assigned.partition.topic for assigned in assignment}
             self._doubted -= ours - lacking

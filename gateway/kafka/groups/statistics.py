@@ -55,15 +55,15 @@ def snapshot(
     positions: dict[str, dict[int, int]] = {}
     committed: dict[str, dict[int, int]] = {}
     lag: dict[str, int] = {}
-    assigned = consumer.assignment() if consumer is not None else ()
-    for (topic, number), part in dispatch.parts.items():
-        if part.position is not None:
-            positions.setdefault(topic, {})[number] = part.position
-        if part.committed is not None:
-            committed.setdefault(topic, {})[number] = part.committed.offset
-        end = consumer.highwater(part.partition) if consumer and part.partition in assigned else None
-        if end is not None and part.position is not None:
-            lag[topic] = lag.get(topic, 0) + max(0, end - part.position)
+    partitions = consumer.assignment() if consumer is not None else ()
+    for (topic, number), assigned in dispatch.assignment.items():
+        if assigned.position is not None:
+            positions.setdefault(topic, {})[number] = assigned.position
+        if assigned.committed is not None:
+            committed.setdefault(topic, {})[number] = assigned.committed.offset
+        end = consumer.highwater(assigned.partition) if consumer and assigned.partition in partitions else None
+        if end is not None and assigned.position is not None:
+            lag[topic] = lag.get(topic, 0) + max(0, end - assigned.position)
     return GroupStatistics(
         group=group,
         topics=tuple(sorted(topics)),
@@ -71,18 +71,18 @@ def snapshot(
         positions=positions,
         committed=committed,
         lag=lag,
-        unsettled=sum(part.checkpoint.outstanding + len(part.in_flight) for part in dispatch.parts.values()),
+        unsettled=sum(one.checkpoint.outstanding + len(one.in_flight) for one in dispatch.assignment.values()),
         waiting=dispatch.delayed,
         commits=commits,
         redelivered=dispatch.redelivered,
         late=dispatch.late,
         rebalances=rebalances,
         unwanted=dispatch.unwanted,
-        unselected=sum(len(part.unselected) - len(part.in_flight) for part in dispatch.parts.values()),
+        unselected=sum(len(one.unselected) - len(one.in_flight) for one in dispatch.assignment.values()),
         behind=sum(len(member.behind) for member in dispatch.members.values()),
         expired=dispatch.catch_up.expired,
-        stalled=sum(part.stalled for part in dispatch.parts.values()),
-        leaderless=len(without_leader(consumer, assigned)) if consumer is not None else 0,
+        stalled=sum(one.stalled for one in dispatch.assignment.values()),
+        leaderless=len(without_leader(consumer, partitions)) if consumer is not None else 0,
     )
 
 

@@ -375,7 +375,7 @@ def test_whose_partition_a_held_record_is_of(world: World) -> None:
     sink = world.join(Sink())
     world.read(*"aa")
     first, second = sink.held
-    assert sink.member.delivery(first).part is world.parts[0]
+    assert sink.member.delivery(first).assigned is world.parts[0]
     sink.done(first)
     assert sink.member.delivery(first) is None
     world.dispatch.keep(())
