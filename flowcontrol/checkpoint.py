@@ -35,11 +35,11 @@ class Checkpoint:
         Raises:
             ValueError: one does not, and none was added; the caller has mixed up its reads.
         """
-        floor = self._order[-1] if self._order else (self._committable or 0) - 1
+        last = self._order[-1] if self._order else (self._committable or 0) - 1
         for offset in offsets:
-            if offset <= floor:
-                raise ValueError(f"offset {offset} tracked after {floor}")
-            floor = offset
+            if offset <= last:
+                raise ValueError(f"offset {offset} tracked after {last}")
+            last = offset
         self._order.extend(offsets)
         self._open.update(offsets)
 

@@ -160,14 +160,14 @@ class AssignedPartition:
         checkpoint = self.checkpoint
         if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:
             return self._with_ledger(settled)
-        floor = checkpoint.committable
-        if floor is None:
-            floor = self._base
-        if floor is not None and floor < self._passed:
+        lowest = checkpoint.committable
+        if lowest is None:
+            lowest = self._base
+        if lowest is not None and lowest < self._passed:
             if checkpoint.span:  # what was left out as settled lies behind what is open
                 return self._with_ledger(settled)
-            floor = self._passed
-        return None if floor is None else OffsetAndMetadata(floor, "")
+            lowest = self._passed
+        return None if lowest is None else OffsetAndMetadata(lowest, "")
 
     def _with_ledger(self, settled: Collection[int]) -> OffsetAndMetadata:
         opened = self.unselected.copy()
