@@ -39,7 +39,7 @@ from gateway.pauses import PauseStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
-from spark_sinks.spec import jobs, parts, replays
+from spark_sinks.spec import audit, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 
 ROOT: Final = Path(__file__).parents[1]
@@ -208,6 +208,8 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
     "sink of letters": replays.LetterSink,
     "run of a replay": replays.ReplayRun,
     "maintain": parts.Maintain,
+    "bridge-audit": audit.AuditSource,
+    "run of an audit": audit.AuditRun,
 }
 """Parts of a job file, by their place on its page."""
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]

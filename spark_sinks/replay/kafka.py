@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -107,6 +107,24 @@ def committed_reader(settings: Mapping[str, Any]) -> AIOKafkaConsumer:
 def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
     """As aiokafka has them."""
     return [TopicPartition(*place) for place in places]
+
+
+async def read_range(
+    consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]
+) -> AsyncIterator[Any]:
+    """The records of a range of some partitions, as they come; its assignment is changed."""
+    open_ = {TopicPartition(*place): ends[place] for place, begin in begins.items() if begin < ends[place]}
+    consumer.assign(list(open_))
+    for partition in open_:
+        consumer.seek(partition, begins[Place(*partition)])
+    while open_:
+        for partition, records in (await consumer.getmany(*open_, timeout_ms=500)).items():
+            for record in records:
+                if record.offset < open_[partition]:
+                    yield record
+        for partition in list(open_):
+            if await consumer.position(partition) >= open_[partition]:
+                del open_[partition]
 
 
 class LogReader:

@@ -17,7 +17,7 @@ from spark_sinks.replay import kafka_client, ledger
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.kafka import Target, Topics, committed_reader
 from spark_sinks.replay.ledger import Entry, LedgerError, places_of, positions_of
-from spark_sinks.replay.sources import Slice, Source
+from spark_sinks.replay.sources import Slice, Source, SourceError, of_log
 from spark_sinks.replay.writer import Writer
 from spark_sinks.spec.replays import Once
 
@@ -72,10 +72,10 @@ async def run(
         KafkaError: Kafka fails; the next run goes on.
     """
     began = time.monotonic()
-    async with _clients(job, settings, say, stopped) as clients:
+    async with connected(job, settings, say, stopped) as clients:
         totals = Entry(task=job.task, began={}, positions={})
         if clients is not None:
-            entry = await _entry(job, clients, settings)
+            entry = await entry_of(job, clients, settings)
             source = await open_source(clients, entry, say)
             before = entry or Entry(task=job.task, began={}, positions={})
             totals = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
@@ -96,7 +96,22 @@ async def run(
     )  # fmt: skip
 
 
-async def _entry(job: Once, clients: Clients, settings: Mapping[str, str]) -> Entry | None:
+async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event) -> Replayed:
+    """Replay what is left of a part of the log or of dead letters; see `run`."""
+
+    async def open_source(clients: Clients, entry: Entry | None, tell: Say) -> Source:
+        sources = await clients.topics.known(job.topics)
+        if missing := [name for name in job.topics if name not in sources]:
+            raise SourceError(f"there is no topic {', '.join(missing)}")
+        began, positions = ({}, {}) if entry is None else (places_of(entry.began), places_of(entry.positions))
+        return await of_log(job, clients.committed, sources, began=began, positions=positions, say=tell)
+
+    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
+    return await run(job, settings, open_source, report=report, say=say, stopped=stopped)
+
+
+async def entry_of(job: Once, clients: Clients, settings: Mapping[str, str]) -> Entry | None:
+    """What the ledger knows of a job; LedgerError when its name is another's."""
     async with AIOKafkaConsumer(**kafka_client.arguments(settings)) as plain:
         entry = await ledger.read(clients.committed, plain, job.title)
     if entry is not None and entry.task != job.task:
@@ -105,7 +120,7 @@ async def _entry(job: Once, clients: Clients, settings: Mapping[str, str]) -> En
 
 
 @contextlib.asynccontextmanager
-async def _clients(
+async def connected(
     job: Once, settings: Mapping[str, str], say: Say, stopped: asyncio.Event
 ) -> AsyncIterator[Clients | None]:
     """Everything connected; None: stopped before Kafka has answered."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
+from spark_sinks.spec.audit import BridgeAudit
 from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.parts import (
     REAL_TIME,
@@ -280,6 +281,17 @@ class Transform(JobSpec):
 
 KINDS: Final[Mapping[str, type[Declaration]]] = {
     kind.model_fields["job"].default: kind
-    for kind in (WindowStats, LastKnown, Archive, Enrich, Anomalies, Sessionize, Transform, Replay, DlqReplay)
+    for kind in (
+        WindowStats,
+        LastKnown,
+        Archive,
+        Enrich,
+        Anomalies,
+        Sessionize,
+        Transform,
+        Replay,
+        DlqReplay,
+        BridgeAudit,
+    )
 }
 """The kinds of jobs that a file may name."""

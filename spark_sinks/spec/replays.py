@@ -90,23 +90,28 @@ class LetterSink(Section):
     """as of a replay"""
 
 
-class ReplayRun(Section):
-    """How a replay runs."""
+class KafkaRun(Section):
+    """How a job without Spark finds Kafka."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """Kafka, `host:port,host:port`"""
-    rate: Rate | None = None
-    """the most records a second; not set: as fast as it goes"""
     kafka: dict[str, str] = Field(default_factory=dict)
     """further Kafka client settings by their Kafka names, such as `security.protocol`"""
 
     @model_validator(mode="after")
-    def _fits(self) -> ReplayRun:
+    def _fits(self) -> KafkaRun:
         try:
             kafka_client.check(self.kafka)
         except ValueError as error:
             raise ValueError(f"kafka.{error}") from None
         return self
+
+
+class ReplayRun(KafkaRun):
+    """How a replay runs."""
+
+    rate: Rate | None = None
+    """the most records a second; not set: as fast as it goes"""
 
 
 class Once(Declaration):
@@ -115,7 +120,7 @@ class Once(Declaration):
     SPARK: ClassVar[bool] = False
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """what makes it once: no record is replayed twice under the same name, however often the job is run or killed"""
-    run: ReplayRun = ReplayRun()
+    run: KafkaRun
 
     def lacks(self) -> Iterator[str]:
         """One sentence for each thing that cannot be, over all parts."""
@@ -140,6 +145,7 @@ class Replay(Once):
     job: Literal["replay"] = "replay"
     source: LogSource
     sink: ReplaySink
+    run: ReplayRun = ReplayRun()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -164,6 +170,7 @@ class DlqReplay(Once):
     job: Literal["dlq-replay"] = "dlq-replay"
     source: LetterSource
     sink: LetterSink = LetterSink()
+    run: ReplayRun = ReplayRun()
 
     @property
     def topics(self) -> tuple[str, ...]:

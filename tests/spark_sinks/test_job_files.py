@@ -71,6 +71,12 @@ job = "dlq-replay"
 name = "letters"
 source = { topics = ["dlq"] }
 """
+AUDIT = """
+job = "bridge-audit"
+name = "audit"
+source = { topics = ["sensors"], gateways = ["http://127.0.0.1:8081"] }
+sink = { kafka = "audit" }
+"""
 PYTHON = """
 from pyspark.sql import functions as F
 from spark_sinks.spec.jobs import Transform
@@ -179,6 +185,7 @@ def test_there_is_an_example_of_every_kind() -> None:
         (REPLAY, '"security.protocol" = "PLAINTEXT"', '"ssl.truststore.location" = "a.jks"',
          "kafka.ssl.truststore.type: the client of a replay reads PEM"),
         (LETTERS, "source =", 'sink = { kafka = "dlq" }\nsource =', "dlq is the topic of the dead letters itself"),
+        (AUDIT, "http://", "", "expected the address of a gateway's management listener"),
         (PYTHON, "def transform", "def transforms", "transform: the job needs a function transform(readings)"),
         (PYTHON, "JOB =", "JOBS =", "JOB: a Python job has JOB = Transform(...)"),
         (PYTHON, '"mine"', '"sensors"', "sink.kafka: sensors is a source of this job"),
@@ -241,7 +248,7 @@ TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @settings(max_examples=60)
-@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS]), data=st.data())
+@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS, AUDIT]), data=st.data())
 def test_whatever_a_file_says_it_is_good_or_its_fault_is_told(kind: str, data: st.DataObject) -> None:
     declared = tomllib.loads(kind)
     part = data.draw(st.sampled_from(sorted(declared)))

@@ -21,13 +21,12 @@ from mapping.dead_letters import Cause, dead_letter
 from mapping.record import Received
 from spark_sinks.job_file import read
 from spark_sinks.replay import kafka_client
-from spark_sinks.replay.command import replay
 from spark_sinks.replay.items import Item, Place, Unfit, marked, of_letter
 from spark_sinks.replay.kafka import Target
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.order import Merge, Origins, in_order, target_partition
-from spark_sinks.replay.run import Replayed
-from tests.support.topics import read_all
+from spark_sinks.replay.run import Replayed, replay
+from tests.support.topics import read_all, read_committed
 
 ROOT = Path(__file__).parents[2]
 START_MS = 1_700_000_000_000
@@ -248,7 +247,7 @@ async def test_letters_replayed_twice_by_a_job_that_is_killed_arrive_once_as_the
 
     assert len(await read_all(bootstrap, topic)) == len(expected) + 3
     found: dict[tuple[int, int], tuple[bytes, bytes | None, int]] = {}
-    for record in await committed(bootstrap, topic):
+    for record in await read_committed(bootstrap, topic, len(expected)):
         headers = dict(record.headers)
         assert [name for name, _ in record.headers] == [
             "unit", "origin.topic", "origin.partition", "origin.offset", "origin.timestamp", "origin.replay",
@@ -262,10 +261,6 @@ async def test_letters_replayed_twice_by_a_job_that_is_killed_arrive_once_as_the
     for partition in range(2):
         offsets = [origin[1] for origin in found if origin[0] == partition]
         assert offsets == sorted(offsets)
-
-
-async def committed(bootstrap: str, topic: str) -> list[Any]:
-    return await read_all(bootstrap, topic, isolation_level="read_committed")
 
 
 REPLAY = """
@@ -290,7 +285,7 @@ async def test_a_part_of_the_log_is_replayed_by_time_and_by_offsets(
     by_time = text.replace("SELECTED", "since = 2023-11-14T22:13:30Z, until = 2023-11-14T22:13:50")
     _, totals, _ = await run_file(by_time.replace("NAME", source))
     assert totals.records == 20
-    records = await committed(bootstrap, target)
+    records = await read_committed(bootstrap, target, 20)
     assert sorted(int(record.value) for record in records) == list(range(10, 30))
     assert all(record.timestamp == START_MS + 1_000 * int(record.value) for record in records)
     assert all(len({one.partition for one in records if one.key == record.key}) == 1 for record in records)
@@ -299,5 +294,5 @@ async def test_a_part_of_the_log_is_replayed_by_time_and_by_offsets(
         await run_file(by_offsets.replace("NAME", source).replace(target, f"{target}-2"))
     _, totals, _ = await run_file(by_offsets.replace("NAME", f"{source}-2"))
     assert totals.records == 2
-    found = [int(record.value) for record in await committed(bootstrap, target)]
+    found = [int(record.value) for record in await read_committed(bootstrap, target, 22)]
     assert sorted(found) == [*range(10, 30), 57, 59]

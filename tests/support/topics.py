@@ -73,6 +73,15 @@ async def read_all(bootstrap: str, topic: str, **options: Any) -> list[Any]:
         await consumer.stop()
 
 
+async def read_committed(bootstrap: str, topic: str, count: int) -> list[Any]:
+    """Every committed record of a topic, once there are so many: Kafka answers a commit before readers see it."""
+    found: list[Any] = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found = await read_all(bootstrap, topic, isolation_level="read_committed")
+    return found
+
+
 async def produce(bootstrap: str, topic: str, values: list[bytes], **fields: Any) -> None:
     """Write records with the same key, headers and partition (`fields`)."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap)

@@ -363,6 +363,7 @@ class Publisher:
             # Ours are made again at once, which is no fault of whoever's record has to wait for it.
             writer.vanish(Outcome.BUSY if name.startswith(INTERNAL_TOPIC_PREFIX) else outcome)
             self.budgets.drop(name)
+        self._settlement.forget(name)
 
     # Transactions
 
@@ -382,6 +383,7 @@ class Publisher:
         if result.outcome is Outcome.STORED:
             self._settlement.stored(batch, self._clock())
             if base >= 0:
+                self._settlement.placed(topic, result.partition, base, base + batch.count)
                 self.stored(topic, result.partition, base + batch.count)
         self._settlement.settle(batch, topic, result, base)
         self.budgets.forget(topic)

@@ -30,6 +30,16 @@ class Statistics(msgspec.Struct, frozen=True):
     unowned: Annotated[
         dict[Outcome, int], counter("records without a sender who waits (MQTT QoS 0) that were not stored", "outcome")
     ]
+    stored: Annotated[
+        dict[str, dict[int, int]],
+        counter("records that Kafka has stored in the partitions of clients' topics", "topic", "partition"),
+    ]
+    first_offset: Annotated[
+        dict[str, dict[int, int]], gauge("offset of the first of the records stored", "topic", "partition")
+    ]
+    next_offset: Annotated[
+        dict[str, dict[int, int]], gauge("offset behind the last of the records stored", "topic", "partition")
+    ]
     batches: Annotated[int, counter("batches stored")]
     batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
     producers: Annotated[int, counter("producers started; each after the first replaced one that had lost its place")]
@@ -43,6 +53,8 @@ class Settlement:
         self._records = dict.fromkeys(Outcome, 0)
         self._state_records = dict.fromkeys(Outcome, 0)
         self._unowned = dict.fromkeys(Outcome, 0)
+        # by topic and partition: how many records, the offset of the first, and the one behind the last
+        self._places: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._batches = 0
         self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
 
@@ -51,6 +63,20 @@ class Settlement:
         self.answered = now
         self._batches += 1
         self._latency_s.observe(now - batch.born)
+
+    def placed(self, topic: str, partition: int, base: int, behind: int) -> None:
+        """It is stored from the offset `base` to before `behind`; once for each batch."""
+        places = self._places.get(topic)
+        if places is None:
+            if topic.startswith(INTERNAL_TOPIC_PREFIX):
+                return
+            places = self._places[topic] = {}
+        count, first, _ = places.get(partition, (0, base, base))
+        places[partition] = count + behind - base, first, behind
+
+    def forget(self, topic: str) -> None:
+        """The topic is gone: one of its name begins anew."""
+        self._places.pop(topic, None)
 
     def settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
         """Tell a batch's owners, and give back to the budgets. `base`: the offset of its first record, if stored."""
@@ -88,7 +114,13 @@ class Settlement:
             records=dict(self._records),
             state_records=dict(self._state_records),
             unowned=dict(self._unowned),
+            stored=self._place_figures(0),
+            first_offset=self._place_figures(1),
+            next_offset=self._place_figures(2),
             batches=self._batches,
             batch_latency_s=self._latency_s,
             producers=producers,
         )
+
+    def _place_figures(self, which: int) -> dict[str, dict[int, int]]:
+        return {topic: {number: place[which] for number, place in each.items()} for topic, each in self._places.items()}

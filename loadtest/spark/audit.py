@@ -1,0 +1,157 @@
+"""Scenario `audit`: a million records in so many minutes, and a gateway that has acknowledged one more than there are.
+
+The audit must name its topic, partition and minute, and nothing else: no marker of a transaction, no record that was
+aborted, and none that somebody else has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from aiokafka import AIOKafkaProducer
+
+from loadtest.spark.readings import make_topics
+from loadtest.verify import stored
+
+PARTITIONS: Final = 4
+BATCH: Final = 2_000
+BEGIN_MS: Final = 1_700_000_040_000  # a full minute
+HEADERS: Final = [("gw.protocol", b"mqtt5")]
+FILE: Final = """
+job = "bridge-audit"
+name = "{topic}"
+source = {{ topics = ["{topic}"], gateways = ["{gateway}"] }}
+sink = {{ kafka = "{audit}" }}
+run = {{ bootstrap_servers = "{bootstrap}" }}
+"""
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    records: int
+    minutes: int
+    seed: int
+
+
+class Figures:
+    """What a gateway would say: of each partition count, first offset, and the offset behind the last."""
+
+    def __init__(self, topic: str) -> None:
+        self.places: dict[int, list[int]] = {}
+        self._topic = topic
+
+    def stored(self, partition: int, base: int, count: int) -> None:
+        """A batch was acknowledged."""
+        place = self.places.setdefault(partition, [0, base, base])
+        place[0] += count
+        place[2] = base + count
+
+    async def answer(self, _: web.Request) -> web.Response:
+        """`/metrics`."""
+        lines = ["process_start_time_seconds 1.0"]
+        for partition, values in self.places.items():
+            labels = f'{{topic="{self._topic}",partition="{partition}"}}'
+            for name, value in zip(("stored_total", "first_offset", "next_offset"), values, strict=True):
+                lines.append(f"trivium_publisher_{name}{labels} {value}")
+        return web.Response(text="\n".join([*lines, ""]))
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
+    """Store, look, compare; 0: the one that is missing was found, and nothing else."""
+    chance = random.Random(plan.seed)
+    topics = await make_topics(bootstrap, PARTITIONS)
+    figures = Figures(topics.source)
+    app = web.Application()
+    app.router.add_get("/metrics", figures.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    file = directory / "audit.toml"
+    gateway = f"http://{host}:{port}"
+    file.write_text(FILE.format(topic=topics.source, audit=topics.target, gateway=gateway, bootstrap=bootstrap))
+    lost = chance.randrange(plan.minutes), chance.randrange(PARTITIONS)
+    cpu = 0.0
+    began = time.monotonic()
+    async with (
+        AIOKafkaProducer(bootstrap_servers=bootstrap, max_batch_size=1 << 20) as producer,
+        AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topics.source) as foreign,
+    ):
+        for minute in range(plan.minutes):
+            await _minute(producer, topics.source, figures, plan.records // plan.minutes, BEGIN_MS + minute * 60_000)
+            await _others(foreign, topics.source)
+            if minute == lost[0]:
+                figures.places[lost[1]][0] += 1
+            await _minute(
+                producer, topics.source, figures, PARTITIONS, BEGIN_MS + minute * 60_000
+            )  # markers lie between
+            before = _children_cpu_s()
+            code = await _look(file)
+            cpu += _children_cpu_s() - before
+            if code != (minute == lost[0]):
+                print(f"minute {minute}: the audit ended with {code}")
+                return 1
+    await runner.cleanup()
+    await asyncio.sleep(1)  # Kafka answers a commit before readers see it
+    found = [json.loads(record.value) async for record in stored(bootstrap, topics.target, "read_committed")]
+    bad = [one for one in found if one["verdict"] != "whole"]
+    total = sum(one["stored"] for one in found)
+    print(
+        f"{total:,} records in {plan.minutes} minutes and {PARTITIONS} partitions, one more acknowledged: "
+        f"{time.monotonic() - began:.0f} s, {total / cpu:,.0f} records per CPU second of the audit, its starts included"
+    )
+    for one in bad:
+        print(f"{one['verdict']}: {one['missing']} of {one['topic']}-{one['partition']}, {', '.join(one['minutes'])}")
+    lost_at = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(BEGIN_MS / 1000 + 60 * lost[0]))
+    right = [(one["topic"], one["partition"], list(one["minutes"]), one["missing"]) for one in bad]
+    return 0 if right == [(topics.source, lost[1], [lost_at], 1)] else 1
+
+
+async def _minute(producer: AIOKafkaProducer, topic: str, figures: Figures, count: int, at: int) -> None:
+    """Records of a minute, spread over the partitions."""
+    sent: list[tuple[int, int, Any]] = []
+    for partition in range(PARTITIONS):
+        left = count // PARTITIONS
+        while left:
+            batch = producer.create_batch()
+            number = 0
+            while number < min(left, BATCH) and batch.append(
+                key=None, value=b"21.5", timestamp=at + number % 60_000, headers=HEADERS
+            ):
+                number += 1
+            batch.close()
+            sent.append((partition, number, await producer.send_batch(batch, topic, partition=partition)))
+            left -= number
+    for partition, number, future in sent:
+        figures.stored(partition, (await future).offset, number)
+
+
+async def _others(producer: AIOKafkaProducer, topic: str) -> None:
+    """What must not disturb: a transaction of others, and one that is aborted, as if it were a gateway's."""
+    async with producer.transaction():
+        for partition in range(PARTITIONS):
+            await producer.send(topic, b"of others", partition=partition)
+    await producer.begin_transaction()
+    for partition in range(PARTITIONS):
+        await producer.send_and_wait(topic, b"aborted", partition=partition, headers=HEADERS)
+    await producer.abort_transaction()
+
+
+async def _look(file: Path) -> int:
+    argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), "--once"]
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
+    return await process.wait()
+
+
+def _children_cpu_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system

@@ -1,0 +1,94 @@
+"""A job that writes each record once, as a process: its command line, its lines, its end.
+
+Spark has no part in it, but where rows of an archive are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from spark_sinks.audit import run as audit
+from spark_sinks.job_file import JobFile, JobFileError
+from spark_sinks.replay.ledger import LedgerError
+from spark_sinks.replay.run import replay
+from spark_sinks.replay.sources import SourceError
+from spark_sinks.replay.writer import TakenOver
+from spark_sinks.spec.audit import BridgeAudit
+from spark_sinks.spec.replays import ReplayRun
+
+Problems = (LedgerError, SourceError, TakenOver, KafkaError, OSError)
+Report = Callable[[msgspec.Struct], None]
+Say = Callable[[str], None]
+
+
+def arguments(file: JobFile) -> argparse.ArgumentParser:
+    """The command line; what it says wins over the file."""
+    parser = argparse.ArgumentParser(prog=f"spark_sinks {file.path}", description=f"{type(file.spec).SUMMARY}.")
+    add = parser.add_argument
+    add("--bootstrap-servers", help="Kafka, host:port,...")
+    if isinstance(file.spec.run, ReplayRun):
+        add("--rate", type=float, help="the most records a second")
+    if isinstance(file.spec, BridgeAudit):
+        add("--once", action="store_true", help="look once, and end with 1 when a record is missing")
+    add("--jars", help=argparse.SUPPRESS)  # `trivium spark run` gives these two to every job with Spark
+    add("--driver-java-options", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(file: JobFile, argv: Sequence[str]) -> int:
+    """Run the job of a file.
+
+    Returns:
+        0: it is done, or was stopped. 1: it failed, and the next run goes on; or records could not be replayed, or are
+        missing. 2: the command line is wrong.
+    """
+    given = arguments(file).parse_args(argv)
+    said = {name: getattr(given, name, None) for name in ("bootstrap_servers", "rate")}
+    try:
+        job: Any = file.running_with({name: value for name, value in said.items() if value is not None}).spec
+    except JobFileError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    try:
+        if isinstance(job, BridgeAudit):
+            return asyncio.run(_until_stopped(lambda stopped: _audit(job, stopped, once=given.once)))
+        return asyncio.run(_until_stopped(lambda stopped: _replay(job, stopped)))
+    except Problems as error:
+        _say(f"{job.title} failed: {str(error) or type(error).__name__}")
+        return 1
+
+
+async def _until_stopped(work: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return await work(stopped)
+
+
+async def _replay(job: Any, stopped: asyncio.Event) -> int:
+    totals = await replay(job, report=_report, say=_say, stopped=stopped)
+    sys.stdout.write(f"{msgspec.json.encode({**msgspec.to_builtins(totals), 'kind': 'summary'}).decode()}\n")
+    return 1 if totals.unfit else 0
+
+
+async def _audit(job: BridgeAudit, stopped: asyncio.Event, *, once: bool) -> int:
+    missing = await audit.run(job, report=_report, say=_say, stopped=stopped, once=once)
+    return 1 if missing and once else 0
+
+
+def _report(done: msgspec.Struct) -> None:
+    sys.stdout.write(f"{msgspec.json.encode(done).decode()}\n")
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

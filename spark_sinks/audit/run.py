@@ -1,0 +1,212 @@
+"""Looks at gateways and at the log again and again, and writes what it finds, each finding once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from aiokafka import TopicPartition
+
+from mapping.record import CONTENT_TYPE, GW_PROTOCOL
+from spark_sinks.audit.balance import Balance, Counted, Known, Stretch, Told, balance, stretch
+from spark_sinks.audit.figures import FiguresError, fetch, told
+from spark_sinks.headers import ORIGIN_REPLAY
+from spark_sinks.replay.items import Place
+from spark_sinks.replay.kafka import partitions_of, read_range
+from spark_sinks.replay.ledger import Entry, LedgerError
+from spark_sinks.replay.run import Clients, Say, connected, entry_of
+from spark_sinks.spec.audit import BridgeAudit
+
+JSON: Final = b"application/json"
+Fetch = Callable[[str], Awaitable[str]]
+
+
+class Memo(msgspec.Struct):
+    """What a look leaves for the next one."""
+
+    places: dict[str, dict[int, Known]]  # topic -> partition
+    at: str  # when it was, UTC
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="look"):
+    """What one look has found."""
+
+    job: str
+    acknowledged: int
+    stored: int
+    missing: int
+    partitions: int  # in which something was stored
+    silent: int  # gateways that did not answer
+    duration_ms: int
+
+
+async def run(
+    job: BridgeAudit,
+    *,
+    report: Callable[[Look], None],
+    say: Say,
+    stopped: asyncio.Event,
+    once: bool,
+    fetched: Fetch = fetch,
+) -> int:
+    """Look until `stopped`, or once; how many records are missing.
+
+    Raises:
+        LedgerError, TakenOver, KafkaError: it cannot go on; the text says why.
+    """
+    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
+    missing = 0
+    async with connected(job, settings, say, stopped) as clients:
+        if clients is None:
+            return 0
+        entry = await entry_of(job, clients, settings)
+        if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
+            raise LedgerError(f"there is no topic {job.sink.kafka}")
+        audit = _Audit(job, clients, entry, say, fetched)
+        while not stopped.is_set():
+            look = await audit.look()
+            missing += look.missing
+            report(look)
+            if once:
+                break
+            left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # so a minute is one of the clock
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), left / 1000)
+    return missing
+
+
+class _Audit:
+    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry | None, say: Say, fetched: Fetch) -> None:
+        self._job = job
+        self._clients = clients
+        self._say = say
+        self._fetch = fetched
+        self._records = 0 if entry is None else entry.records
+        self._memo = Memo({}, "") if entry is None else msgspec.convert(entry.memo, Memo, str_keys=True)
+
+    async def look(self) -> Look:
+        """One look at every gateway and at the log, and its findings in Kafka."""
+        began = time.monotonic()
+        told_now, silent = await self._ask()
+        until = datetime.now(UTC).isoformat(timespec="seconds")
+        places = {place for telling in told_now.values() for place in telling}
+        # While a gateway is silent, what it has stored is not known: everything waits for it.
+        stretches = [] if silent else [
+            found
+            for place in sorted(places)
+            if (found := stretch(place, self._known(place), _of(place, told_now))) is not None
+        ]  # fmt: skip
+        ready, counted = await self._count(stretches)
+        balances = [
+            balance(
+                what, counted[what.place], self._known(what.place), gateways=len(self._job.source.gateways),
+                since=self._memo.at or None, until=until,
+            )
+            for what in ready
+        ]  # fmt: skip
+        if balances:
+            memo = Memo({topic: dict(known) for topic, known in self._memo.places.items()}, until)
+            for one in balances:
+                place = Place(one.topic, one.partition)
+                memo.places.setdefault(place.topic, {})[place.partition] = Known(
+                    one.end, _of(place, told_now), one.surplus
+                )
+            await self._write(balances, memo)
+        for one in balances:
+            self._tell(one)
+        return Look(
+            job=self._job.title,
+            acknowledged=sum(one.acknowledged for one in balances),
+            stored=sum(one.stored for one in balances),
+            missing=sum(one.missing for one in balances),
+            partitions=len(balances),
+            silent=silent,
+            duration_ms=round((time.monotonic() - began) * 1000),
+        )
+
+    def _known(self, place: Place) -> Known | None:
+        return self._memo.places.get(place.topic, {}).get(place.partition)
+
+    async def _ask(self) -> tuple[dict[str, dict[Place, Told]], int]:
+        """What each gateway says; how many say nothing."""
+        found: dict[str, dict[Place, Told]] = {}
+        for address in self._job.source.gateways:
+            try:
+                found[address] = told(address, await self._fetch(address), self._job.source.topics)
+            except FiguresError as error:
+                self._say(str(error))
+        return found, len(self._job.source.gateways) - len(found)
+
+    async def _count(self, stretches: Collection[Stretch]) -> tuple[list[Stretch], dict[Place, Counted]]:
+        """What the log holds of those that can be read to their end; an open transaction may hide it until it ends."""
+        if not stretches:
+            return [], {}
+        consumer = self._clients.committed
+        partitions = partitions_of(what.place for what in stretches)
+        visible = await consumer.end_offsets(partitions)
+        oldest = await consumer.beginning_offsets(partitions)
+        ready = [what for what in stretches if visible[TopicPartition(*what.place)] >= what.end]
+        begins = {what.place: max(what.begin, oldest[TopicPartition(*what.place)]) for what in ready}
+        ends = {what.place: max(what.end, begins[what.place]) for what in ready}
+        stored: Counter[Place] = Counter()
+        others: Counter[Place] = Counter()
+        minutes: dict[Place, Counter[int]] = {what.place: Counter() for what in ready}
+        async for record in read_range(consumer, begins, ends):
+            place = Place(record.topic, record.partition)
+            if _of_gateway(record.headers):
+                stored[place] += 1
+                minutes[place][record.timestamp // 60_000] += 1
+            else:
+                others[place] += 1
+        counted = {
+            what.place: Counted(
+                stored[what.place],
+                others[what.place],
+                {_minute(number): count for number, count in sorted(minutes[what.place].items())},
+                deleted=begins[what.place] > what.begin,
+            )
+            for what in ready
+        }
+        return ready, counted
+
+    async def _write(self, balances: Collection[Balance], memo: Memo) -> None:
+        async def fill() -> Entry:
+            for found in balances:
+                key = f"{found.topic}/{found.partition}".encode()
+                value = msgspec.json.encode(found)
+                await self._clients.writer.send_plain(self._job.sink.kafka, key, value, [(CONTENT_TYPE, JSON)])
+            memo_now = msgspec.to_builtins(memo)
+            return Entry(
+                task=self._job.task, began={}, positions={}, records=self._records + len(balances), memo=memo_now
+            )
+
+        await self._clients.writer.commit(fill)
+        self._memo = memo
+        self._records += len(balances)
+
+    def _tell(self, found: Balance) -> None:
+        where = f"{found.topic}-{found.partition}, offsets {found.begin} to {found.end}, {found.since} to {found.until}"
+        if found.verdict == "missing":
+            self._say(f"{where}: {found.missing:,} of {found.acknowledged:,} acknowledged records are not there")
+        elif found.verdict == "deleted":
+            self._say(f"{where}: Kafka deleted some of it before it was counted")
+
+
+def _of(place: Place, told_now: Mapping[str, Mapping[Place, Told]]) -> dict[str, Told]:
+    return {address: telling[place] for address, telling in told_now.items() if place in telling}
+
+
+def _of_gateway(headers: Collection[tuple[str, Any]]) -> bool:
+    """Whether a gateway has written a record, and not a replay of one."""
+    names = {name for name, _ in headers}
+    return GW_PROTOCOL in names and ORIGIN_REPLAY not in names
+
+
+def _minute(number: int) -> str:
+    return datetime.fromtimestamp(number * 60, UTC).strftime("%Y-%m-%dT%H:%M")

@@ -1,0 +1,168 @@
+"""The audit of what gateways have acknowledged: nothing is missing where nothing is, and one record is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiokafka.admin import NewTopic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_sinks.audit import run as audit
+from spark_sinks.audit.balance import Counted, Known, Told, balance, stretch
+from spark_sinks.audit.figures import fetch
+from spark_sinks.job_file import read
+from spark_sinks.replay.items import Place
+from tests.support.topics import read_committed, until_led
+
+PLACE = Place("t", 0)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked(data: st.DataObject) -> None:
+    """Its batches, records of others and offsets without a record, in any order; and one lost record is told."""
+    log: list[bool | None] = []  # of the gateway, of others, none
+    told: Told | None = None
+    before: Known | None = None
+    lost = 0
+    for _ in range(data.draw(st.integers(1, 5))):
+        for _ in range(data.draw(st.integers(0, 4))):
+            log += data.draw(st.lists(st.sampled_from([False, None]), max_size=3))
+            size = data.draw(st.integers(1, 4))
+            base = len(log)
+            log += [True] * size
+            count, first = (told.count, told.first) if told else (0, base)
+            told = Told(1.0, count + size, first, len(log))
+        log += data.draw(st.lists(st.sampled_from([True, False, None]), max_size=2))  # stored, and not acknowledged yet
+        on_the_way = [index for index in range(told.behind if told else 0, len(log)) if log[index]]
+        for index in on_the_way:
+            log[index] = False  # acknowledged to nobody: as if another had written them
+        what = None if told is None else stretch(PLACE, before, {"a": told})
+        if told is None or what is None:
+            continue
+        within = log[what.begin : what.end]
+        stored = within.count(True)
+        if data.draw(st.booleans()):
+            stored, lost = stored - 1, lost + 1
+            expected = "missing"
+        else:
+            expected = "whole"
+        counted = Counted(stored, within.count(False), {})
+        found = balance(what, counted, before, gateways=1, since=None, until="")
+        assert (found.verdict, found.missing) == (expected, int(expected == "missing"))
+        before = Known(found.end, {"a": told}, found.surplus)
+
+
+def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothing() -> None:
+    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
+    what = stretch(PLACE, before, {"a": Told(2.0, 10, 105, 115)})  # five were stored since the last look
+    assert what is not None
+    assert (what.begin, what.end, what.acknowledged) == (100, 115, 10)
+    assert balance(what, Counted(15, 0, {}), before, gateways=1, since="", until="").verdict == "uncertain"
+    assert balance(what, Counted(9, 0, {}), before, gateways=1, since="", until="").missing == 1
+
+
+def test_what_one_of_two_gateways_stored_behind_its_look_is_no_loss_at_the_next() -> None:
+    told = {"a": Told(1.0, 50, 0, 90), "b": Told(1.0, 40, 1, 100)}
+    what = stretch(PLACE, None, told)
+    assert what is not None
+    found = balance(what, Counted(100, 0, {}), None, gateways=2, since=None, until="")
+    assert (found.verdict, found.surplus) == ("whole", 10)
+    before = Known(found.end, told, found.surplus)
+    what = stretch(PLACE, before, {**told, "a": Told(1.0, 62, 0, 102)})
+    assert what is not None
+    assert (what.begin, what.end, what.acknowledged) == (100, 102, 12)
+    assert balance(what, Counted(2, 0, {}), before, gateways=2, since="", until="").verdict == "whole"
+    assert balance(what, Counted(1, 0, {}), before, gateways=2, since="", until="").missing == 1
+
+
+def test_what_kafka_deleted_before_it_was_counted_is_no_loss() -> None:
+    what = stretch(PLACE, None, {"a": Told(1.0, 50, 0, 50)})
+    assert what is not None
+    found = balance(what, Counted(20, 0, {}, deleted=True), None, gateways=1, since=None, until="")
+    assert (found.verdict, found.missing) == ("deleted", 0)
+
+
+def test_a_topic_made_anew_is_uncertain() -> None:
+    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
+    what = stretch(PLACE, before, {"a": Told(1.0, 5, 0, 5)})
+    assert what is not None
+    assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 5, 5, False)
+
+
+def test_what_is_cut_off_from_the_log_and_written_over_is_missing() -> None:
+    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
+    what = stretch(PLACE, before, {"a": Told(1.0, 105, 0, 95)})  # Kafka went back to 90, and took five more
+    assert what is not None
+    assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 95, 105, True)
+    assert balance(what, Counted(95, 0, {}), before, gateways=1, since="", until="").missing == 10
+
+
+AUDIT = """
+job = "bridge-audit"
+name = "AUDIT"
+source = { topics = ["TOPIC"], gateways = ["GATEWAY"] }
+sink = { kafka = "AUDIT" }
+run = { bootstrap_servers = "BOOTSTRAP" }
+"""
+
+
+async def test_what_a_gateway_acknowledged_is_there_and_one_record_that_is_not_is_named(
+    *, gateway: Any, admin: Any, new_topic: Any, bootstrap: str, tmp_path: Path
+) -> None:
+    topic, target = f"-audit-{uuid.uuid4().hex}", await new_topic(partitions=1)
+    await admin.create_topics([NewTopic(topic, 2, 1)])  # first by name, of all topics of the run that metrics tell of
+    await until_led(admin, topic)
+    management = f"http://{gateway.addresses['management']}"
+    text = AUDIT.replace("TOPIC", topic).replace("AUDIT", target)
+    (tmp_path / "audit.toml").write_text(text.replace("GATEWAY", management).replace("BOOTSTRAP", bootstrap))
+    job: Any = read(tmp_path / "audit.toml").spec
+    one_more = False
+
+    async def fetched(address: str) -> str:
+        figures = await fetch(address)
+        if not one_more:
+            return figures
+        name = rf'(trivium_publisher_stored_total{{partition="1",topic="{topic}"}}) ([0-9.]+)'
+        lied, count = re.subn(name, lambda found: f"{found[1]} {float(found[2]) + 1}", figures)
+        assert count == 1
+        return lied
+
+    said: list[str] = []
+
+    async def look(findings: int) -> tuple[int, list[dict[str, Any]]]:
+        missing = await audit.run(
+            job, report=lambda _: None, say=said.append, stopped=asyncio.Event(), once=True, fetched=fetched
+        )
+        records = await read_committed(bootstrap, target, findings)
+        return missing, [json.loads(record.value) for record in records]
+
+    async def publish(count: int) -> None:
+        body = {"records": [{"value": {"n": n}, "partition": n % 2} for n in range(count)]}
+        headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        url = f"http://{gateway.addresses['http']}/topics/{topic}"
+        async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+
+    await publish(60)
+    missing, found = await look(2)
+    assert missing == 0
+    assert [(one["partition"], one["acknowledged"], one["stored"], one["verdict"]) for one in found] == [
+        (0, 30, 30, "whole"), (1, 30, 30, "whole"),
+    ]  # fmt: skip
+    assert await look(2) == (0, found)  # nothing new
+    await publish(10)
+    one_more = True
+    missing, found = await look(4)
+    assert missing == 1
+    [bad] = [one for one in found if one["verdict"] == "missing"]
+    assert (bad["topic"], bad["partition"], bad["acknowledged"], bad["stored"]) == (topic, 1, 6, 5)
+    assert sum(bad["minutes"].values()) == 5
+    assert [line for line in said if line.startswith(f"{topic}-1, offsets 30 to 35")]
