@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Final
 
+import aiohttp
 import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
@@ -13,6 +16,7 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
 CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # nobody here waits so long
+MOST: Final = 4  # connections in 15 s, while a few are not answered
 
 
 @pytest.fixture
@@ -30,16 +34,39 @@ async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Prox
 async def test_a_half_open_connection_is_found_out_by_a_new_one(
     proxy: Proxy, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """What was on its way is stored soon, and once; a broker that is silent everywhere is not called half-open."""
+    """What was on its way is stored soon, and once.
+
+    A broker that is silent everywhere is not called half-open, and asked on one new connection: many would fill its
+    backlog.
+    """
     host, port = proxy.address
     gateway = await new_gateway(f"{host}:{port}", config=CONFIG).start()
     client = await RawClient.connect(gateway.address("mqtt"))
     await client.subscribe("half/#")
     assert await client.publish("half/open", b"before") == 0
     assert (await client.message()).payload == b"before"
+    before = proxy.accepted
+    proxy.silence()
+    late = asyncio.create_task(client.publish("half/open", b"late"))
+    await unreachable(gateway)
+    assert proxy.accepted - before <= MOST
+    proxy.speak()
+    assert await late == 0
+    assert (await client.message()).payload == b"late"
+    assert "is half-open" not in gateway.log.read_text()
     proxy.forget()
     assert await client.publish("half/open", b"after") == 0
     assert (await client.message()).payload == b"after"
     client.drop()
     assert await gateway.stop() == 0
     assert "is half-open" in gateway.log.read_text()
+
+
+async def unreachable(gateway: GatewayProcess) -> None:
+    """Wait until Kafka has answered nothing for about 15 s."""
+    url = f"http://{gateway.addresses['management']}/flow"
+    async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+        reasons: set[str] = set()
+        while "Kafka unreachable" not in reasons:
+            async with http.get(url) as answer:
+                reasons = {pause["reason"] for pause in (await answer.json())["paused"]}

@@ -10,7 +10,9 @@ client's metadata would end by the other, in silence, and whoever waits for meta
 A connection on which nothing is answered for seconds is doubted: when its broker answers on a new one, it is half-open
 (the broker's machine, or something on the way, has forgotten it), and is closed. aiokafka would find out when its
 request times out, after 30 s. What was unanswered is asked again; a batch under the same sequence number, so that it is
-stored once. A broker that answers nowhere may only be slow, and is left alone.
+stored once. A broker that answers nowhere may only be slow, and is left alone: one new connection waits for it, whoever
+else doubts. More would fill its backlog, and who connects when it goes on would wait for the kernel's next try. Where
+the new one is answered late, the old ones are about to be.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LOOK_S: Final = 2.5
 """Between two looks at what is unanswered; what was so at three of them in a row, for 5 s at least, is doubted."""
 DOUBTS: Final = 2
 PROBE_S: Final = 2.0
-"""How long the broker may take to answer on a new connection: another is tried at the next look."""
+"""A broker that answers sooner on a new connection has had the time to answer on the old ones."""
+SILENT_S: Final = 60.0
+"""How long a new connection waits for a broker that answers nowhere."""
 TRUST_S: Final = 60.0
 """So long a connection is not doubted that takes the place of a half-open one: a request may be slow by its size."""
 PATIENT: Final = frozenset({11, 14, 19, 20, 21, 37, 42})
@@ -41,6 +45,8 @@ made, deleted, given more partitions; records and groups deleted."""
 
 _found: Final[dict[tuple[str, int], float]] = {}
 """When a broker's connection was found to be half-open last, by its address."""
+_probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
+"""Who asked a broker last on a new connection, by its address."""
 
 
 class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka carries no types
@@ -79,20 +85,21 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
 
     async def probe(self, number: int) -> None:
         """Close when the broker answers on a new connection, and not to this one's request of a number."""
+        began = self._loop.time()
         other = BrokerConnection(
-            self._host, self._port, client_id=self._client_id, request_timeout_ms=round(1000 * PROBE_S),
+            self._host, self._port, client_id=self._client_id, request_timeout_ms=round(1000 * SILENT_S),
             ssl_context=self._ssl_context, security_protocol=self._security_protocol,
             sasl_mechanism=self._sasl_mechanism, sasl_plain_username=self._sasl_plain_username,
             sasl_plain_password=self._sasl_plain_password,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(SILENT_S):
                 await other.connect()
         except (KafkaError, OSError, TimeoutError):
             return
         finally:
             other.close()
-        if self.oldest() == number:
+        if self.oldest() == number and self._loop.time() - began <= PROBE_S:
             log.warning("a connection to %s:%s is half-open: the broker answers on a new one", self.host, self.port)
             _found[self._host, self._port] = self._loop.time()
             self.close(reason=CloseReason.CONNECTION_BROKEN)
@@ -135,8 +142,11 @@ def _look(weak: ref[BrokerConnection], before: int | None, doubts: int) -> None:
     oldest = connection.oldest()
     loop = asyncio.get_running_loop()
     doubts = doubts + 1 if oldest is not None and oldest == before and not connection.is_trusted(loop.time()) else 0
-    if doubts >= DOUBTS and oldest is not None and (connection.probing is None or connection.probing.done()):
-        connection.probing = aside(connection.probe(oldest), "connection to Kafka")
+    if doubts >= DOUBTS and oldest is not None:
+        address = connection.host, connection.port
+        probe = _probes.get(address)
+        if probe is None or probe.done():
+            _probes[address] = connection.probing = aside(connection.probe(oldest), "connection to Kafka")
     connection.looking = loop.call_later(LOOK_S, _look, weak, oldest, doubts)
 
 
