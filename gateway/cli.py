@@ -178,13 +178,14 @@ def password_line(
 @spark_app.command("list")
 def spark_list() -> None:
     """Show the kinds of jobs: those that a file declares, and those that are started by their name."""
-    from spark_sinks.spec.jobs import KINDS  # noqa: PLC0415
+    from spark_sinks.spec.jobs import KINDS, NAMED  # noqa: PLC0415
 
     typer.echo("In a job file (docs/spark.md):")
     for name, kind in KINDS.items():
         typer.echo(f"  {name:16}{kind.SUMMARY}")
     typer.echo("By name, with options (trivium spark run NAME -- --help):")
-    typer.echo("  max-temperature the maximum of each sensor over a sliding window")
+    for name, summary in NAMED.items():
+        typer.echo(f"  {name:16}{summary}")
 
 
 @spark_app.command("check")

@@ -29,6 +29,7 @@ from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 SHORTEST_BEHIND_S: Final = 5.0
+NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
@@ -120,12 +121,17 @@ class DeclaredJob:
     @property
     def rejects(self) -> Rejects | None:
         """What its results leave out: what cannot be decoded."""
-        return Rejects(self.declared.source.dead_letters, self.left_out, self.options.max_offsets_per_trigger)
+        return Rejects(self.declared.source.dead_letters, self._once, self.options.max_offsets_per_trigger)
 
     @property
     def behind_s(self) -> float:
         """How far behind it may be in real time."""
         return SHORTEST_BEHIND_S
+
+    def _once(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        found = self.left_out(source, watermark_ms)
+        packs = self.declared.source.decode == "senml"  # of which several readings may be late
+        return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """The records of the source that no result counts, with the reason."""
@@ -257,8 +263,38 @@ class Anomalies(Stateless):
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
-        made = thresholds.alarms(self.declared.by, self.declared.thresholds)
+        declared = self.declared
+        made = thresholds.alarms(declared.by, declared.thresholds, packs=declared.source.decode == "senml")
         return self.routed(self.stream(trigger), made, trigger)
+
+
+class AnomaliesWithMeans(DeclaredJob):
+    """Alarms, also for what is far from its device's mean."""
+
+    declared: spec.Anomalies
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `DeclaredJob`."""
+        declared, conf = self.declared, self.spark.conf
+        made = thresholds.with_means(
+            results.good(self.stream(trigger)),
+            declared.by,
+            declared.thresholds,
+            declared.forget.ms,
+            packs=declared.source.decode == "senml",
+        )
+        before = conf.get(NO_DATA_BATCHES)
+        conf.set(NO_DATA_BATCHES, "false")  # else state that is forgotten by the clock runs empty batches without end
+        try:
+            return self.to_kafka(made, declared.sink.kafka, trigger, final=False)
+        finally:
+            conf.set(NO_DATA_BATCHES, before or "true")
+
+
+def _anomalies(spark: SparkSession, options: Options) -> DeclaredJob:
+    declared = options.file.spec
+    has_state = isinstance(declared, spec.Anomalies) and declared.has_state
+    return AnomaliesWithMeans(spark, options) if has_state else Anomalies(spark, options)
 
 
 class Transform(DeclaredJob):
@@ -310,7 +346,7 @@ _JOBS: Final[Mapping[str, Callable[[SparkSession, Options], DeclaredJob]]] = {
     "sessionize": Sessionize,
     "last-known": LastKnown,
     "enrich": Enrich,
-    "anomalies": Anomalies,
+    "anomalies": _anomalies,
     "archive": ToArchive,
     "transform": Transform,
 }

@@ -7,10 +7,12 @@ sender's text is a `try_cast` behind a pattern, and every number is finite.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -22,9 +24,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_sinks.decoders import avro, framing
+from spark_sinks.decoders.values import wanted
 from spark_sinks.records import text_of
+from spark_sinks.spec.parts import PYTHON_DECODERS, Source
 from spark_sinks.spec.parts import Column as Declared
-from spark_sinks.spec.parts import Source
+from spark_sinks.spec.values import TYPE_NAMES
 
 NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 MILLISECONDS: Final = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark writes a fraction with an exponent
@@ -42,15 +47,19 @@ NOT_READABLE: Final = {
     "json": "the value is no JSON object in UTF-8",
     "number": "the value is no number",
     "csv": "the value is no single line of UTF-8 with the fields declared",
+    "avro": "the value is no record of the schema",
 }
+PLACE: Final = "_place"
+"""The place of a reading in its pack of `senml`, from 0."""
 BAD_TIME: Final = "time is neither epoch milliseconds nor ISO 8601"
 
 
 def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Column]] = ()) -> DataFrame:
-    """Decode each record.
+    """Decode each record; one of `senml` becomes as many readings as are in its pack, or one with an error.
 
     The time is the first of header `creation-time`, the field `source.time` and Kafka's timestamp that is there and not
-    further than `source.ahead` in front of Kafka's. A field of time that is there and no time is an error.
+    further than `source.ahead` in front of Kafka's. A field of time that is there and no time is an error. The times in
+    a pack of `senml` come before the header.
 
     Args:
         records: of `spark_sinks.records.records`.
@@ -58,42 +67,71 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
         needed: what else a good reading must have, by the name that its error tells.
 
     Returns:
-        the columns of `records` without `sent_at`; the declared ones; `time`; `error` (null: a good reading).
+        the columns of `records` without `sent_at`; the declared ones; `time`; `error` (null: a good reading); of
+        `senml` also `PLACE`.
     """
     known = [column for column in records.columns if column != "sent_at"]
-    text = F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE))
+    text = F.trim(text_of(_value(source)), F.lit(WHITE_SPACE))
     opened = records if source.decode == "none" else _FIELDS[source.decode](records.withColumn("_text", text), source)
-    own = F.col("_time") if source.time is not None else F.lit(None).cast("string")
-    ahead = F.col("timestamp") + F.expr(f"interval {source.ahead.ms} milliseconds")
+    by_python, packs = source.decode in PYTHON_DECODERS, source.decode == "senml"
+    fault = "_fault" if by_python else "_readable"
+    own = F.col("_time") if source.time is not None or packs else F.lit(None).cast("string")
+    ahead = _ahead(source)
     decoded = opened.select(
         *known,
         "sent_at",
         *(_judged(name, column).alias(name) for name, column in source.columns.items()),
-        *((F.col("_readable"),) if source.decode != "none" else ()),
+        *((F.col(fault),) if source.decode != "none" else ()),
+        *((F.col(PLACE),) if packs else ()),
         own.alias("_own_time"),
         instant(own).alias("_time"),
     )
     error = F.lit(None).cast("string")
     if source.decode != "none":
-        error = F.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
+        error = _unreadable(source)
         for name, column in source.columns.items():
             if not column.optional:
-                error = error.when(F.col(name).isNull(), f"{name} is missing or no {_NAMES[column.type]}")
+                error = error.when(F.col(name).isNull(), f"{name} is missing or no {TYPE_NAMES[column.type]}")
         error = error.when(F.col("_own_time").isNotNull() & F.col("_time").isNull(), BAD_TIME)
     for name, value in needed:
         missing = F.when(value.isNull(), f"{name} is missing or no text")
         error = F.coalesce(error, missing)
-    return decoded.select(
+    times = ("_time", "sent_at") if packs else ("sent_at", "_time")
+    made = decoded.select(
         *known,
         *source.columns,
-        F.coalesce(*(F.when(F.col(one) <= ahead, F.col(one)) for one in ("sent_at", "_time")), "timestamp").alias(
-            "time"
-        ),
+        F.coalesce(*(F.when(F.col(one) <= ahead, F.col(one)) for one in times), "timestamp").alias("time"),
         error.alias("error"),
+        *((F.col(PLACE),) if packs else ()),
     )
+    return made.where(F.col("error").isNull() | (F.coalesce(PLACE, F.lit(0)) == 0)) if packs else made
 
 
-_NAMES: Final = {"double": "finite number", "long": "whole number", "boolean": "true or false", "string": "text"}
+def _ahead(source: Source) -> Column:
+    """A time after this is not believed."""
+    return F.col("timestamp") + F.expr(f"interval {source.ahead.ms} milliseconds")
+
+
+def _value(source: Source) -> Column:
+    """The value behind its header."""
+    value = F.col("value")
+    return F.substring(value, framing.LENGTH + 1, 2**31 - 1) if source.framing == "confluent" else value
+
+
+def _unreadable(source: Source) -> Column:
+    """Why a value cannot be read at all; more conditions may follow."""
+    if source.decode in PYTHON_DECODERS:
+        return F.when(F.col("_fault").isNotNull(), F.col("_fault"))
+    not_readable = F.when(F.lit(False), "")
+    if source.framing == "confluent":
+        value = F.col("value")
+        found = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
+        none = (F.octet_length(value) < framing.LENGTH) | (F.substring(value, 1, 1) != F.lit(b"\0"))
+        not_readable = F.when(none, framing.NO_HEADER)
+        if source.schema_id is not None:
+            wrong = framing.wrong_schema(source.schema_id)
+            not_readable = not_readable.when(found != str(source.schema_id), F.format_string(wrong, found))
+    return not_readable.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
 
 
 def _judged(name: str, column: Declared) -> Column:
@@ -183,11 +221,51 @@ def _csv(records: DataFrame, source: Source) -> DataFrame:
     )
 
 
+def _avro(records: DataFrame, source: Source) -> DataFrame:
+    assert source.schema_file is not None  # `Source._fits`
+    schema = avro.Schema(Path(source.schema_file).read_text(encoding="utf-8"))
+    columns = wanted(source)
+    paths = [*(column.path for column in columns), *filter(None, [source.time])]
+    found = from_avro(_value(source), schema.text, {"avroSchema": schema.reader(paths), "mode": "PERMISSIVE"})
+    opened = records.withColumn("_record", found)
+    made = []
+    for column in columns:
+        value = _at(F.col("_record"), column.path).cast(_TYPES[column.type])
+        made.append(
+            (F.when(F.is_valid_utf8(value), value) if column.type == "string" else value).alias(f"_of_{column.name}")
+        )
+    if source.time is not None:
+        time, parts = _at(F.col("_record"), source.time), schema.milliseconds(source.time)
+        time = time if parts == 1 else F.call_function("div", time, F.lit(parts))
+        made.append(time.cast("string").alias("_time"))
+    return opened.select(*records.columns, F.col(f"_record.{avro.READ}").isNotNull().alias("_readable"), *made)
+
+
+def _python(records: DataFrame, source: Source) -> DataFrame:
+    from spark_sinks.decoders import arrow  # noqa: PLC0415 - its packages are needed by these jobs only
+
+    sent = F.unix_millis(F.coalesce(F.when(F.col("sent_at") <= _ahead(source), F.col("sent_at")), "timestamp"))
+    decoded = records.withColumn("_decoded", arrow.readings(F.col("value"), sent, source))
+    known: list[str | Column] = [*records.columns, F.col("_decoded.error").alias("_fault")]
+    if source.decode == "senml":
+        known.append(F.posexplode_outer("_decoded.readings").alias(PLACE, "_reading"))
+    else:
+        known.append(F.get("_decoded.readings", F.lit(0)).alias("_reading"))
+    opened = decoded.select(*known)
+    kept = [name for name in opened.columns if name != "_reading"]
+    return opened.select(
+        *kept,
+        *(F.col("_reading").getField(name).alias(f"_of_{name}") for name in source.columns),
+        F.col("_reading").getField(arrow.TIME).alias("_time"),
+    )
+
+
 def _converted(text: Column, column: Declared, name: str) -> Column:
     kind = column.type
     return (text if kind == "string" else F.when(text.rlike(_PATTERNS[kind]), text.try_cast(_TYPES[kind]))).alias(name)
 
 
 _FIELDS: Final[Mapping[str, Callable[[DataFrame, Source], DataFrame]]] = {
-    "json": _json, "number": _number, "csv": _csv,
+    "json": _json, "number": _number, "csv": _csv, "avro": _avro, "cbor": _python, "protobuf": _python,
+    "senml": _python,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from spark_sinks.decoders.needs import lacks
 from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.jobs import KINDS, JobSpec, Transform
 from spark_sinks.spec.parts import REAL_TIME
@@ -118,6 +119,7 @@ def _of_python(path: Path) -> JobFile:
     spec = named.get("JOB")
     if not isinstance(spec, Declaration):
         raise JobFileError(f"{path}: JOB: a Python job has JOB = Transform(...), or another of spark_sinks.spec.jobs")
+    _check_needs(path, spec)
     transform = named.get("transform")
     _check_transform(path, spec, transform)
     if transform is not None and not isinstance(spec, Transform):
@@ -148,9 +150,16 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
 
 def _checked(path: Path, make: Callable[[], Declaration]) -> Declaration:
     try:
-        return make()
+        spec = make()
     except ValidationError as error:
         raise JobFileError(_described(path, error)) from None
+    _check_needs(path, spec)
+    return spec
+
+
+def _check_needs(path: Path, spec: Declaration) -> None:
+    if missing := [f"{path}: {lack}" for lack in lacks(spec)]:
+        raise JobFileError("\n".join(missing))
 
 
 def _described(path: Path, error: ValidationError) -> str:

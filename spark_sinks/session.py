@@ -13,6 +13,14 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 JARS = "spark.jars"
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+WORKER_START = "60s"
+"""What a worker of Python may take to connect; Spark's 15 s are too short on a busy machine."""
+_LIMIT = 16 << 20
+AVRO_LIMITS = " ".join(
+    f"-Dorg.apache.avro.limits.{of}.maxLength={limit}"
+    for of, limit in (("bytes", _LIMIT), ("string", _LIMIT), ("collectionItems", _LIMIT >> 4))
+)
+"""A few bytes may say that two gigabytes follow: Java would end for lack of memory."""
 _STORE = "spark.sql.streaming.stateStore"
 IN_ROCKSDB = {
     f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -67,10 +75,12 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
+        "spark.python.authenticate.socketTimeout": WORKER_START,
+        "spark.executor.extraJavaOptions": AVRO_LIMITS,
         **(IN_HEAP if state_in_heap else IN_ROCKSDB),
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
-        **driver_settings(master, jars, (QUICK_START if quick_start else "", java_options), conf or {}),
+        **driver_settings(master, jars, (AVRO_LIMITS, QUICK_START if quick_start else "", java_options), conf or {}),
     }
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings.items():

@@ -31,12 +31,13 @@ WISHES: dict[str, list[Wish]] = {
         ("org.apache.kafka:kafka_2.13:4.3.1", True),
         ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4", True),  # the broker's log; not among Kafka's own
     ],
-    # These four work with pyspark 4.3.0, which brings all else; the token provider exists in no newer version.
+    # These work with pyspark 4.3.0, which brings all else; the token provider and Avro exist in no newer version.
     "spark": [
         ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", False),
         ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", False),
         ("org.apache.kafka:kafka-clients:3.9.2", False),
         ("org.apache.commons:commons-pool2:2.13.1", False),
+        ("org.apache.spark:spark-avro_2.13:4.1.1", False),
     ],
 }
 NETTY = (

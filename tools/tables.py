@@ -150,6 +150,15 @@ def aggregates() -> str:
     return "".join(["| function | of |\n|---|---|\n", *rows])
 
 
+def decoders() -> str:
+    """The table of the decoders of job files."""
+    rows = (
+        f"| `{name}` | {value} | {columns} | {'micro-batch' if name in parts.PYTHON_DECODERS else 'both'} |\n"
+        for name, (value, columns) in parts.DECODERS.items()
+    )
+    return "".join(["| `decode` | a value is | columns | triggers |\n|---|---|---|---|\n", *rows])
+
+
 def metrics() -> str:
     """The tables of all metrics, from the structs that declare them."""
     parts = []
@@ -220,6 +229,7 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
     *((SPARK, name, functools.partial(job_part, model)) for name, model in JOB_PARTS.items()),
     (SPARK, "aggregates", aggregates),
+    (SPARK, "decoders", decoders),
     (DECISIONS / "README.md", "decisions", decisions),
     (MODELS / "README.md", "mutations", mutations),
 )

@@ -12,6 +12,7 @@ from spark_sinks.accounts import Rejects
 from spark_sinks.job import Flow, JobKind, JobOptions, duration, interval
 from spark_sinks.sinks import kafka_sink
 from spark_sinks.sources import kafka_stream
+from spark_sinks.spec.jobs import NAMED
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.triggers import REAL_TIME, Trigger
 
@@ -118,7 +119,7 @@ def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
 
 JOB = JobKind(
     name=NAME,
-    summary="the maximum of each sensor over a sliding window",
+    summary=NAMED[NAME],
     options=Options,
     add_arguments=add_arguments,
     flows=flows,

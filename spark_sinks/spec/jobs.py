@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from spark_sinks.spec.audit import BridgeAudit
 from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.parts import (
+    PYTHON_DECODERS,
     REAL_TIME,
     SHORTEST_REAL_TIME_MS,
     ArchiveSink,
@@ -29,7 +30,7 @@ from spark_sinks.spec.parts import (
     Window,
 )
 from spark_sinks.spec.replays import DlqReplay, Replay
-from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, Aggregate, ColumnName, Term
+from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, Aggregate, ColumnName, Duration, Term
 
 
 class JobSpec(Declaration):
@@ -72,6 +73,13 @@ class JobSpec(Declaration):
             kind, name = term.parts
             if kind == "column" and name not in source.columns and RECORD_COLUMNS.get(name) is None:
                 yield f"by: there is no column {name}; source.columns has {_listed(source.columns)}"
+            elif source.decode == "senml" and name in source.columns and source.columns[name].optional:
+                yield f"by: {name} is optional, and a pack is good as a whole or not at all"
+        if run.trigger == REAL_TIME and source.decode in PYTHON_DECODERS:
+            yield (
+                f"source.decode: {source.decode} is decoded in Python, which real time cannot run; use run.trigger = "
+                '"micro-batch", or json, number, csv or avro'
+            )
         shortest = 0 if "spark.sql.streaming.realTimeMode.minBatchDuration" in run.conf else SHORTEST_REAL_TIME_MS
         if run.trigger == REAL_TIME and run.interval is not None and run.interval.ms < shortest:
             yield f"run.interval: {run.interval} between two checkpoints is too short for real time, which needs 5s"
@@ -211,14 +219,16 @@ class Enrich(JobSpec):
 
 
 class Anomalies(JobSpec):
-    """Alarms for values beyond thresholds."""
+    """Alarms for values beyond thresholds, or far from their device's mean."""
 
-    SUMMARY: ClassVar[str] = "alarms for readings beyond thresholds"
+    SUMMARY: ClassVar[str] = "alarms for readings beyond thresholds, or far from their device's mean"
     job: Literal["anomalies"] = "anomalies"
     by: Term = Term("key")
-    """the key of an alarm's record"""
+    """the key of an alarm's record, and what has a mean of its own"""
     thresholds: Annotated[dict[ColumnName, Threshold], Field(min_length=1)]
-    """columns and their bounds: `{ temperature = { above = 30.0, below = -10.0 } }`"""
+    """columns and their bounds: `{ temperature = { above = 30.0, below = -10.0, deviations = 3.0 } }`"""
+    forget: Duration = Duration("24h")
+    """how long a device must be silent for its mean to begin anew (`deviations`)"""
     sink: TopicSink
 
     @property
@@ -226,14 +236,28 @@ class Anomalies(JobSpec):
         """See `JobSpec`."""
         return (self.by,)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a mean of each device."""
+        return any(threshold.deviations is not None for threshold in self.thresholds.values())
+
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
         yield from super().lacks()
-        for name in self.thresholds:
+        for name, threshold in self.thresholds.items():
             if name not in self.source.columns:
                 yield f"thresholds: there is no column {name}; source.columns has {_listed(self.source.columns)}"
             elif self.source.type_of(name) not in NUMBERS:
                 yield f"thresholds: {name} is a {self.source.type_of(name)}, and only numbers have bounds"
+            if threshold.deviations is not None and self.run.trigger == REAL_TIME:
+                yield (
+                    f"thresholds.{name}: deviations are counted in Python, whose state real time cannot keep; "
+                    'use run.trigger = "micro-batch", or above and below'
+                )
+        if self.has_state and self.run.state_rows is not None:
+            yield "run.state_rows: the means of devices are kept on disk only; leave it out"
+        if "forget" in self.model_fields_set and not self.has_state:
+            yield "forget: belongs to thresholds with deviations"
 
 
 def lacking(archive: str, *, upkeep: bool = False) -> Iterator[str]:
@@ -267,6 +291,8 @@ class Archive(JobSpec):
         yield from lacking(self.sink.format)
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time writes no files; use "micro-batch"'
+        if self.source.decode == "senml":
+            yield 'source.decode: an archive has each record once, and a pack is several readings; use "none"'
         if f"{self.run.checkpoint}/".startswith(f"{self.sink.archive.rstrip('/')}/"):
             yield "run.checkpoint: not inside of the archive, whose readers would find its files"
 
@@ -295,3 +321,6 @@ KINDS: Final[Mapping[str, type[Declaration]]] = {
     )
 }
 """The kinds of jobs that a file may name."""
+
+NAMED: Final[Mapping[str, str]] = {"max-temperature": "the maximum of each sensor over a sliding window"}
+"""The jobs that are started by their name, without a file (`spark_sinks/jobs`), and what they do."""

@@ -6,7 +6,7 @@ The text below a field is its description.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +15,36 @@ from spark_sinks.spec.values import NUMBERS, RECORD_COLUMNS, ColumnName, ColumnT
 
 MICRO_BATCH: Final = "micro-batch"
 REAL_TIME: Final = "real-time"
+DECODERS: Final[Mapping[str, tuple[str, str]]] = {
+    "none": ("not looked at", "none of its own: only what every record has"),
+    "json": ("one object", "fields by path (`at.lat`); a `string` takes any value as its JSON text"),
+    "number": ("a bare number, as JSON has it", "one column"),
+    "csv": ("one line", "by the names in `fields`"),
+    "avro": (
+        "one record, written with the schema in `schema_file`",
+        "fields by path; numbers, booleans, texts and enums, each with or without null",
+    ),
+    "cbor": (
+        "one map (RFC 8949)",
+        "entries by path; a part that is a number is an integer key too. A `string` is a text",
+    ),
+    "protobuf": (
+        "one `message` of `schema_file`",
+        "fields by path, none repeated; enums are texts. A proto3 field without `optional` is never missing: it is 0",
+    ),
+    "senml": ("a pack (RFC 8428), in JSON or CBOR", "the resolved fields `n`, `u`, `v`, `vs`, `vb`, `vd`, `s`, `ut`"),
+}
+"""What a value is for each decoder, and what its columns are."""
+PYTHON_DECODERS: Final = frozenset({"cbor", "protobuf", "senml"})
+"""Decoders that are Python: micro-batches only."""
+SENML_FIELDS: Final[Mapping[str, ColumnType]] = {
+    "n": "string", "u": "string", "v": "double", "vs": "string", "vb": "boolean", "vd": "string", "s": "double",
+    "ut": "double",
+}  # fmt: skip
+"""The fields of a resolved record of SenML (RFC 8428, 4.2) that may be columns, and their types."""
+_SCHEMA: Final = frozenset({"avro", "protobuf"})
+_FRAMED: Final = frozenset({"json", "avro", "protobuf"})
+_FIELDS: Final = frozenset({"json", "avro", "cbor", "protobuf", "senml"})
 SHORTEST_REAL_TIME_MS: Final = 5_000  # Spark's own bound for the time between two checkpoints in real time
 
 
@@ -45,14 +75,24 @@ class Source(Section):
 
     topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
     """Kafka topics; they must exist, the job waits until they do"""
-    decode: Literal["none", "json", "number", "csv"] = "json"
-    """how a value is read: a `json` object, a bare `number`, a line of `csv`, or `none`: only what every record has"""
+    decode: Literal["none", "json", "number", "csv", "avro", "cbor", "protobuf", "senml"] = "json"
+    """how a value is read: a `json` object, a bare `number`, a line of `csv`, a record of `avro`, a map of `cbor`, a
+    message of `protobuf`, a pack of `senml`, or `none`: only what every record has"""
     columns: dict[ColumnName, Column] = {}
     """columns of the value and their types: `{ load = "double", lat = { type = "double", field = "position.lat" } }`"""
     fields: tuple[str, ...] = ()
     """the names of a `csv` line's fields, in order"""
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
     """between two fields of `csv`"""
+    schema_file: str | None = None
+    """`avro`: the schema that values are written with (JSON). `protobuf`: a descriptor set, as `protoc
+    --include_imports --descriptor_set_out=FILE` writes it"""
+    message: str | None = None
+    """the full name of the `protobuf` message: `plant.Reading`"""
+    framing: Literal["none", "confluent"] = "none"
+    """`confluent`: before each value of `json`, `avro` or `protobuf` is the header of Confluent's serializers"""
+    schema_id: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """with that header: the schema's id. Values with another id are dead letters; not set: any is taken"""
     time: FieldPath | None = None
     """the value's field with the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone)"""
     ahead: Duration = Duration("1m")
@@ -69,13 +109,15 @@ class Source(Section):
         if len(set(names)) != len(names):
             raise ValueError("columns: two differ only in capital letters, which Spark does not tell apart")
         if self.decode == "none" and (self.columns or self.time):
-            raise ValueError('decode = "none" reads no value: columns and time need json, number or csv')
+            raise ValueError('decode = "none" reads no value: columns and time need another')
         if self.decode == "number" and (len(self.columns) != 1 or self.time):
             raise ValueError('decode = "number" gives one column and no time: columns = { temperature = "double" }')
         if self.decode == "number" and not NUMBERS.issuperset(column.type for column in self.columns.values()):
             raise ValueError("columns: a number is a double or a long")
-        if self.decode == "json" and not self.columns:
+        if self.decode in _FIELDS and not self.columns:
             raise ValueError('columns: name the fields that are wanted, with their types; or decode = "none"')
+        if (lack := next(self._lacks_of_binary(), None)) is not None:
+            raise ValueError(lack)
         if (self.decode == "csv") != bool(self.fields):
             raise ValueError("fields: the names of a line's fields belong to csv, and csv needs them")
         wanted = [*(column.field or name for name, column in self.columns.items()), *filter(None, [self.time])]
@@ -84,6 +126,25 @@ class Source(Section):
         if self.decode == "json" and (clash := _clash(wanted)):
             raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
         return self
+
+    def _lacks_of_binary(self) -> Iterator[str]:
+        if (self.decode in _SCHEMA) != (self.schema_file is not None):
+            yield "schema_file: belongs to avro and protobuf, and they need it"
+        if (self.decode == "protobuf") != (self.message is not None):
+            yield "message: belongs to protobuf, which needs it"
+        if self.framing == "confluent" and self.decode not in _FRAMED:
+            yield f"framing: Confluent's header is before json, avro and protobuf, not {self.decode}"
+        if self.schema_id is not None and self.framing == "none":
+            yield 'schema_id: is in the header that framing = "confluent" tells of'
+        if self.decode == "senml":
+            if self.time is not None:
+                yield "time: each record of a SenML pack has its own; leave it out"
+            for name, column in self.columns.items():
+                field = column.field or name
+                if field not in SENML_FIELDS:
+                    yield f"columns.{name}: SenML has no field {field}; there are {', '.join(SENML_FIELDS)}"
+                elif column.type != SENML_FIELDS[field]:
+                    yield f"columns.{name}: {field} is a {SENML_FIELDS[field]} in SenML, no {column.type}"
 
     def type_of(self, name: str) -> ColumnType | None:
         """The type of a column that is decoded or that every record has; KeyError when there is none."""
@@ -223,15 +284,21 @@ class Threshold(Section):
     """greater than this"""
     below: float | None = None
     """less than this"""
+    deviations: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """further than so many standard deviations from the mean of the device's values before it; micro-batches only"""
+    after: Annotated[int, Field(ge=2)] = 30
+    """of how many values there must be a mean before a `deviations` alarm"""
 
     @model_validator(mode="after")
     def _fits(self) -> Threshold:
-        if self.above is None and self.below is None:
-            raise ValueError("above or below, or both")
+        if self.above is None and self.below is None and self.deviations is None:
+            raise ValueError("above, below or deviations, one of them at least")
         if self.above is not None and self.below is not None and self.below > self.above:
             raise ValueError(
                 f"below ({self.below:g}) is greater than above ({self.above:g}): every value would be an alarm"
             )
+        if self.deviations is None and "after" in self.model_fields_set:
+            raise ValueError("after: belongs to deviations")
         return self
 
 

@@ -13,6 +13,10 @@ from mapping.record import is_topic_name
 
 ColumnType = Literal["double", "long", "boolean", "string"]
 NUMBERS: Final = frozenset({"double", "long"})
+TYPE_NAMES: Final[Mapping[ColumnType, str]] = {
+    "double": "finite number", "long": "whole number", "boolean": "true or false", "string": "text",
+}  # fmt: skip
+"""What a value is missing that is of no such type."""
 RECORD_COLUMNS: Final[Mapping[str, ColumnType | None]] = {
     "key": "string", "value": None, "topic": "string", "partition": "long", "offset": "long", "timestamp": None,
     "time": None, "levels": None, "content_type": "string", "headers": None, "record": None, "error": None,

@@ -247,6 +247,64 @@ async def test_alarms_are_the_readings_beyond_their_bounds(
     assert [letter.value for letter in await read_all(bootstrap, dead)] == [b"broken"]
 
 
+MEANS = """
+job = "anomalies"
+by = "name"
+thresholds = { load = { above = 90, deviations = 2.5, after = 10 } }
+sink = { kafka = "TARGET" }
+run = { checkpoint = "CHECKPOINT" }
+[source]
+topics = ["SOURCE"]
+decode = "senml"
+columns = { name = { type = "string", field = "n" }, load = { field = "v", optional = true } }
+dead_letters = "DEAD"
+"""
+
+
+async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restart(
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
+) -> None:
+    source, target = await new_topic(partitions=1), await new_topic(partitions=1)
+    options = declare(MEANS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
+    chance = random.Random(8)
+
+    def pack(device: int) -> bytes:
+        loads = [chance.gauss(20 + device, 2) if chance.random() < 0.9 else chance.choice([50, 95]) for _ in range(2)]
+        told = [{"n": "t", "v": load} for load in loads]
+        return json.dumps([{"bn": f"d{device}:"}, *told, {"n": "t", "vs": "fine"}]).encode()
+
+    for _ in range(2):
+        devices = [chance.randint(0, 2) for _ in range(45)]
+        await send(producer, source, [(f"d{device}", pack(device)) for device in devices])
+        await run_once(options)
+    running: dict[str, list[float]] = defaultdict(list)
+    expected: dict[str, dict[str, Any]] = {}
+    log = sorted(await read_all(bootstrap, source), key=lambda record: (record.partition, record.offset))
+    for record in log:
+        base, *measured = json.loads(record.value)
+        name = base["bn"] + "t"
+        for place, one in enumerate(measured):
+            if (load := one.get("v")) is None:
+                continue
+            about = f"{source}/{record.partition}/{record.offset}/{place}/load"
+            told = {"name": name, "id": about, "time": record.timestamp, "column": "load", "value": load}
+            before = running[name]
+            if load > 90:
+                expected[about] = {**told, "above": 90.0}
+            if len(before) >= 10 and abs(load - statistics.fmean(before)) > 2.5 * statistics.stdev(before):
+                mean, deviation = statistics.fmean(before), statistics.stdev(before)
+                expected[f"{about}/deviation"] = {
+                    **told, "id": f"{about}/deviation", "mean": mean, "deviation": deviation,
+                }  # fmt: skip
+            before.append(load)
+    assert {about.rpartition("/")[2] for about in expected} == {"load", "deviation"}
+    alarms = [json.loads(record.value) for record in await read_all(bootstrap, target)]
+    found = {alarm["id"]: alarm for alarm in alarms}
+    assert found.keys() == expected.keys()
+    assert len(alarms) == len(expected)
+    assert all(found[about] == pytest.approx(one) for about, one in expected.items())
+
+
 ENRICH = """
 job = "enrich"
 source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from spark_sinks.archive.delta import DeltaArchive
-from spark_sinks.job_file import JobFileError, made, read
-from spark_sinks.spec.jobs import KINDS
+from spark_sinks.job import known_jobs
+from spark_sinks.job_file import SUFFIXES, JobFileError, made, read
+from spark_sinks.spec.jobs import KINDS, NAMED
 from spark_sinks.spec.values import AGGREGATES, Aggregate, Duration, Term
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,11 @@ name = "audit"
 source = { topics = ["sensors"], gateways = ["http://127.0.0.1:8081"] }
 sink = { kafka = "audit" }
 """
+SENML = STATS.replace(
+    'columns = { temperature = "double", door = "boolean" }',
+    'decode = "senml", columns = { name = { type = "string", field = "n" }, temperature = { field = "v" } }',
+).replace('["key"]', '["name"]')
+MEANS = ANOMALIES.replace("above = 30", "deviations = 3")
 PYTHON = """
 from pyspark.sql import functions as F
 from spark_sinks.spec.jobs import Transform
@@ -93,16 +99,19 @@ def transform(readings):
 """
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
+FILES = sorted(path for path in EXAMPLES.iterdir() if path.suffix in SUFFIXES)
+
+
+@pytest.mark.parametrize("example", FILES, ids=lambda path: path.name)
 def test_every_example_is_good(example: Path) -> None:
     assert read(example).spec.topics
 
 
 def test_there_is_an_example_of_every_kind() -> None:
-    there = {read(path).spec.job for path in EXAMPLES.iterdir()}
+    there = {read(path).spec.job for path in FILES}
     assert there == KINDS.keys()
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert [path.name for path in EXAMPLES.iterdir() if f"(spark/{path.name})" not in page] == []
+    assert [path.name for path in FILES if f"(spark/{path.name})" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -144,6 +153,32 @@ def test_there_is_an_example_of_every_kind() -> None:
         (STATS, 'job = "window-stats"', "", "job: says which kind of job it is"),
         (STATS, '"window-stats"', '"transform"', "job: a transform is Python"),
         (STATS, "= {", "= {{", "not valid TOML"),
+        (STATS, "columns =", 'decode = "avro", columns =', "schema_file: belongs to avro and protobuf"),
+        (STATS, "columns =", 'schema_file = "x", columns =', "schema_file: belongs to avro and protobuf"),
+        (STATS, "columns =", 'message = "x", columns =', "source: message: belongs to protobuf, which needs it"),
+        (STATS, "columns =", "schema_id = 7, columns =", "schema_id: is in the header that framing"),
+        (STATS, "columns =", 'framing = "confluent", schema_id = 7, columns =', None),
+        (STATS, "columns =", 'decode = "cbor", columns =', None),
+        (STATS, "columns =", 'decode = "cbor", framing = "confluent", columns =', "header is before json, avro"),
+        (
+            STATS, "columns =", 'decode = "avro", schema_file = "no.avsc", columns =',
+            "source.schema_file: no.avsc: No such file or directory",
+        ),
+        (
+            STATS, "columns =", f'decode = "avro", schema_file = "{__file__}", columns =',
+            f"source.schema_file: {__file__}: no JSON",
+        ),
+        (
+            STATS, "columns =",
+            f'decode = "protobuf", message = "a.B", schema_file = "{EXAMPLES}/reading.avsc", columns =',
+            "source.schema_file: no messages with all that they import",
+        ),
+        (STATS, "columns =", 'decode = "senml", columns =', "columns.temperature: SenML has no field temperature;"),
+        (SENML, 'field = "v"', 'field = "vb"', "columns.temperature: vb is a boolean in SenML, no double"),
+        (SENML, '"senml"', '"senml", time = "t"', "time: each record of a SenML pack has its own"),
+        (SENML, 'field = "n"', 'field = "n", optional = true', "by: name is optional, and a pack is good as a whole"),
+        (SENML, '"unused"', '"unused", trigger = "real-time"', "source.decode: senml is decoded in Python, which"),
+        (ARCHIVE, '"none"', '"senml", columns = { v = {} }', "an archive has each record once, and a pack is several"),
         (STATS, '"unused"', '"unused", trigger = "real-time"', None),
         (STATS, '"unused"', '"unused", trigger = "continuous"', "run.trigger: Input should be 'micro-batch' or"),
         (STATS, '"unused"', '"unused", trigger = "real-time", interval = "1s"', "is too short for real time"),
@@ -173,7 +208,13 @@ def test_there_is_an_example_of_every_kind() -> None:
         (ENRICH, '"devices"', '"sensors"', "registry.topic: sensors is a source or a sink of this job"),
         (ENRICH, 'topic = "devices", ', "", "registry: a topic or a file, one of them"),
         (ANOMALIES, "above = 30", "above = 30, below = 40", "below (40) is greater than above (30)"),
-        (ANOMALIES, "above = 30", "", "thresholds.temperature: above or below, or both"),
+        (ANOMALIES, "above = 30", "", "thresholds.temperature: above, below or deviations, one of them"),
+        (ANOMALIES, "above = 30", "above = 30, after = 5", "thresholds.temperature: after: belongs to deviations"),
+        (ANOMALIES, "above = 30", "deviations = 0", "temperature.deviations: Input should be greater than 0"),
+        (ANOMALIES, "thresholds", 'forget = "1h"\nthresholds', "forget: belongs to thresholds with deviations"),
+        (MEANS, "deviations = 3", "deviations = 3, above = 30", None),
+        (MEANS, '"unused"', '"unused", trigger = "real-time"', "deviations are counted in Python"),
+        (MEANS, '"unused"', '"unused", state_rows = 1000', "run.state_rows: the means of devices are kept on"),
         (ANOMALIES, "temperature = { above", "door = { above", "thresholds: door is a boolean, and only"),
         (REPLAY, 'name = "again"', "", "name: is needed"),
         (REPLAY, '"sensors-again"', '"sensors"', "sink.kafka: sensors is a source of this job"),
@@ -274,7 +315,27 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
     assert f"trivium: {wrong}: aggregates.maximum: there is no column humidity" in told.output
     assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
     listed = CliRunner().invoke(app, ["spark", "list"]).output
-    assert all(f"  {kind}" in listed for kind in (*KINDS, "max-temperature"))
+    assert all(f"  {kind}" in listed for kind in (*KINDS, *NAMED))
+    assert {name: job.summary for name, job in known_jobs().items()} == NAMED
+
+
+@pytest.mark.parametrize(
+    ("good", "package", "said"),
+    [
+        (SENML, "cbor2", "source.decode: senml needs the package cbor2: pip install 'trivium[spark]'"),
+        (MEANS, "pandas", "thresholds: a running mean needs the package pandas: pip install 'trivium[spark]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, good: str, package: str, said: str
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(good)
+    assert read(path)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(JobFileError) as wrong:
+        read(path)
+    assert str(wrong.value) == f"{path}: {said}"
 
 
 @pytest.mark.parametrize("package", ["deltalake", "pyarrow"])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
+import struct
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import cbor2
+import fastavro
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks import decode
+from spark_sinks import decode, registry
 from spark_sinks.records import records, term
-from spark_sinks.spec.parts import Source
+from spark_sinks.spec.parts import Registry, Source
 from spark_sinks.spec.values import Term
+from spark_sinks.transforms import enrich
 
 SOURCE = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -36,7 +43,7 @@ def instant(ms: int) -> datetime:
 def frame(spark: SparkSession, sent: list[Sent]) -> DataFrame:
     at = instant(ARRIVAL_MS)
     rows = [(one.key, one.value, one.headers, "sensors", 1, n, at) for n, one in enumerate(sent)]
-    return spark.createDataFrame(rows, SOURCE)
+    return spark.createDataFrame(rows, SOURCE).coalesce(1)  # one task, hence one worker of Python
 
 
 def read(spark: SparkSession, sent: list[Sent], *by: str, **source: Any) -> list[Row]:
@@ -173,3 +180,124 @@ def test_random_bytes_never_stop_the_stream(spark: SparkSession, source: dict[st
     rows = read(spark, sent, "key", "level[1]", **source)
     assert len(rows) == len(values)
     assert all(row.error or (row.v is not None and row.time and row.key is not None) for row in rows)
+
+
+AVRO: dict[str, Any] = {
+    "type": "record", "name": "Reading", "namespace": "plant",
+    "fields": [
+        {"name": "v", "type": ["null", "float"]},
+        {"name": "from", "type": {"type": "record", "name": "Place", "fields": [
+            {"name": "floor", "type": "int"}, {"name": "room", "type": ["null", "string"]}]}},
+        {"name": "to", "type": ["null", "Place"]},
+        {"name": "mode", "type": {"type": "enum", "name": "Mode", "symbols": ["OFF", "HEATING"]}},
+        {"name": "t", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "rest", "type": {"type": "map", "values": "bytes"}},
+    ],
+}  # fmt: skip
+
+
+def avro_bytes(record: dict[str, Any]) -> bytes:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, AVRO, record)
+    return written.getvalue()
+
+
+def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    sent = [
+        {
+            "v": chance.choice([None, chance.uniform(-50, 50)]),
+            "from": {"floor": chance.randint(-3, 90), "room": chance.choice([None, "Küche"])},
+            "to": chance.choice([None, {"floor": 1, "room": "b"}]), "mode": chance.choice(["OFF", "HEATING"]),
+            "t": (ARRIVAL_MS - chance.randint(0, 9_999)) * 1_000, "rest": {"a": b"x"},
+        }
+        for _ in range(40)
+    ]  # fmt: skip
+    good = [avro_bytes(one) for one in sent]
+    noise = [chance.randbytes(chance.randint(0, 30)) for _ in range(300)]
+    noise += [bytes(b ^ (chance.random() < 0.1) << chance.randrange(8) for b in value) for value in good]
+    noise += [good[0][:place] for place in range(len(good[0]))]
+    noise += [b"\x02" + b"\xfe\xff\xff\xff\x0f" * 3]  # a text of two gigabytes
+    schema = tmp_path / "reading.avsc"
+    schema.write_text(json.dumps(AVRO))
+    columns = {
+        "v": {"optional": True}, "floor": {"type": "long", "field": "from.floor"},
+        "room": {"type": "string", "field": "from.room", "optional": True},
+        "target": {"type": "double", "field": "to.floor", "optional": True}, "mode": {"type": "string"},
+    }  # fmt: skip
+    header = b"\x00" + struct.pack(">I", 7)
+    values = [*(header + value for value in (*good, *noise)), *good, b"\x00\x00\x00\x00\x08" + good[0], None]
+    rows = read(
+        spark, [Sent(value) for value in values], decode="avro", schema_file=str(schema), columns=columns, time="t",
+        framing="confluent", schema_id=7,
+    )  # fmt: skip
+    expected = [
+        (
+            None if one["v"] is None else struct.unpack("f", struct.pack("f", one["v"]))[0], one["from"]["floor"],
+            one["from"]["room"], one["to"] and one["to"]["floor"], one["mode"], one["t"] // 1_000, None,
+        )
+        for one in sent
+    ]  # fmt: skip
+    told = [(row.v, row.floor, row.room, row.target, row.mode, row.time_ms, row.error) for row in rows]
+    assert told[: len(good)] == expected
+    assert all(row.error or (row.floor is not None and row.mode) for row in rows)
+    assert {row.error for row in rows[len(good) + len(noise) : -2]} <= {
+        "the value has no Confluent header", "the value was written with schema 16843009, not 7",
+    } | {row.error for row in rows if (row.error or "").startswith("the value was written with schema")}  # fmt: skip
+    assert [row.error for row in rows[-2:]] == [
+        "the value was written with schema 8, not 7", "the value is no record of the schema",
+    ]  # fmt: skip
+
+
+def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
+    chance = random.Random(5)
+    pack = json.dumps([{"bn": "a:", "n": "t", "v": 20, "t": -5}, {"n": "h", "v": 60, "bt": 1.7e9}]).encode()
+    packed = cbor2.dumps([{-2: "b:", 0: "t", 2: 21.5, 6: (ARRIVAL_MS + 600_000) / 1000}])
+    noise = [chance.randbytes(chance.randint(0, 30)) for _ in range(50)]
+    sent = [Sent(pack), Sent(packed, key=None), Sent(pack, headers=[("creation-time", b"%d" % (ARRIVAL_MS - 9_000))])]
+    sent += [Sent(value) for value in (b'[{"n": "a", "v": 1}, {"n": "b"}]', None, *noise)]
+    columns = {"name": {"type": "string", "field": "n"}, "load": {"field": "v"}}
+    rows = read(spark, sent, "level[3]", decode="senml", columns=columns)
+    found = [(row.offset, row.name, row.load, row.time_ms, row.error, row[decode.PLACE]) for row in rows[:7]]
+    no_level = "level[3] is missing or no text"
+    assert found[:5] == [
+        (0, "a:t", 20.0, ARRIVAL_MS - 5_000, None, 0), (0, "a:h", 60.0, 1_700_000_000_000, None, 1),
+        (1, "b:t", 21.5, ARRIVAL_MS, no_level, 0),
+        (2, "a:t", 20.0, ARRIVAL_MS - 14_000, None, 0), (2, "a:h", 60.0, 1_700_000_000_000, None, 1),
+    ]  # fmt: skip
+    assert [row[4] for row in found[5:]] == [
+        "record 1 of the pack: a record has one of v, vs, vb and vd, or a sum", "there is no value",
+    ]  # fmt: skip
+    assert len(rows) == 2 + len(sent)
+    assert all(row.error for row in rows[5:])
+
+    values = [cbor2.dumps({"at": {"t": ARRIVAL_MS - 7}, "n": n, "v": n / 2}) for n in range(3)]
+    rows = read(
+        spark, [Sent(value) for value in (*values, b"\xa0", *noise)], decode="cbor", time="at.t",
+        columns={"v": "double", "n": "long"},
+    )  # fmt: skip
+    assert [(row.v, row.n, row.time_ms, row.error) for row in rows[:4]] == [
+        *((n / 2, n, ARRIVAL_MS - 7, None) for n in range(3)),
+        (None, None, ARRIVAL_MS, "v is missing or no finite number"),
+    ]
+    assert all(row.error for row in rows[4:])
+
+
+def test_a_registry_that_is_a_file(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "devices.csv").write_text('key,room,limit,on\na,kitchen,7,true\nb,"the attic, left",,\n')
+    (tmp_path / "devices.json").write_text('{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n')
+    columns = {"room": {"type": "string"}, "limit": {"type": "double"}, "on": {"type": "boolean"}}
+    checked = decode.readings(
+        records(frame(spark, [Sent(b"1", key=key) for key in (b"a", b"b", b"c")])),
+        Source(topics=("sensors",), decode="none", dead_letters="dlq"),
+    )
+    for name, expected in {
+        "devices.csv": [("kitchen", 7.0, True, None), ("the attic, left", None, None, None), (None, None, None, "key")],
+        "devices.json": [("hall", 7.5, None, None), (None, None, None, "key"), (None, None, None, None)],
+    }.items():
+        known = registry.read(spark, Registry(file=str(tmp_path / name), columns=columns), {})
+        rows = enrich.enriched(checked, Term.parse("key"), known).orderBy("offset").collect()
+        assert [(row.room, row.limit, row.on, row.error and row.error[:3]) for row in rows] == expected
+    (tmp_path / "wrong.json").write_text('{"room": "hall"}')
+    with pytest.raises(ValueError, match="entry 1 has no key"):
+        registry.read(spark, Registry(file=str(tmp_path / "wrong.json"), columns=columns), {})

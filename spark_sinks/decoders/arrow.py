@@ -1,0 +1,81 @@
+"""The decoders that are Python, in Spark's workers: a column of values in, a column of readings out, by Arrow.
+
+Only the values go to the workers; everything else of a record stays where it is, however many readings it has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql.pandas.functions import arrow_udf
+
+from spark_sinks.decoders.cbor import Cbor
+from spark_sinks.decoders.protobuf import Protobuf
+from spark_sinks.decoders.senml import Senml
+from spark_sinks.decoders.values import Decoder, decoded, wanted
+from spark_sinks.spec.parts import Source
+
+TIME: Final = "_time"
+_SQL: Final = {"double": "double", "long": "bigint", "boolean": "boolean", "string": "string"}
+
+
+def decoder(source: Source) -> Decoder:
+    """The decoder of a job; OSError where its file of descriptors cannot be read."""
+    columns = wanted(source)
+    if source.decode == "senml":
+        return Senml(columns)
+    if source.decode == "cbor":
+        return Cbor(columns, source.time)
+    assert source.schema_file is not None and source.message is not None  # noqa: PT018 - `Source._fits`
+    return Protobuf(
+        columns,
+        source.time,
+        Path(source.schema_file).read_bytes(),
+        source.message,
+        framed=source.framing == "confluent",
+        schema_id=source.schema_id,
+    )
+
+
+def readings(value: Column, sent_ms: Column, source: Source) -> Column:
+    """Decode values.
+
+    Args:
+        value: binary.
+        sent_ms: when each was sent, epoch ms.
+        source: what is declared.
+
+    Returns:
+        a struct of `error` (null: the value is good) and `readings`, an array of structs of the declared columns
+        under their names and the time as text, `TIME`.
+    """
+    decode = decoder(source)
+    names = [*source.columns, TIME]
+    reading = ", ".join(f"`{name}`: {_SQL[column.type]}" for name, column in source.columns.items())
+    returned = f"struct<error: string, readings: array<struct<{reading}, {TIME}: string>>>"
+    types = pa.struct(
+        [
+            ("error", pa.string()),
+            ("readings", pa.list_(pa.struct([(name, _arrow(source, name)) for name in names]))),
+        ]
+    )
+
+    def of_batch(values: pa.Array, sent: pa.Array) -> pa.Array:  # by these hints Spark knows its kind
+        made = []
+        for one, at in zip(values.to_pylist(), sent.to_pylist(), strict=True):
+            error, rows = decoded(decode, one, at)
+            made.append({"error": error, "readings": [dict(zip(names, row, strict=True)) for row in rows]})
+        return pa.array(made, types)
+
+    # Not deterministic, so that Spark does not read each value once more for every condition on what is in it.
+    make: Any = arrow_udf  # its stubs know no function of two arrays
+    made: Column = make(of_batch, returned).asNondeterministic()(value, sent_ms)
+    return made
+
+
+def _arrow(source: Source, name: str) -> Any:
+    kinds = {"double": pa.float64(), "long": pa.int64(), "boolean": pa.bool_(), "string": pa.string()}
+    return pa.string() if name == TIME else kinds[source.columns[name].type]

@@ -1,0 +1,66 @@
+"""What a job needs beside its file: packages, and files of schemas that fit its columns."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from spark_sinks.decoders import avro
+from spark_sinks.decoders.values import wanted
+from spark_sinks.spec.declaration import Declaration
+from spark_sinks.spec.jobs import Anomalies, JobSpec
+from spark_sinks.spec.parts import Source
+
+_DECODERS: Final = {
+    "cbor": ("cbor2", "pyarrow"), "senml": ("cbor2", "pyarrow"), "protobuf": ("google.protobuf", "pyarrow"),
+}  # fmt: skip
+_STATE: Final = ("pandas", "pyarrow", "google.protobuf")
+
+
+def lacks(spec: Declaration) -> Iterator[str]:
+    """One sentence for each thing that is not there, or does not fit."""
+    if not isinstance(spec, JobSpec):
+        return
+    missing = _missing(_DECODERS.get(spec.source.decode, ()))
+    if missing:
+        yield f"source.decode: {spec.source.decode} {_needs(missing)}"
+    if isinstance(spec, Anomalies) and spec.has_state and (gone := _missing(_STATE)):
+        yield f"thresholds: a running mean {_needs(gone)}"
+    if not missing and spec.source.schema_file is not None:
+        yield from (f"source.{lack}" for lack in _of_schema(spec.source, Path(spec.source.schema_file)))
+
+
+def _of_schema(source: Source, file: Path) -> Iterator[str]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        yield f"schema_file: {file}: {error.strerror}"
+        return
+    if source.decode == "avro":
+        try:
+            schema = avro.Schema(content.decode())
+        except (avro.SchemaError, UnicodeDecodeError) as error:
+            yield f"schema_file: {file}: {error}"
+        else:
+            yield from schema.lacks(wanted(source), source.time)
+    else:
+        from spark_sinks.decoders import protobuf  # noqa: PLC0415 - only where the package is there
+
+        yield from protobuf.lacks(content, source.message or "", wanted(source), source.time)
+
+
+def _missing(packages: Collection[str]) -> list[str]:
+    return [name for name in packages if not _is_there(name)]
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # what it is in
+        return False
+
+
+def _needs(missing: Collection[str]) -> str:
+    return f"needs the package {', '.join(missing)}: pip install 'trivium[spark]'"

@@ -1,0 +1,160 @@
+"""Protobuf messages by a file of descriptors: what `protoc --include_imports --descriptor_set_out=FILE` writes."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from spark_sinks.decoders import framing
+from spark_sinks.decoders.values import Fault, Row, Wanted, row
+from spark_sinks.spec.values import TYPE_NAMES
+
+TIMESTAMP: Final = "google.protobuf.Timestamp"
+_WHOLE: Final = {
+    FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64,
+}  # fmt: skip
+_TYPES: Final[dict[str, set[int]]] = {
+    "double": {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT, *_WHOLE},
+    "long": _WHOLE,
+    "boolean": {FieldDescriptor.CPPTYPE_BOOL},
+    "string": {FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_ENUM},
+}
+
+
+@dataclass(frozen=True)
+class Protobuf:
+    """Reads messages.
+
+    Attributes:
+        columns: the declared ones.
+        time: path of the field with the time, or None.
+        descriptors: the file's bytes.
+        message: the full name of the message.
+        framed: whether a Confluent header is before it.
+        schema_id: that the header must have; None: any.
+    """
+
+    columns: tuple[Wanted, ...]
+    time: str | None
+    descriptors: bytes
+    message: str
+    framed: bool = False
+    schema_id: int | None = None
+
+    def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
+        """See `Decoder`. A field without presence (proto3 without `optional`) that is not there is zero or empty."""
+        if self.framed:
+            value = framing.unframed(value, self.schema_id, indexes=True)
+        made = message_factory.GetMessageClass(_descriptor(self.descriptors, self.message))()
+        try:
+            made.ParseFromString(value)
+        except DecodeError as error:
+            raise Fault(f"the value is no {self.message}") from error
+        return [row(self.columns, functools.partial(_at, made), self.time and _at(made, self.time))]
+
+
+def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str | None) -> Iterator[str]:
+    """What a file of descriptors does not have, or in another type: one sentence each, with the key of the source."""
+    try:
+        names = _messages(descriptors)
+        found = _descriptor(descriptors, message) if names else None
+    except KeyError:
+        found = None
+    except (DecodeError, TypeError):
+        names, found = [], None
+    if not names:
+        yield "schema_file: no messages with all that they import; protoc --include_imports --descriptor_set_out=FILE"
+        return
+    if found is None:
+        near = difflib.get_close_matches(message, names, n=1)
+        yield f"message: there is no {message} in the file{f' (did you mean {near[0]}?)' if near else ''}"
+        return
+    for column in columns:
+        place = f"columns.{column.name}"
+        field = _field(found, column.path)
+        if isinstance(field, str):
+            yield f"{place}: {field}"
+        elif field.cpp_type not in _TYPES[column.type]:
+            yield f"{place}: {column.path} is no {TYPE_NAMES[column.type]} in {message}"
+    if time is not None:
+        field = _field(found, time)
+        if isinstance(field, str):
+            yield f"time: {field}"
+        elif field.cpp_type not in _TYPES["double"] | _TYPES["string"] and not _is_timestamp(field):
+            yield f"time: {time} is no number, text or {TIMESTAMP} in {message}"
+
+
+def _field(of: Descriptor, path: str) -> FieldDescriptor | str:
+    """The field at a path with dots, or why there is none."""
+    *objects, last = path.split(".")
+    for name in objects:
+        inner = of.fields_by_name.get(name)
+        if inner is None or inner.message_type is None or inner.is_repeated:
+            return f"{name} is no single message in {of.full_name}"
+        of = inner.message_type
+    field = of.fields_by_name.get(last)
+    if field is None:
+        return f"there is no field {last} in {of.full_name}; it has {', '.join(of.fields_by_name)}"
+    return f"{last} is repeated in {of.full_name}" if field.is_repeated else field
+
+
+def _at(message: Any, path: str) -> Any:
+    """What a message has at a path; None where a part that tells its presence is not there."""
+    found: Any = message
+    for name in path.split("."):
+        field = found.DESCRIPTOR.fields_by_name[name]
+        if field.has_presence and not found.HasField(name):
+            return None
+        found = getattr(found, name)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        value = field.enum_type.values_by_number.get(found)
+        return str(found) if value is None else value.name
+    if _is_timestamp(field):
+        return found.seconds * 1000 + found.nanos // 1_000_000
+    return found
+
+
+def _is_timestamp(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.full_name == TIMESTAMP
+
+
+@functools.lru_cache(maxsize=8)
+def _descriptor(descriptors: bytes, message: str) -> Descriptor:
+    """The message in a file of descriptors; KeyError, TypeError or DecodeError where it cannot be had."""
+    pool = descriptor_pool.DescriptorPool()
+    files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
+    files.setdefault(Timestamp.DESCRIPTOR.file.name, _of_timestamp())
+    added: set[str] = set()
+
+    def add(file: Any) -> None:
+        if file.name in added:
+            return
+        added.add(file.name)
+        for name in file.dependency:
+            if name in files:
+                add(files[name])
+        pool.AddSerializedFile(file.SerializeToString())
+
+    for file in files.values():
+        add(file)
+    return pool.FindMessageTypeByName(message)
+
+
+def _of_timestamp() -> descriptor_pb2.FileDescriptorProto:
+    """That of `Timestamp`, for sets that were written without what they import."""
+    return descriptor_pb2.FileDescriptorProto.FromString(Timestamp.DESCRIPTOR.file.serialized_pb)
+
+
+def _messages(descriptors: bytes) -> list[str]:
+    """The full names of the messages that are not inside of others."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    return [f"{file.package}.{one.name}" if file.package else one.name for file in files for one in file.message_type]
