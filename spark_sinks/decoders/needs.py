@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 from spark_sinks.decoders import avro
 from spark_sinks.decoders.values import wanted
 from spark_sinks.spec.declaration import Declaration
-from spark_sinks.spec.jobs import Anomalies, JobSpec
+from spark_sinks.spec.jobs import Anomalies, JobSpec, installed
 from spark_sinks.spec.parts import Source
 
 _DECODERS: Final = {
@@ -52,14 +51,7 @@ def _of_schema(source: Source, file: Path) -> Iterator[str]:
 
 
 def _missing(packages: Collection[str]) -> list[str]:
-    return [name for name in packages if not _is_there(name)]
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # what it is in
-        return False
+    return [name for name in packages if not installed(name)]
 
 
 def _needs(missing: Collection[str]) -> str:

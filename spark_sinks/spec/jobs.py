@@ -264,12 +264,13 @@ def lacking(archive: str, *, upkeep: bool = False) -> Iterator[str]:
     """One sentence for each package of the extra `lake` that an archive of this format needs and that is not there."""
     of_format = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
     for package in of_format.get(archive, ("pyarrow",) if upkeep else ()):
-        if not _installed(package):
+        if not installed(package):
             what = "the upkeep of Parquet files" if archive == "parquet" else archive
             yield f"sink.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
 
-def _installed(package: str) -> bool:
+def installed(package: str) -> bool:
+    """Whether a package can be imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
