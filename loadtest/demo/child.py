@@ -1,7 +1,7 @@
 """The launcher of the demo's processes: becomes the given command, which is asked to stop when its parent ends.
 
-It runs as a file of its own, before the command, because the wish must be made in the child between fork and exec,
-where a parent with threads may not run Python code. SIGTERM and not SIGKILL: the gateway and Spark stop in order.
+It runs as a file of its own, before the command, because the signal must be asked for in the child between fork and
+exec, where a parent with threads may not run Python code. SIGTERM and not SIGKILL: the gateway and Spark stop in order.
 Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports nothing but the standard library.
 """
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # it died before the wish was made
+    if os.getppid() != int(parent):  # it died before it was asked for
         sys.exit(PARENT_IS_GONE)
     os.execvp(command[0], command)
 

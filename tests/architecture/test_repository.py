@@ -138,5 +138,5 @@ def test_locks_agree():
     assert pins("gateway.txt") <= pins("dev.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # One spelling of a name, as package indexes have it (PEP 503).
-    named = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", wish)[0]).lower() for wish in project["dependencies"]}
+    named = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", one)[0]).lower() for one in project["dependencies"]}
     assert named <= {pin.partition("==")[0] for pin in pins("gateway.txt")}

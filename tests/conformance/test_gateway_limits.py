@@ -26,8 +26,8 @@ async def limited(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 async def test_qos_1_at_most(limited: GatewayProcess, connect: Connect, place: str) -> None:
     client = await connect(to=limited)
     assert client.granted.maximum_qos == 1
-    wishes = [Subscription(f"{place}/{qos}", qos) for qos in range(3)]
-    assert (await client.subscribe(*wishes)).reason_codes == (0, 1, 1)
+    subscriptions = [Subscription(f"{place}/{qos}", qos) for qos in range(3)]
+    assert (await client.subscribe(*subscriptions)).reason_codes == (0, 1, 1)
     assert await client.publish(f"{place}/2", b"x", 1) == 0
     assert (await client.message()).qos == 1
     client.send(Publish(f"{place}/2", b"y", 2, packet_id=7))

@@ -18,11 +18,11 @@ def share(place: str) -> str:
 
 
 @pytest.mark.clause("MQTT-4.8.2-3", "MQTT-3.8.4-8")
-@pytest.mark.parametrize("wish", [0, 1, 2])
-async def test_the_granted_qos_is_kept(connect: Connect, place: str, share: str, wish: int) -> None:
+@pytest.mark.parametrize("asked", [0, 1, 2])
+async def test_the_granted_qos_is_kept(connect: Connect, place: str, share: str, asked: int) -> None:
     member, sender = await connect(), await connect()
-    (granted,) = (await member.subscribe(Subscription(share, wish))).reason_codes
-    assert granted <= wish
+    (granted,) = (await member.subscribe(Subscription(share, asked))).reason_codes
+    assert granted <= asked
     for qos in range(3):
         await sender.publish(f"{place}/{qos}", b"", qos)
     assert [m.qos for m in await member.messages(3)] == [min(qos, granted) for qos in range(3)]

@@ -17,8 +17,8 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 @BOTH
 async def test_one_suback_for_many_filters(connect: Connect, place: str, version: int) -> None:
     client = await connect(version=version)
-    wishes = tuple(Subscription(f"{place}/{name}", qos) for name, qos in (("a", 2), ("b", 0), ("c/#", 1), ("+", 0)))
-    client.send(packets.Subscribe(0xABCD, wishes))
+    asked = tuple(Subscription(f"{place}/{name}", qos) for name, qos in (("a", 2), ("b", 0), ("c/#", 1), ("+", 0)))
+    client.send(packets.Subscribe(0xABCD, asked))
     assert await client.expect(packets.Suback) == packets.Suback(0xABCD, (2, 0, 1, 0))
     for topic, qos in ((f"{place}/a", 2), (f"{place}/b", 0), (f"{place}/c/d", 1), (f"{place}/e", 0)):
         sender = await connect()

@@ -176,10 +176,10 @@ class RawClient:
 
     async def subscribe(self, *filters: str | packets.Subscription, **properties: Any) -> packets.Suback:
         """Subscribe, QoS 2 unless told otherwise, and wait for SUBACK."""
-        wishes = tuple(
+        subscriptions = tuple(
             one if isinstance(one, packets.Subscription) else packets.Subscription(one, 2) for one in filters
         )
-        self.send(packets.Subscribe(self.new_id(), wishes, Properties(**properties) if properties else None))
+        self.send(packets.Subscribe(self.new_id(), subscriptions, Properties(**properties) if properties else None))
         return await self.answer(packets.Suback, self._next_id)
 
     async def unsubscribe(self, *filters: str) -> packets.Unsuback:

@@ -154,14 +154,14 @@ async def test_shared_subscriptions(
 ) -> None:
     """Links of one name share its messages, over containers when it is global; a volatile one ends with them."""
     topic = await new_topic(partitions=1)
-    wish = Capabilities("topic", "shared", "global")
+    wanted = Capabilities("topic", "shared", "global")
 
     def receive(connection: BlockingConnection) -> list[bytes]:
         assert "SHARED-SUBS" in [str(name) for name in connection.conn.remote_offered_capabilities]
         other = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, container_id="other")
-        first = connection.create_receiver(topic, credit=0, name=f"{topic}|global-volatile1", options=wish)
+        first = connection.create_receiver(topic, credit=0, name=f"{topic}|global-volatile1", options=wanted)
         assert capabilities(first) == ["topic", "shared", "global"]
-        second = other.create_receiver(topic, credit=0, name=f"{topic}|global-volatile2", options=wish)
+        second = other.create_receiver(topic, credit=0, name=f"{topic}|global-volatile2", options=wanted)
         sender = connection.create_sender(topic)
         for number in range(2):
             sender.send(data(b"%d" % number))
@@ -197,13 +197,13 @@ async def test_a_group_of_another_topic_is_not_deleted(
     """Who knows a group's name has no power over what it has committed in topics that are not his."""
     topic, other = await new_topic(partitions=1), await new_topic(partitions=1)
     await produce(bootstrap, other, [b"x"])
-    wish = Capabilities("shared", "global")
+    wanted = Capabilities("shared", "global")
 
     def work(connection: BlockingConnection) -> None:
         receiver = connection.create_receiver(f"{other}/group.id/{other}", credit=1)
         take(receiver)
         receiver.close()
-        option = [DurableSubscription(), wish]
+        option = [DurableSubscription(), wanted]
         connection.create_receiver(topic, credit=1, name=other, options=option).close()
         # Attaching once more waits until the first link has left, and its end was decided.
         connection.create_receiver(topic, credit=1, name=other, options=option).close()

@@ -206,11 +206,11 @@ async def test_over_websocket(new_client: NewClient, new_jms: NewJms, amqp_gatew
 async def test_silence_is_bridged_by_both_sides(
     new_client: NewClient, new_jms: NewJms, bootstrap: str, tmp_path: Path, own: str
 ) -> None:
-    """Each wants a sign of life every three seconds, and the gateway every four."""
+    """Each wants a heartbeat every three seconds, and the gateway every four."""
     async with running(tmp_path, bootstrap, QUIET) as gateway:
         jms = await new_jms("amqp.idleTimeout=3000", at=gateway)
         consumer = await (await jms.session()).consumer(f"topic:{own}")
-        # proton's blocking client comes last: it shows a sign of life only while it waits.
+        # proton's blocking client comes last: it sends heartbeats only while it waits.
         clients = [await new_client(kind, at=gateway, idle_ms=3000) for kind in reversed(EVERY)]
         receivers = [await client.receiver(own) for client in clients]
         silences = await asyncio.gather(
