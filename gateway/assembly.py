@@ -49,6 +49,7 @@ from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
+from gateway.rates import Rates
 from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -99,6 +100,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
     tracing: Tracing | None  # makes spans; None: off
     strangers: Strangers  # counts bytes from clients that have not logged in
+    rates: Rates  # limits how much clients publish a second
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -157,6 +159,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
+        rates=Rates(config.limits, process.loop.time),
     )
 
 
@@ -345,6 +348,7 @@ def parts_with_statistics(
         ("kafka", log.groups.by_group),
         ("group_names", state.groups.statistics),
         ("strangers", security.strangers.statistics),
+        ("limits", security.rates.statistics),
         ("authentication", security.authenticator.statistics),
     )
 

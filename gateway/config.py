@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gateway.secret import is_secret_name
-from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
+from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, LimitsConfig, MappingConfig
 from gateway.settings.protocols import (
     AddressRule,
     AmqpConfig,
@@ -108,6 +108,7 @@ __all__ = [
     "EmbeddedConfig",
     "HttpConfig",
     "KafkaConfig",
+    "LimitsConfig",
     "LogConfig",
     "ManagementConfig",
     "MqttConfig",
@@ -138,6 +139,7 @@ class Config(BaseSettings):
     kafka: KafkaConfig = KafkaConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
     budget: BudgetConfig = BudgetConfig()
+    limits: LimitsConfig = LimitsConfig()
     mqtt: MqttConfig = MqttConfig()
     amqp: AmqpConfig = AmqpConfig()
     http: HttpConfig = HttpConfig()

@@ -104,6 +104,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
         counters=state.parts.counters,
+        rates=security.rates,
         self_delivery=state.parts.qos2.self_delivery,
         clock=process.loop.time,
         wall_clock=wall_clock,
@@ -135,6 +136,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
         authenticator=security.authenticator,
         access=security.access_list,
+        rates=security.rates,
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 16),
     )
@@ -181,5 +183,6 @@ def make_rest(
         random_id=partial(secrets.token_hex, 16),
         tracing=security.tracing,
         strangers=security.strangers,
+        rates=security.rates,
     )
     return RestListener(services, tls=security.tls_context, websockets=websockets)

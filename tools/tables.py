@@ -36,6 +36,7 @@ from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.observe.metrics import describe
 from gateway.pauses import PauseStatistics
+from gateway.rates import RateStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
@@ -63,6 +64,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "strangers": StrangersStatistics,
+        "limits": RateStatistics,
         "group_names": GroupNamesStatistics,
     },
     "The process": {

@@ -23,9 +23,11 @@ from gateway.amqp.transactions import Coordinator
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
 from gateway.net.pump import Pump
+from gateway.rates import CreditPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
+from gateway.security.throttle import host_of
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
@@ -102,7 +104,9 @@ class AmqpConnection(AttachingPeer):
             kind = type(event)
             if kind is TransferReceived:
                 incoming = event.link.context
-                position = incoming.receive_run(events, position, now_ms)
+                first, position = position, incoming.receive_run(events, position, now_ms)
+                if self.rate is not None:
+                    self.rate.rate.spend(0, sum(len(one.data) for one in events[first:position]))
                 if not incoming.touched:
                     incoming.touched = True
                     touched.append(incoming)
@@ -131,6 +135,8 @@ class AmqpConnection(AttachingPeer):
         if self._expiry is not None:
             self._expiry.set(None)
         self._register.discard(self)
+        if self.rate is not None:
+            self.rate.end()
         if self._incoming is not NO_SENDERS:
             self.budget.gate.unsubscribe(self._own_gate)
             self._own_gate(True)
@@ -287,6 +293,8 @@ class AmqpConnection(AttachingPeer):
     def _take(self, event: TransactionalTransfer | TransferOversized) -> None:
         """A message for a transaction, or one that is too large, which may be for one too."""
         link, delivery = event.link.context, event.delivery
+        if self.rate is not None:
+            self.rate.rate.spend(0, event.size if isinstance(event, TransferOversized) else len(event.data))
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
         if isinstance(event, TransferOversized):
             link.oversized(delivery, event.size, transaction)
@@ -333,6 +341,9 @@ class AmqpConnection(AttachingPeer):
         self.grant = self.services.access.for_identity(identity)
         self.container_id = event.container_id
         self.pump.identified()
+        rates = self.services.rates
+        rate = rates.sender(identity, host_of(self.pump.peer), rates.connection())
+        self.rate = None if rate is None else CreditPause(rate, self.subject)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name)
 
@@ -349,8 +360,7 @@ class AmqpConnection(AttachingPeer):
                 del self._incoming[context]
                 self.services.gates.senders -= 1
                 self.services.gates.forget(context)
-                context.share.end()
-                context.sender.leave()
+                context.leave()
         elif isinstance(context, Coordinator):
             context.lost()
         elif isinstance(context, OutgoingLink):

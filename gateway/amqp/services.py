@@ -20,6 +20,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Places
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
+from gateway.rates import Rates
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
@@ -43,6 +44,7 @@ class Services:
         transactions: Transactions,
         authenticator: Authenticator,
         access: AccessList,
+        rates: Rates,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
@@ -54,6 +56,7 @@ class Services:
         self.names = names  # whose the groups are
         self.authenticator = authenticator
         self.access = access
+        self.rates = rates
         self.wall_clock = wall_clock
         self.kinds = Kinds(config.addresses)
         self.counts = Counts()

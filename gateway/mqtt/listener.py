@@ -13,7 +13,6 @@ from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.net.protocol_listener import ProtocolListener
 from gateway.net.pump import WRITE_HIGH, Pump
 from gateway.net.strangers import Strangers
-from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, SHARE
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from protocols.mqtt.connection import Connection
@@ -83,7 +82,7 @@ class MqttListener(ProtocolListener):
         self._services.publisher.fence.then(thaw)
 
     def _thaw(self, pump: Pump) -> None:
-        if not pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET, SHARE):
+        if not pump.is_held_back:
             cast("Connection", pump.connection).resume_keepalive(self._services.clock())
         pump.resume_reading(FROZEN)
         if pump.unwritten <= WRITE_HIGH:  # else it is called by the transport

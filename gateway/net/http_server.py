@@ -16,6 +16,7 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
+from flowcontrol.bucket import RateLimit
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
 from gateway.flow import subject
@@ -56,7 +57,7 @@ class HttpConnection(RequestsInTurn):
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "unacknowledged",
+        "rate", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +76,7 @@ class HttpConnection(RequestsInTurn):
         self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
         self.unacknowledged: ConnectionBudget | None = None
+        self.rate: RateLimit | None = None  # of what is published on it; None: not asked for yet, or not limited
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
         self._refuse = refuse

@@ -20,7 +20,7 @@ from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
-from gateway.pauses import CONNECTION_BUDGET, SHARE, SLOW_READER, UNANSWERED, pauses
+from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, RATES, SHARE, SLOW_READER, UNANSWERED, pauses
 from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
 from gateway.turns import SLICE_S
@@ -38,7 +38,10 @@ PIECE_MOST: Final = 4 * PIECE  # where the pieces before were little work
 LITTLE_S: Final = SLICE_S / 16
 """A `PIECE` that takes less is little work."""
 NOTHING: Final[frozenset[str]] = frozenset()
-NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED)
+IN_TURN: Final = frozenset((SLICED,))
+HOLD_BACK: Final = (PROCESS_BUDGET, CONNECTION_BUDGET, SHARE, *RATES)
+"""Reasons for which what was read already waits as well."""
+NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED, *RATES)
 """Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
 
 
@@ -83,8 +86,8 @@ class Pump(asyncio.Protocol):
 
     __slots__ = (
         "_ahead", "_alarms", "_clock", "_closed", "_eof", "_events", "_holding", "_lost", "_outgoing", "_pauses",
-        "_piece", "_spawn", "_stranger", "_strangers", "_timer", "_timer_at", "_unread", "_writes", "connection",
-        "flushing", "handler", "lingering", "peer", "transport", "writable",
+        "_piece", "_rest", "_spawn", "_stranger", "_strangers", "_timer", "_timer_at", "_unread", "_writes",
+        "connection", "flushing", "handler", "lingering", "peer", "transport", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +127,7 @@ class Pump(asyncio.Protocol):
         self._events: list[Any] | None = None  # that wait behind the session's own waiting; most pumps never have any
         self._ahead = 0  # bytes that may still be read meanwhile
         self._eof = False  # the peer has closed meanwhile
+        self._rest = b""  # of a long read: bytes that wait for their turn, or for the end of a pause
         self._piece = PIECE  # bytes of a read that are taken at once, as much as was little work so far
         self._holding = False
         self.flushing = False  # whether a flush is to come: something was written in this turn of the loop
@@ -156,6 +160,9 @@ class Pump(asyncio.Protocol):
             return
         if self._stranger is not None and not self._stranger.took(len(data)):
             return
+        if self._rest:  # TLS may have had more
+            self._rest += data
+            return
         connection = self.connection
         if self._holding:
             self._ahead -= len(data)
@@ -176,7 +183,9 @@ class Pump(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         """Take a long read piece by piece: a quarter of a megabyte may be ten thousand things to do.
 
-        What is left when others have waited long enough comes in the next turn; until then the socket is not read.
+        What is left when others have waited long enough comes in the next turn; and what is left when the connection is
+        paused comes when it goes on: else it had a quarter of a megabyte more than its share. The socket is not read
+        until then.
         """
         began = now = time.perf_counter()
         at = 0
@@ -187,9 +196,11 @@ class Pump(asyncio.Protocol):
                 break
             at += size
             before, now = now, time.perf_counter()
-            if now - began >= SLICE_S and at < len(data):
+            if at < len(data) and (now - began >= SLICE_S or self.is_held_back):
+                self._rest = data[at:]
+                if not self.is_held_back:
+                    asyncio.get_running_loop().call_soon(self._go_on)
                 self.pause_reading(SLICED)
-                asyncio.get_running_loop().call_soon(self._go_on, data[at:])
                 break
             if (now - before) * PIECE < LITTLE_S * size:
                 self._piece = min(2 * size, PIECE_MOST)
@@ -197,14 +208,23 @@ class Pump(asyncio.Protocol):
                 self._piece = max(size // 2, PIECE)
         self.flush()
 
-    def _go_on(self, rest: bytes) -> None:
+    def _go_on(self) -> None:
         """The next turn of a long read."""
+        if self.is_held_back or not self._rest:
+            return
+        rest, self._rest = self._rest, b""
         self.resume_reading(SLICED)
         if not self._closed and not self.lingering:
             try:
                 self._receive(rest)
             except Exception as error:
                 self.fail(error)
+
+    def _take_rest(self) -> None:
+        """The peer is gone: what it has sent before is taken now, paused or not."""
+        rest, self._rest = self._rest, b""
+        if rest and not self.lingering:
+            self._dispatch(self.connection.receive_data(rest))
 
     def eof_received(self) -> bool:
         """The peer will send no more; the transport closes itself after our last bytes."""
@@ -213,6 +233,7 @@ class Pump(asyncio.Protocol):
             return True
         if not self._closed and not self.lingering:
             try:
+                self._take_rest()
                 self._dispatch(self.connection.receive_eof())
                 self.flush()
             except Exception as error:
@@ -249,6 +270,10 @@ class Pump(asyncio.Protocol):
         """The socket is gone."""
         if self._closed:
             return
+        try:
+            self._take_rest()
+        except Exception as error:
+            self.fail(error)
         self._closed = True
         self._events = None
         self._disarm()
@@ -356,6 +381,8 @@ class Pump(asyncio.Protocol):
 
     def pause_reading(self, reason: str) -> None:
         """Stop reading the socket until `resume_reading` was called for every reason."""
+        if self.lingering:
+            return
         if not self._pauses and self.transport is not None and not self._closed:
             self.transport.pause_reading()
         self._pauses |= {reason}
@@ -368,6 +395,8 @@ class Pump(asyncio.Protocol):
             self._pauses = self._pauses - {reason} or NOTHING
             if reason in NOTED:
                 pauses.end(reason, self)
+            if self._rest and reason is not SLICED and not self.is_held_back:
+                asyncio.get_running_loop().call_soon(self._go_on)
             if not self._pauses and self.transport is not None and not self._closed:
                 self.transport.resume_reading()
 
@@ -385,14 +414,19 @@ class Pump(asyncio.Protocol):
         return not self._pauses.isdisjoint(reasons)
 
     @property
+    def is_held_back(self) -> bool:
+        """Whether the peer has sent enough for now: also what was read already waits, and silence is not its fault."""
+        return bool(self._pauses) and self.is_paused_for(*HOLD_BACK)
+
+    @property
     def unwritten(self) -> int:
         """Bytes in the write buffer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     @property
     def reading(self) -> bool:
-        """Whether the socket is being read."""
-        return not self._pauses
+        """Whether the socket is being read; what was read of it may be waiting for its turn."""
+        return self._pauses <= IN_TURN
 
     def close(self) -> None:
         """Send what is queued, then close; what the peer still sends is read and thrown away for a moment.

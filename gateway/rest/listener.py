@@ -75,7 +75,7 @@ class RestListener(HttpServer):
         self._config = config
         self._tls = tls
         self._spawn = services.spawn
-        self._overload = overload = OverloadGuard(services.publisher, config.max_concurrent)
+        self._overload = overload = OverloadGuard(services.publisher, services.rates, config.max_concurrent)
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)

@@ -52,8 +52,7 @@ class Throttle:
 
 def address_of(peer: str) -> str:
     """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
-    host = peer.rpartition(":")[0] if peer.count(":") else peer
-    host = host.strip("[]")
+    host = host_of(peer)
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -63,3 +62,8 @@ def address_of(peer: str) -> str:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+def host_of(peer: str) -> str:
+    """The host of `HOST:PORT`."""
+    return (peer.rpartition(":")[0] if peer.count(":") else peer).strip("[]")

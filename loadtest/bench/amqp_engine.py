@@ -25,10 +25,11 @@ import proton
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.services import Services
-from gateway.config import AmqpConfig, BudgetConfig
+from gateway.config import AmqpConfig, BudgetConfig, LimitsConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
 from gateway.kafka.publish.budgets import Budgets
+from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
@@ -265,6 +266,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         transactions=cast("Any", None),
         authenticator=cast("Any", Anybody()),
         access=AccessList(),
+        rates=Rates(LimitsConfig(), time.monotonic),
         wall_clock=lambda: now_ms,
         random_id=lambda: "name",
     )

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from gateway.net.pump import Pump
+from gateway.pauses import PROCESS_BUDGET
 from protocols.connection import ConnectionFailed
 
 
@@ -55,7 +56,10 @@ class Lines:
 
 
 class Echo:
-    """Answers each line; `wait` holds the rest until `go` is set; `bye` closes; `boom` fails in a task."""
+    """Answers each line; `wait` holds the rest until `go` is set; `bye` closes; `boom` fails in a task.
+
+    `full` is enough for now.
+    """
 
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
@@ -76,6 +80,9 @@ class Echo:
                 return self.fail()
             if isinstance(event, bytes):
                 self.lines.out += event + b"!\n"
+            if event == b"full":
+                assert self.pump is not None
+                self.pump.pause_reading(PROCESS_BUDGET)
             if event == b"bye":
                 self.lines.closing = True
                 break

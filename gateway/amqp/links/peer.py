@@ -16,6 +16,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, Sender
 from gateway.net.pump import Pump
+from gateway.rates import CreditPause
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from mapping.amqp.addresses import TargetAddress
@@ -37,6 +38,7 @@ class Peer(abc.ABC):
         """`places`: of all who send; `wall_clock`: epoch milliseconds."""
         self.pump: Pump
         self.budget = budget  # what the connection has in flight; the publisher counts it
+        self.rate: CreditPause | None = None  # what its credit waits for; None: it may send as much as it likes
         self.grant: Grant  # what the peer may do; there from its open on
         self.container_id = ""  # its name for itself; "" until its open
         self.quiescing = False  # no more credit is granted: the gateway is stopping

@@ -26,8 +26,10 @@ from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
+from gateway.rates import ReadingPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
+from gateway.security.throttle import host_of
 from gateway.security.turns import Busy
 from mapping.outcomes import Outcome
 from protocols.connection import ConnectionFailed
@@ -126,7 +128,9 @@ class Client(ClientPort):
     def disconnected(self, reason: str) -> None:
         """The socket is gone; records on their way to Kafka stay on it."""
         self._gone = True
-        self._incoming = None
+        if self._incoming is not None:
+            self._incoming.end()
+            self._incoming = None
         if self._dialogue is not None:
             self._dialogue.end()
         self._leave(with_will=True)
@@ -203,7 +207,7 @@ class Client(ClientPort):
             elif self.session is not None:
                 change = subscribe if kind is events.SubscribeReceived else unsubscribe
                 await change(self, self.session, self._connection, self._services, event)
-            if self._pump is not None and not self._pump.is_paused_for(PROCESS_BUDGET, CONNECTION_BUDGET, SHARE):
+            if self._pump is not None and not self._pump.is_held_back:
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
             waiting = self._act(rest) if rest and not self._gone else None
@@ -292,7 +296,9 @@ class Client(ClientPort):
         )
         pump.identified()
         self.session = session
-        self._incoming = Incoming(self, self._connection, session, grant, services)
+        rate = services.rates.sender(identity, host_of(pump.peer), services.rates.connection())
+        pause = None if rate is None else ReadingPause(rate, self._pause_reading, self._resume_reading)
+        self._incoming = Incoming(self, self._connection, session, grant, services, pause)
         if not services.publisher.gate.is_open:
             self._pause_reading(PROCESS_BUDGET)
         if not session.budget.gate.is_open:

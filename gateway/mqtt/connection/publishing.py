@@ -13,6 +13,7 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import AckQueue, Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
+from gateway.rates import ReadingPause
 from gateway.security.authorization import Grant
 from mapping.mqtt import Inbound
 from mapping.outcomes import ANSWERS, Outcome
@@ -55,12 +56,18 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_client", "_connection", "_inbound", "_letter", "_self_delivery", "_services",
-        "_session", "_unanswered", "budget", "principal",
+        "_acks", "_again", "_allowed", "_client", "_connection", "_inbound", "_letter", "_rate", "_self_delivery",
+        "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
-    def __init__(
-        self, client: ClientPort, connection: Connection, session: Session, grant: Grant, services: Services
+    def __init__(  # noqa: PLR0917 - what a publish touches
+        self,
+        client: ClientPort,
+        connection: Connection,
+        session: Session,
+        grant: Grant,
+        services: Services,
+        rate: ReadingPause | None = None,
     ) -> None:
         self.budget: ConnectionBudget = session.budget
         self.principal = session.principal
@@ -72,6 +79,7 @@ class Incoming:
         self._allowed = grant.mqtt_publish
         self._inbound = Inbound(services.rules, client.version, client.client_id)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
+        self._rate = rate  # None: it may publish as much as it likes
         self._acks = AckQueue()
         self._again = services.refused_again.take(client.client_id)  # the packet that was refused last
         self._letter: Record | None = None  # its message, when it has come again
@@ -113,6 +121,8 @@ class Incoming:
             else:
                 submit(record, unanswered)
         services.counters.published += position - first
+        if self._rate is not None:
+            self._rate.spend(position - first, sum(len(event.payload) for event in received[first:position]))
         if ready:
             self._acknowledge()
         return position
@@ -269,6 +279,11 @@ class Incoming:
             send(slot.packet_id, code, result.reason or None)
         connection.send_pubacks(good)
         counters.acknowledged += len(good)
+
+    def end(self) -> None:
+        """The connection is gone."""
+        if self._rate is not None:
+            self._rate.end()
 
     def release(self, packet_id: int) -> None:
         """PUBREL: the message is finished when that is stored.

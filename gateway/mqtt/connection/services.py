@@ -16,6 +16,7 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
+from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from mapping.rules import Rules
 
@@ -34,6 +35,7 @@ class Services(msgspec.Struct, frozen=True):
     access: AccessList
     refused_again: RefusedAgain
     counters: Counters
+    rates: Rates
     self_delivery: SelfDelivery | None
     clock: Callable[[], float]
     wall_clock: Callable[[], int]

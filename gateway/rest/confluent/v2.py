@@ -100,14 +100,15 @@ class ConfluentV2(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
-        with self._overload.enter(topic, call.request, grant.identity.name) as slot:
+        with self._overload.enter(topic, call.request, grant.identity) as slot:
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
             )
             if partition is not None and partition >= info.partitions:
                 raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
+            body = await call.body()
             records = to_records(
-                await call.body(),
+                body,
                 embedded,
                 topic=topic,
                 partition=partition,
@@ -115,12 +116,12 @@ class ConfluentV2(OperationSet):
                 headers=standard_headers(embedded, grant.identity.name),
                 trace=call.begin_publish(topic),
             )
+            slot.took(len(records), len(body))
             if not records:
                 return control_answer(encode(produce_results(())))
-            slot.records = len(records)
             ticket = Ticket(len(records), grant.identity.name)
             submit_allowed(self._publisher, grant, records, ticket)
-            del records
+            del records, body
             await ticket.done
         if ticket.failed:
             raise_common_failure(ticket)

@@ -171,10 +171,11 @@ class ConfluentV3(OperationSet):
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
         writer = await self._writer(call, cluster, topic)
-        with self._overload.enter(topic, call.request, call.grant.identity.name) as slot:
+        with self._overload.enter(topic, call.request, call.grant.identity) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
-            entries = decode_batch(await call.body(), BATCH_LIMIT)
-            slot.records = len(entries)
+            body = await call.body()
+            entries = decode_batch(body, BATCH_LIMIT)
+            slot.took(len(entries), len(body))
             ticket = Ticket(len(entries), call.grant.identity.name)
             abouts: dict[int, About] = {}
             sender = Sender()

@@ -99,7 +99,7 @@ class Uploads(OperationSet):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
-        with self._overload.enter(topic, call.request, call.grant.identity.name) as slot:
+        with self._overload.enter(topic, call.request, call.grant.identity) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             slot.budget = upload.budget
@@ -112,8 +112,11 @@ class Uploads(OperationSet):
                     writing = tasks.create_task(upload.write(answer, self._idle_s))
                     try:
                         async for part in call.pieces(self._idle_s):
+                            before = upload.taken
                             take(upload, part)
+                            slot.took(upload.taken - before, len(part))
                             await upload.wait_for_capacity()
+                            await slot.paced()
                         take(upload, None)
                         ended = None
                     except RestError as error:

@@ -129,7 +129,7 @@ class Produce(OperationSet):
         key = request_key(request)
         if unacknowledged and key is not None:
             raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
-        with self._overload.enter(topic, request, grant.identity.name) as slot:
+        with self._overload.enter(topic, request, grant.identity) as slot:
             body = await self._bodies.read(request)
             records = to_records(
                 body,
@@ -142,7 +142,7 @@ class Produce(OperationSet):
             )
             self._requests += 1
             self._records += len(records)
-            slot.records = len(records)
+            slot.took(len(records), len(body))
             if unacknowledged or not records:  # nothing else would refuse an unknown topic or partition
                 info = self._publisher.known_topic(topic) or await self._publisher.topic(
                     topic, principal=grant.identity.name
@@ -199,7 +199,7 @@ class CloudEvents(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
-        with self._overload.enter(topic, request, grant.identity.name) as slot:
+        with self._overload.enter(topic, request, grant.identity) as slot:
             body = await self._bodies.read(request)
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
@@ -212,7 +212,7 @@ class CloudEvents(OperationSet):
             standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
             trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
             records = [event_record(event, topic, standard, trace) for event in events]
-            slot.records = len(records)
+            slot.took(len(records), len(body))
             if not records:
                 return control_answer(encode_results(()))
             storing = self._storing.store(call, records, body, key)

@@ -154,9 +154,9 @@ class DeviceRequests(OperationSet):
         self._counts.requests_total += 1
         with self._replies.ask() as question:
             principal = call.grant.identity.name
-            with self._overload.enter(destination.topic, call.request, principal) as slot:
+            with self._overload.enter(destination.topic, call.request, call.grant.identity) as slot:
                 body = await self._bodies.read(call.request)
-                slot.records = 1
+                slot.took(1, len(body))
                 record = self._question(call, destination, body, question.correlation_id, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:

@@ -1,7 +1,9 @@
-"""Refuses produce requests that ask for more than their share of a slow Kafka, before their bodies are read: 503."""
+"""Refuses produce requests before their bodies are read: 503 beyond a share of a slow Kafka, 429 beyond a rate."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from types import TracebackType
 from typing import Final, Self, cast
 
@@ -11,7 +13,10 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.publish.publisher import Publisher
 from gateway.net.http_server import HttpConnection
-from protocols.rest.errors import busy
+from gateway.pauses import pauses
+from gateway.rates import Rate, Rates
+from gateway.security.identity import Identity
+from protocols.rest.errors import busy, too_many
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of request bodies that are being received at once. With the publisher's budget it bounds the memory."""
@@ -23,12 +28,16 @@ SMALL: Final = 64 * 1024
 class OverloadGuard:
     """The limits that all produce requests share: Kafka's speed, requests that wait for Kafka, bytes of bodies."""
 
-    def __init__(self, publisher: Publisher, max_concurrent: int) -> None:
-        """Refuse requests beyond `max_concurrent` at once, and who has more than a share of the publisher's budgets."""
+    def __init__(self, publisher: Publisher, rates: Rates, max_concurrent: int) -> None:
+        """Refuse who has more than a share of the publisher's budgets, or owes for what it has published.
+
+        And requests beyond `max_concurrent` at once.
+        """
         self._slots: dict[ProduceSlot, None] = {}
         self.receiving = 0
         self.refused = 0
         self._publisher = publisher
+        self._rates = rates
         self._max_concurrent = max_concurrent
 
     @property
@@ -40,8 +49,15 @@ class OverloadGuard:
         """Those in work."""
         return list(self._slots)
 
-    def enter(self, topic: str, request: web.BaseRequest, principal: str) -> ProduceSlot:
-        """Count a request in; it is counted out at the end of the `with` block; RestError: 503 with Retry-After."""
+    def enter(self, topic: str, request: web.BaseRequest, identity: Identity) -> ProduceSlot:
+        """Count a request in; it is counted out at the end of the `with` block.
+
+        Raises:
+            RestError: 429 or 503 with Retry-After.
+        """
+        slot = ProduceSlot(self._slots, topic, request, identity.name)
+        if self._rates.are_set:
+            slot.rate = self._affordable(request, identity, slot.subject)
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
@@ -59,7 +75,21 @@ class OverloadGuard:
             raise self._refuse("Kafka is slower than you; try again")
         if len(self._slots) >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")
-        return ProduceSlot(self._slots, topic, request, principal)
+        return slot
+
+    def _affordable(self, request: web.BaseRequest, identity: Identity, subject: str) -> Rate | None:
+        """What a client's requests are limited by; RestError: it owes for earlier ones."""
+        connection = cast("HttpConnection", request.protocol)
+        if connection.rate is None:
+            connection.rate = self._rates.connection()
+        rate = self._rates.sender(identity, request.remote or "", connection.rate)
+        if rate is not None:
+            wait_s, reason = rate.wait()
+            if wait_s > 0:
+                again_s = math.ceil(wait_s)
+                self._rates.refuse(again_s, reason, subject)
+                raise too_many(f"You have published more than the {reason} allows; try again", again_s)
+        return rate
 
     def receive_body(self, size: int) -> None:
         """Count bytes of a body that is being received; the caller gives them back with `release_body`.
@@ -84,7 +114,7 @@ class OverloadGuard:
 class ProduceSlot:
     """One produce request, in work inside its `with` block; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_principal", "_request", "_slots", "_topic", "budget", "records")
+    __slots__ = ("_principal", "_request", "_slots", "_topic", "budget", "rate", "records")
 
     def __init__(self, slots: dict[ProduceSlot, None], topic: str, request: web.BaseRequest, principal: str) -> None:
         self._slots = slots
@@ -93,6 +123,7 @@ class ProduceSlot:
         self._principal = principal
         self.records = 0  # that wait for Kafka, where its body is read
         self.budget: ConnectionBudget | None = None  # an upload's, whose records and bytes change
+        self.rate: Rate | None = None  # None: its client may publish as much as it likes
 
     def __enter__(self) -> Self:
         self._slots[self] = None
@@ -102,6 +133,24 @@ class ProduceSlot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._slots[self]
+
+    def took(self, records: int, size: int) -> None:
+        """Records were read of it, in `size` bytes."""
+        self.records = records
+        if self.rate is not None:
+            self.rate.spend(records, size)
+
+    async def paced(self) -> None:
+        """Wait until its client owes nothing for what was read."""
+        while self.rate is not None:
+            wait_s, reason = self.rate.wait()
+            if not wait_s:
+                return
+            pauses.begin(reason, self, self.subject)
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                pauses.end(reason, self)
 
     @property
     def _peer(self) -> str:

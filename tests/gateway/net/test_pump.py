@@ -15,6 +15,7 @@ from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
 from gateway.net.pump import LITTLE_S, PIECE, Pump
 from gateway.net.writes import WRITES_PER_TURN, Writes
+from gateway.pauses import PROCESS_BUDGET
 from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
 
@@ -85,6 +86,29 @@ async def test_a_brake_stops_reading_until_every_reason_is_gone() -> None:
         assert server.sessions[0].seen == [b"a"]
         pump.resume_reading("two")
         assert await reader.readline() == b"b!\n"
+        writer.close()
+
+
+@pytest.mark.parametrize("end", ["goes on", "has left"])
+async def test_what_was_read_already_waits_for_the_end_of_a_pause_too(end: str) -> None:
+    lines = [b"full", *(b"%05d" % number for number in range(20_000)), b"last"]
+    async with serving() as server:
+        _, writer = await server.connect()
+        writer.write(b"".join(line + b"\n" for line in lines))
+        await wait_until(lambda: server.sessions[0].pump is not None and server.sessions[0].pump.is_held_back)
+        session, pump = server.sessions[0], server.sessions[0].pump
+        assert pump is not None
+        assert len(session.seen) < PIECE
+        if end == "has left":
+            pump.eof_received()
+            seen = [event for event in session.seen if isinstance(event, bytes)]
+            assert len(seen) > PIECE
+            assert seen == lines[: len(seen)]
+        else:
+            pump.resume_reading(PROCESS_BUDGET)
+            await wait_until(lambda: len(session.seen) == len(lines))
+            assert session.seen == lines
+            assert pump.reading
         writer.close()
 
 

@@ -74,7 +74,7 @@ class Echo(OperationSet):
 
 
 def app_of(*modules: OperationSet) -> RequestDispatcher:
-    overload = OverloadGuard(None, 10)  # type: ignore[arg-type]  # nothing here asks Kafka
+    overload = OverloadGuard(None, None, 10)  # type: ignore[arg-type]  # nothing here publishes
     bodies = BodyReader(overload, 1000, 20.0)
     login = RequestLogin(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
     return RequestDispatcher(
