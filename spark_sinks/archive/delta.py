@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from spark_sinks.archive.contract import (
     ArchiveError,
@@ -94,11 +94,18 @@ def maintain(uri: str, options: Mapping[str, str], settings: Maintain, now: date
     """Merge small files, delete what is too old, and the files that no version needs; safe beside the table's writers.
 
     Raises:
-        ArchiveError: there is no table.
+        ArchiveError: there is no table, or somebody else merged or deleted at the same time.
     """
     table = _opened(uri, options)
     if table is None:
         raise ArchiveError(f"{uri}: no Delta table has been begun there")
+    try:
+        return _maintain(table, settings, now)
+    except CommitFailedError as error:
+        raise ArchiveError(f"{uri}: others changed the table meanwhile, begin again: {error}") from error
+
+
+def _maintain(table: DeltaTable, settings: Maintain, now: datetime.datetime) -> Maintained:
     done = Maintained()
     if (first := first_kept(settings, now)) is not None:
         done.expired = table.delete(f"date < '{first.isoformat()}'")["num_deleted_rows"] or 0

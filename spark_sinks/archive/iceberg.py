@@ -168,11 +168,18 @@ def maintain(
     """Merge small files, delete what is too old, and the files that no snapshot needs; safe beside the table's writers.
 
     Raises:
-        ArchiveError: there is no table.
+        ArchiveError: there is no table, or others changed it again and again.
     """
     table = _opened(load_catalog(catalog, **options), name)
     if table is None:
         raise ArchiveError(f"{name}: no Iceberg table has been begun there")
+    try:
+        return _maintain(table, settings, now)
+    except CommitFailedException as error:
+        raise ArchiveError(f"{name}: others changed the table meanwhile, begin again: {error}") from error
+
+
+def _maintain(table: Table, settings: Maintain, now: datetime.datetime) -> Maintained:
     done = Maintained()
     if (first := first_kept(settings, now)) is not None:
         done.expired = _forget(table, first)

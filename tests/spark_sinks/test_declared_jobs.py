@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import math
 import random
@@ -12,15 +13,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from aiokafka import AIOKafkaProducer
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from spark_sinks.archive.contract import ArchiveError
+from spark_sinks.archive import segments
+from spark_sinks.archive.contract import MERGED, ArchiveError
+from spark_sinks.archive.parquet import Archive
 from spark_sinks.declared import Options, flows
 from spark_sinks.job_file import read
+from spark_sinks.spec.parts import Maintain
 from spark_sinks.triggers import CATCH_UP
 from tests.support.topics import read_all
 
@@ -346,7 +351,7 @@ async def test_readings_are_enriched_by_what_the_registry_says_now(
 ARCHIVE = """
 job = "archive"
 source = { topics = ["SOURCE", "OTHER"], columns = { load = "double" }, time = "at" }
-sink = { archive = "LAKE" }
+sink = { archive = "LAKE", segment = 2 }
 run = { checkpoint = "CHECKPOINT" }
 """
 
@@ -372,7 +377,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     await run_once(options)
 
     files = await asyncio.to_thread(lambda: [str(path) for path in tmp_path.rglob("*.parquet")])
-    assert files == [path for path in files if path.startswith(f"{lake}/segment=0/batch=")]
+    assert files == [path for path in files if path.startswith(f"{lake}/segment=")]
     assert not left.exists()
     rows = spark.read.option("basePath", str(lake)).parquet(*files).collect()
     found = {(row.topic, row.partition, row.offset): row for row in rows}
@@ -384,6 +389,18 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
         assert tuple((header.key, header.value) for header in row.headers or ()) == record.headers
         assert row.date.isoformat() == f"{row.timestamp:%Y-%m-%d}"
         assert (row.load is None) == (row.error is not None) == (record.value in (None, b"no reading"))
+
+    done = await asyncio.to_thread(segments.maintain, lake, Maintain(), datetime.datetime.now(datetime.UTC))
+    assert done.merged > done.into
+    archive = Archive(spark, str(lake), str(tmp_path / "checkpoint" / "archive"), segment=2)
+    (lake / "segment=7").mkdir()
+    (lake / "segment=7" / MERGED).touch()
+    # A checkpoint from a backup repeats a batch whose directory is merged.
+    await asyncio.to_thread(archive.write, spark.read.parquet(str(lake / "segment=1")), 15)
+    counted = duckdb.sql(f"SELECT count(*), count(DISTINCT (topic, partition, \"offset\")) FROM '{lake}/**/*.parquet'")
+    assert counted.fetchall() == [(53, 53)]
+    with pytest.raises(ArchiveError, match="has 2 batches in a segment"):
+        await run_once(declare(text.replace("segment = 2", "segment = 3")))
 
     elsewhere = declare(text.replace("CHECKPOINT", str(tmp_path / "another")))
     with pytest.raises(ArchiveError, match="was written with another checkpoint"):
@@ -404,7 +421,7 @@ async def test_a_table_holds_every_record_once_also_when_a_batch_is_repeated(
     if format_ == "iceberg":
         given = ", ".join(f'{name} = "{value}"' for name, value in options.items())
         sink = f'archive = "plant.sensors", format = "iceberg", catalog = "test", options = {{ {given} }}'
-    text = ARCHIVE.replace(', "OTHER"', "").replace("SOURCE", source).replace('archive = "LAKE"', sink)
+    text = ARCHIVE.replace(', "OTHER"', "").replace("SOURCE", source).replace('archive = "LAKE", segment = 2', sink)
     await producer.send_and_wait(source, None, b"\xff", headers=[("unit", b"\x00\xff"), ("none", None)])
     await send(producer, source, [(f"d{n}", reading(n, START_MS + n)) for n in range(9)])
     await run_once(declare(text))
