@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import duckdb
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from loadtest.beside import beside
 from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS, Parquet
 from loadtest.spark.readings import make_topics
@@ -76,7 +77,6 @@ class Reader:
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     """Kill, finish, compare; 0: every promise was kept."""
-    chance = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
     lake = FORMATS[plan.format](directory)
     reader = Reader(lake)
@@ -87,34 +87,14 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         )
     job = Job(bootstrap, topics, directory, file=file)
     failed: list[str] = []
-    reading = asyncio.create_task(reader.for_ever())
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
-        sending = asyncio.create_task(_send(producer, topics.source, plan.rate))
-        for kill in range(plan.kills):
-            await job.start()
-            rows = await asyncio.to_thread(reader.read)
-            upkeep = await _upkeep(file) if rows else None
-            await asyncio.sleep(chance.uniform(0, 6))
+    async with beside(reader.for_ever()):
+        try:
+            code = await _rounds(job, reader, file, plan, failed)
+        finally:
             await job.kill()
-            if upkeep is not None:
-                failed += await _ended(upkeep, kill=True)
-            rows = await asyncio.to_thread(reader.read)
-            print(f"kill {kill + 1} of {plan.kills}: {rows:,} rows, {len(lake.files()):,} files", flush=True)
-        await job.start()
-        failed += await _ended(await _upkeep(file)) if plan.kills else []
-        sending.cancel()
-        await asyncio.wait([sending])
-        await producer.flush()
-    log = sum((await _ends(bootstrap, topics.source)).values())
-    for _ in range(SETTLE_READS):
-        if await asyncio.to_thread(reader.read) >= log:
-            break
-        await asyncio.sleep(1)
-    code = await job.stop()
-    reading.cancel()
-    await asyncio.wait([reading])
     before = len(lake.files())
     failed += await _ended(await _upkeep(last_file))
+    log = sum((await _ends(bootstrap, topics.source)).values())
     found = await asyncio.to_thread(lake.read)
     disk = await asyncio.to_thread(lake.rows_on_disk)
     print(
@@ -126,6 +106,33 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         print(told)
     kept = not reader.wrong and not failed and code == 0
     return 0 if kept and found.rows == found.distinct == disk == log else 1
+
+
+async def _rounds(job: Job, reader: Reader, file: Path, plan: Plan, failed: list[str]) -> int:
+    """Records come, the job is killed again and again, and goes on to the log's end; its exit code."""
+    chance = random.Random(plan.seed)
+    async with (
+        AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=5) as producer,
+        beside(_send(producer, job.topics.source, plan.rate)),
+    ):
+        for kill in range(plan.kills):
+            await job.start()
+            rows = await asyncio.to_thread(reader.read)
+            upkeep = await _upkeep(file) if rows else None
+            await asyncio.sleep(chance.uniform(0, 6))
+            await job.kill()
+            if upkeep is not None:
+                failed += await _ended(upkeep, kill=True)
+            rows = await asyncio.to_thread(reader.read)
+            print(f"kill {kill + 1} of {plan.kills}: {rows:,} rows, {len(reader.lake.files()):,} files", flush=True)
+        await job.start()
+        failed += await _ended(await _upkeep(file)) if plan.kills else []
+    log = sum((await _ends(job.bootstrap, job.topics.source)).values())
+    for _ in range(SETTLE_READS):
+        if await asyncio.to_thread(reader.read) >= log:
+            break
+        await asyncio.sleep(1)
+    return await job.stop()
 
 
 async def _upkeep(file: Path) -> asyncio.subprocess.Process:

@@ -13,19 +13,23 @@ from typing import Any
 from loadtest.spark.readings import Topics
 
 READY_S = 400.0
-STOP_S = 60.0
+STOP_S = 180.0
 
 
 class Job:
     """`trivium spark run max-temperature` on topics of its own, or `trivium spark run FILE`.
 
     Attributes:
+        bootstrap: Kafka's address.
+        topics: of max-temperature; a job file has its own.
         reports: the lines of all its runs so far.
     """
 
     def __init__(
         self, bootstrap: str, topics: Topics, directory: Path, *options: str, file: Path | None = None
     ) -> None:
+        self.bootstrap = bootstrap
+        self.topics = topics
         self.reports: list[dict[str, Any]] = []
         self._ready = directory / "spark-ready.json"
         self._log = directory / "spark.err"
@@ -35,36 +39,39 @@ class Job:
             "--bootstrap-servers", bootstrap, "--checkpoint", str(directory / "checkpoint"),
             "--ready-file", str(self._ready), "--quick-start", *(own if file is None else []), *options,
         ]  # fmt: skip
-        self._process: asyncio.subprocess.Process
+        self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None]
 
     async def start(self) -> None:
         """Start it, in a group of processes with its JVM, and wait until it reads."""
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *self._argv, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
-        self._reading = asyncio.create_task(self._read())
+        self._process = process
+        self._reading = asyncio.create_task(self._read(process))
         async with asyncio.timeout(READY_S):
             while not self._ready.exists():
-                if self._process.returncode is not None:
+                if process.returncode is not None:
                     raise RuntimeError(f"the job ended: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(0.1)
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
             self.reports.append(json.loads(line))
 
     async def kill(self) -> None:
-        """SIGKILL for it and its JVM."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        self._reading.cancel()
+        """SIGKILL for it and its JVM; nothing when it does not run."""
+        if self._process is not None and self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            self._reading.cancel()
 
     async def stop(self) -> int:
         """Stop it in order; its exit code."""
+        assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(STOP_S):
             code = await self._process.wait()
