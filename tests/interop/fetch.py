@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tests.interop.amqp import clients as amqp
@@ -22,9 +23,13 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == ["classpath"]:
             print(classpath(*arguments[1:]))
             return 0
-        for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values()):
-            command()
-        node_packages(Path(__file__).parent / "http" / "node")
+        with ThreadPoolExecutor() as pool:  # most of it is other programs, some of which wait for the network
+            fetches: list[Future[object]] = [
+                pool.submit(command) for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values())
+            ]
+            fetches.append(pool.submit(node_packages, Path(__file__).parent / "http" / "node"))
+        for fetched in fetches:
+            fetched.result()
     except ToolchainError as error:
         print(error, file=sys.stderr)
         return 1
