@@ -7,12 +7,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.config import Config, ConfigError, load
-from gateway.secret import Redactor, secrets_in
+if TYPE_CHECKING:
+    from gateway.config import Config
+
 
 app = typer.Typer(
     help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
@@ -43,10 +44,19 @@ def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
 
 def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
     """Load the configuration or leave with its error."""
+    from gateway.config import ConfigError, load  # noqa: PLC0415 - a third of a second; `spark run` has no use for it
+
     try:
         return load(file, flags)
     except ConfigError as error:
         raise fail(str(error)) from error
+
+
+def without_secrets(text: str, settings: Config) -> str:
+    """What may be told of an error."""
+    from gateway.secret import Redactor, secrets_in  # noqa: PLC0415
+
+    return Redactor(secrets_in(settings)).clean(text)
 
 
 def read_password(*, confirm: bool) -> str:
@@ -95,7 +105,7 @@ def up(
         run(settings, ready_file)
     except (StartError, LostError) as error:
         code = LOST if isinstance(error, LostError) else NOT_STARTED
-        raise fail(Redactor(secrets_in(settings)).clean(str(error)), code) from error
+        raise fail(without_secrets(str(error), settings), code) from error
 
 
 @app.command("flow")
@@ -143,7 +153,7 @@ def config_check(config: ConfigFile = None) -> None:
     try:
         check(settings)
     except StartError as error:
-        raise fail(Redactor(secrets_in(settings)).clean(str(error))) from error
+        raise fail(without_secrets(str(error), settings)) from error
     typer.echo("The configuration is good.")
 
 
