@@ -1,7 +1,8 @@
 """Make the archives of the classes of Kafka and of Spark: let each record what it loads while it works, and stop it.
 
 `python -m gateway.embedded.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute;
-where there is an archive it does nothing, and where none can be made they start as they would without.
+where there is an archive it does nothing, and where none can be made they start as they would without. With `kafka` as
+its argument it leaves Spark alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RecordingError(SetupError):
     """The program did not get so far that its classes are worth keeping."""
 
 
-def ensure_archives(cache: Path) -> None:
+def ensure_archives(cache: Path, *, spark: bool = True) -> None:
     """Make the archives that are not there; of several processes one does, the others wait.
 
     They are not there afterwards when this Java makes none. Spark's is made where pyspark is installed.
@@ -65,7 +66,7 @@ def ensure_archives(cache: Path) -> None:
         await recorded.stop(STOP_S)
 
     _ensure(kafka, kafka_jars[0], record_kafka)
-    if not pyspark_jars():
+    if not spark or not pyspark_jars():
         return
     spark_jars = ensure_jars("spark", cache)
 
@@ -157,6 +158,6 @@ async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tup
 
 if __name__ == "__main__":
     try:
-        ensure_archives(cache_directory())
+        ensure_archives(cache_directory(), spark=sys.argv[1:] != ["kafka"])
     except (SetupError, BrokerError, OSError) as error:
         print(f"classes were not recorded, starts take longer: {error}", file=sys.stderr)  # noqa: T201

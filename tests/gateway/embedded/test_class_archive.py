@@ -17,7 +17,7 @@ from tests.support.processes import maps
 
 async def test_a_broker_maps_what_another_has_recorded(stoppable: EmbeddedBroker) -> None:
     """As any broker of the tests has been told to."""
-    recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.embedded.class_recording")
+    recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.embedded.class_recording", "kafka")
     assert await recording.wait() == 0
     archive = archive_path("kafka", find_java(), ensure_jars("kafka"), cache_directory())
     assert maps(stoppable.pid, archive)
