@@ -191,8 +191,9 @@ class WindowStats(DeclaredJob):
         declared = self.declared
         good = results.good(self.stream(trigger))
         made = windows.statistics(good, declared.by, declared.window, declared.aggregates)
-        made = results.json_records(made, [of.name for of in declared.by])
-        return self.to_kafka(made, declared.sink.kafka, trigger, final=declared.sink.emit == "final")
+        final = declared.sink.emit == "final"
+        made = results.json_records(made, [of.name for of in declared.by], final=final)
+        return self.to_kafka(made, declared.sink.kafka, trigger, final=final)
 
 
 class Sessionize(DeclaredJob):
@@ -209,7 +210,7 @@ class Sessionize(DeclaredJob):
         declared = self.declared
         good = results.good(self.stream(trigger))
         made = windows.sessions(good, declared.by, declared.session, declared.aggregates)
-        made = results.json_records(made, [of.name for of in declared.by])
+        made = results.json_records(made, [of.name for of in declared.by], final=True)
         return self.to_kafka(made, declared.sink.kafka, trigger, final=True)
 
 

@@ -13,7 +13,7 @@ QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 JARS = "spark.jars"
 CLASS_PATH = "spark.driver.extraClassPath"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-WORKER_START = "60s"
+WORKER_START_S = 120
 """What a worker of Python may take to connect; Spark's 15 s are too short on a busy machine."""
 _LIMIT = 16 << 20
 AVRO_LIMITS = " ".join(
@@ -66,6 +66,8 @@ def session(
             options of the driver's JVM, which come behind ours.
     """
     os.environ["PYSPARK_PYTHON"] = workers_python(master, os.environ)
+    # The workers that Spark starts for its driver are not told of the setting for the others.
+    os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", str(WORKER_START_S))
     missing = [str(jar) for jar in jars if not jar.is_file()]
     if missing:
         raise FileNotFoundError(f"no such jar: {', '.join(missing)}")
@@ -75,7 +77,7 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
-        "spark.python.authenticate.socketTimeout": WORKER_START,
+        "spark.python.authenticate.socketTimeout": f"{WORKER_START_S}s",
         "spark.executor.extraJavaOptions": AVRO_LIMITS,
         **(IN_HEAP if state_in_heap else IN_ROCKSDB),
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.

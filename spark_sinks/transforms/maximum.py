@@ -15,12 +15,10 @@ from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SP
 from spark_sinks.headers import ERROR
 from spark_sinks.records import non_empty, text_of
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, LATE, header
+from spark_sinks.transforms.results import EMIT
 
 READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
 """The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
-
-EMIT = "emit"
-"""Header of a result that is the last of its window."""
 
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"

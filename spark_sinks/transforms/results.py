@@ -14,18 +14,23 @@ from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, dead_letters, hea
 JSON: Final = "application/json"
 
 
-def json_record(key: Iterable[Column], fields: Sequence[Column]) -> Column:
-    """A JSON object of `fields` (nulls left out), keyed by the texts of `key`, joined by `/`."""
+EMIT: Final = "emit"
+"""Header of a result that is the last of its window."""
+
+
+def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
+    """A JSON object of `fields` (nulls left out), keyed by the texts of `key`, joined by `/`; `final`: it says so."""
+    told = [(CONTENT_TYPE, F.lit(JSON)), *([(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
         F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
         F.to_json(F.struct(*fields)).cast("binary").alias("value"),
-        headers((CONTENT_TYPE, F.lit(JSON))).alias("headers"),
+        headers(*told).alias("headers"),
     )
 
 
-def json_records(results: DataFrame, by: Iterable[str]) -> DataFrame:
+def json_records(results: DataFrame, by: Iterable[str], *, final: bool = False) -> DataFrame:
     """Each row as such a record, keyed by the columns of `by`."""
-    made = json_record([F.col(name) for name in by], [F.col(name) for name in results.columns])
+    made = json_record([F.col(name) for name in by], [F.col(name) for name in results.columns], final=final)
     return results.select(made.alias("made")).select("made.*")
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import functools
 import json
 import math
 import random
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -18,6 +21,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks.archive import segments
@@ -27,6 +31,8 @@ from spark_sinks.declared import Options, flows
 from spark_sinks.job_file import read
 from spark_sinks.spec.parts import Maintain
 from spark_sinks.triggers import CATCH_UP
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
 from tests.support.topics import read_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "spark"
@@ -134,6 +140,19 @@ async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_
         assert found["rate"] == len(loads) / 4
         if len(loads) > 1:
             assert math.isclose(found["spread"], statistics.stdev(loads), abs_tol=1e-9)
+    finals = await new_topic(partitions=1)
+    closing = STATS.replace("SOURCE", source).replace("TARGET", finals).replace("DEAD", dead).replace('"1m"', '"10s"')
+    closing = closing.replace("kafka = ", 'emit = "final", kafka = ').replace("by =", 'name = "finals"\nby =')
+    await run_once(declare(closing))
+    done = await read_all(bootstrap, finals)
+    found = {(record.key.decode(), json.loads(record.value)["start"]): json.loads(record.value) for record in done}
+    assert len(found) == len(done)
+    assert all(dict(record.headers)["emit"] == b"final" for record in done)
+    closed = {key: one for key, one in results.items() if key[1] + 4_000 + 10_000 <= at}
+    assert closed
+    assert {key: one["n"] for key, one in found.items() if key[1] > START_MS - 300_000} == {
+        key: one["n"] for key, one in closed.items()
+    }
     reasons = {letter.value: dict(letter.headers)["error"].decode() for letter in letters}
     assert reasons.pop(late).startswith("late")
     assert reasons.pop(b"stuck") == "the value is no JSON object in UTF-8"
@@ -185,14 +204,15 @@ async def test_sessions_are_those_of_plain_gaps(
 LAST = """
 job = "last-known"
 source = { topics = ["SOURCE"], columns = { load = "double" }, time = "at", dead_letters = "DEAD" }
-sink = { kafka = "TARGET" }
+sink = { kafka = "TARGET", retained = true }
 run = { checkpoint = "CHECKPOINT" }
 """
 
 
 async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes_back(
-    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
-) -> None:
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str,
+    gateway: GatewayProcess,
+) -> None:  # fmt: skip
     source, target = await new_topic(partitions=2), await new_topic(partitions=1)
     options = declare(LAST.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
     chance, newest = random.Random(5), dict[str, tuple[int, bytes]]()
@@ -214,6 +234,18 @@ async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes
         times[record.key] = int(headers["origin.time"])
         assert headers["origin.topic"].decode() == source
         assert headers["origin.offset"].isdigit()
+    expected = {f"{target}/{key}": one[1] for key, one in newest.items()}
+    seen: dict[str, bytes] = {}
+    async with asyncio.timeout(120):
+        while seen != expected:  # the gateway reads them a moment later, then who subscribes has them
+            client = await RawClient.connect(gateway.address("mqtt"))
+            await client.subscribe(f"{target}/#")
+            with contextlib.suppress(TimeoutError):
+                while seen != expected:
+                    message = await client.message(timeout=3)
+                    assert message.retain
+                    seen[message.topic] = bytes(message.payload)
+            await client.disconnect()
 
 
 ANOMALIES = """
@@ -266,9 +298,24 @@ dead_letters = "DEAD"
 """
 
 
+async def with_workers(run_once: RunOnce, options: Options) -> None:
+    """Spark gives its driver's worker ten seconds to start, however busy the machine is: begin again then."""
+    for _ in range(5):
+        try:
+            return await run_once(options)
+        except StreamingQueryException as error:
+            if not re.search("failed to connect back|CANNOT_OPEN_SOCKET", str(error)):
+                raise
+    pytest.fail("no worker could be started")
+
+
 async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restart(
-    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
-) -> None:
+    *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str,
+    spark: SparkSession, request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    partitions = "spark.sql.shuffle.partitions"
+    request.addfinalizer(functools.partial(spark.conf.set, partitions, spark.conf.get(partitions) or 2))
+    spark.conf.set(partitions, "1")  # each is a worker of Python, which costs a second to start
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(MEANS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
     chance = random.Random(8)
@@ -281,7 +328,7 @@ async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restar
     for _ in range(2):
         devices = [chance.randint(0, 2) for _ in range(45)]
         await send(producer, source, [(f"d{device}", pack(device)) for device in devices])
-        await run_once(options)
+        await with_workers(run_once, options)
     running: dict[str, list[float]] = defaultdict(list)
     expected: dict[str, dict[str, Any]] = {}
     log = sorted(await read_all(bootstrap, source), key=lambda record: (record.partition, record.offset))
