@@ -139,6 +139,7 @@ class KeptPublisher(NumberedSender, KeptClient):
     """Publishes numbered messages, at most `window` unanswered.
 
     Attributes:
+        qos: 1 or 2.
         total: how many messages there are; may be raised.
         answered: how many are through: PUBACK, or PUBCOMP.
         given_up: how many were refused and are not sent anew.
@@ -162,9 +163,9 @@ class KeptPublisher(NumberedSender, KeptClient):
         self.answered = 0
         self.given_up = 0
         self.stories: dict[int, list[Event]] = {}
+        self.qos = qos
         self._again = again
         self._topic = topic
-        self._qos = qos
         self._payload = payload
         self._on_ack = on_ack
         self._window = window
@@ -195,7 +196,7 @@ class KeptPublisher(NumberedSender, KeptClient):
 
     def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
         self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
-        return publish_packet(self._topic, self._payload(sequence), self._qos, identifier, dup=dup)
+        return publish_packet(self._topic, self._payload(sequence), self.qos, identifier, dup=dup)
 
     def _note(self, sequence: int, what: str, identifier: int) -> None:
         if not self._again:
@@ -232,8 +233,8 @@ class KeptPublisher(NumberedSender, KeptClient):
             self.faults.append(f"{name} for the unknown identifier {identifier}")
             return
         self._note(one.sequence, f"{name} 0x{code:02x}" if code else name, identifier)
-        if (first == PUBACK) is not (self._qos == 1) or (first == PUBCOMP and not one.released):
-            self.faults.append(f"{name} at QoS {self._qos} for {identifier}")
+        if (first == PUBACK) is not (self.qos == 1) or (first == PUBCOMP and not one.released):
+            self.faults.append(f"{name} at QoS {self.qos} for {identifier}")
         elif first != PUBCOMP and code >= 0x80:
             self.told[f"{name} 0x{code:02x}"] += 1
             del self._outgoing[identifier]

@@ -180,6 +180,10 @@ class Load:
             self.samples.append(Sample(now, rates, p99, resident))
             before, last = answers, now
 
+    def stored(self) -> list[int]:
+        """By sender, how many were acknowledged; without those at QoS 2, whose last answer comes after the record."""
+        return [one.answered for one in self.all if not (isinstance(one, KeptPublisher) and one.qos == 2)]
+
     def progressed(self) -> Callable[[], bool]:
         """A condition: every sender has had an acknowledgement from now on."""
         before = [one.answered for one in self.all]
