@@ -272,6 +272,7 @@ class App:
             hosts=Hosts(settings, asks_nobody=address.is_loopback),
             origins=Origins(settings),
             ssl_context=context,
+            spark_jobs=self._config.management.spark_jobs,
         )
         try:
             await management.start(address)

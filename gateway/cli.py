@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from gateway.config import Config
-
+    from gateway.embedded.java import Java
 
 app = typer.Typer(
     help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
@@ -240,15 +240,9 @@ def spark_run(
     elif bootstrap_servers is None:
         bootstrap_servers = "127.0.0.1:9092"
     from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415
-    from gateway.embedded.jars import cache_directory, console_report, ensure_jars  # noqa: PLC0415
-    from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
+    from gateway.embedded.jars import cache_directory  # noqa: PLC0415
 
-    try:
-        java = find_java()
-        with console_report() as report:
-            jars = ensure_jars("spark", report=report)
-    except SetupError as error:
-        raise fail(str(error)) from error
+    java, jars = _java_and_jars()
     os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
     archive = shlex.join(archive_options(archive_path("spark", java, jars, cache_directory())))
     argv = [sys.executable, "-m", "spark_sinks", job]
@@ -276,6 +270,124 @@ def spark_maintain(
         except (JobFileError, ArchiveError) as error:
             raise fail(str(error)) from error
         typer.echo(f"{spec.sink.archive}: {described(done)}")
+
+
+def _java_and_jars() -> tuple[Java, list[Path]]:
+    """What a Spark job needs of this machine; fetched where it is not there."""
+    from gateway.embedded.jars import console_report, ensure_jars  # noqa: PLC0415
+    from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
+
+    try:
+        java = find_java()
+        with console_report() as report:
+            return java, ensure_jars("spark", report=report)
+    except SetupError as error:
+        raise fail(str(error)) from error
+
+
+@spark_app.command("submit", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def spark_submit(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="A job file (.toml, .py), or a job's name, such as max-temperature.")],
+    master: Annotated[
+        str | None, typer.Option(help="spark://HOST:PORT, k8s://https://HOST:PORT or yarn (default: the job file's).")
+    ] = None,
+    deploy_mode: Annotated[
+        str | None,
+        typer.Option(metavar="client|cluster", help="Where the driver runs (default: client; with k8s:// cluster)."),
+    ] = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka, as the cluster reaches it.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit and do not run it.")] = False,
+) -> None:
+    """Run a Spark job on a cluster; further options go to the job (see `trivium spark run JOB -- --help`)."""
+    from gateway.embedded.jars import cache_directory  # noqa: PLC0415
+    from spark_sinks import submit  # noqa: PLC0415
+
+    try:
+        home = submit.spark_home()
+        from spark_sinks import runner  # noqa: PLC0415 - needs pyspark
+        from spark_sinks.session import AVRO_LIMITS, driver_java  # noqa: PLC0415
+
+        kafka = [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
+        arguments = [*kafka, *context.args]
+        given, kind, options = runner.asked([job, *arguments])
+        cluster = master or given.master or ""
+        mode = deploy_mode or (submit.CLUSTER if cluster.startswith("k8s") else submit.CLIENT)
+        plan = submit.Submission(
+            job=job,
+            title=kind.title or kind.name,
+            file=kind.file,
+            checkpoint=options.checkpoint,
+            arguments=arguments,
+            master=cluster,
+            deploy_mode=mode,
+            driver_memory=given.driver_memory or f"{kind.driver_mb}m",
+            conf={**dict(given.conf), **driver_java(dict(given.conf), AVRO_LIMITS)},
+        )
+        plan.check()
+    except ValueError as error:
+        raise fail(str(error)) from error
+    java, jars = _java_and_jars()
+    archive, main = submit.archive(cache_directory() / "spark-submit")
+    command = [str(home / "bin" / "spark-submit"), *plan.command(archive, main, jars)]
+    if dry_run:
+        typer.echo(shlex.join(command))
+        return
+    environment = submit.environment(java.path.resolve().parent.parent, mode)
+    raise typer.Exit(submit.run(command, environment, mode))
+
+
+@spark_app.command("status")
+def spark_status(
+    job: Annotated[
+        str | None, typer.Argument(help="A job file or a job's name (default: all of this machine).")
+    ] = None,
+    at: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Also the job whose metrics are there, elsewhere.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Show the Spark jobs that you have started on this machine; exit code 1: the one named does not run or answer."""
+    from spark_sinks import runs, status  # noqa: PLC0415
+    from spark_sinks.spec.values import Listen  # noqa: PLC0415
+
+    try:
+        addresses = [Listen.parse(address) for address in at or ()]
+    except ValueError as error:
+        raise fail(f"--at: {error}") from error
+    known = runs.find(job) if job is not None else [] if addresses else runs.known()
+    if job is not None and not known:
+        raise fail(runs.not_running(job, known), LOST)
+    jobs = status.status_of(known, addresses)
+    if as_json:
+        typer.echo(status.as_json(jobs))
+    elif not jobs:
+        typer.echo("No Spark job has been started on this machine by this user.")
+    else:
+        status.show(jobs)
+    if (job is not None or addresses) and not all(one.good for one in jobs):
+        raise typer.Exit(LOST)
+
+
+@spark_app.command("stop")
+def spark_stop(
+    job: Annotated[str, typer.Argument(help="A job file, or a job's name.")],
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 60.0,
+) -> None:
+    """Ask a Spark job of this machine to end, as Ctrl-C does, and wait; exit code 1: it does not run, or goes on."""
+    from spark_sinks import runs  # noqa: PLC0415
+
+    try:
+        ended = runs.stop(job, timeout)
+    except (runs.RunsError, TimeoutError) as error:
+        raise fail(str(error), LOST) from error
+    if ended.error is not None:
+        raise fail(f"{ended.job} has failed while it ended: {ended.error}", LOST)
+    typer.echo(
+        f"{ended.job} has stopped." if ended.ended is not None else f"{ended.job} has ended without a last word."
+    )
 
 
 def main() -> None:

@@ -14,12 +14,14 @@ from spark_sinks.accounts import Accounts
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import Flow
 from spark_sinks.pace import Pace
-from spark_sinks.progress import Examined, Progress, offsets_sum
+from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME
 
 LOOK_S = 1.0
-"""Between two looks at how far a query in real time is behind."""
+"""Between two looks at how far a query in real time is behind..."""
+LAG_LOOK_S = 5.0
+"""... and in micro-batches, where nothing but the metrics depends on it."""
 LAST_LETTERS_S = 3.0
 """What a stop gives the accounts of the batches that have just finished."""
 
@@ -59,7 +61,8 @@ class Course:
         self._reads = False
         self._stopped = False
         self._pace = Pace(flow.behind_s)
-        self._position = 0  # the sum of the offsets that finished batches have read
+        self.position: Offsets = {}  # where finished batches have ended
+        self.ends: Offsets = {}  # where the topics ended at the last look
         self._next_look = 0.0
         self._checkpoint = Checkpoint(spark, flow.checkpoint)
         self._accounts = flow.rejects and Accounts(
@@ -77,25 +80,30 @@ class Course:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
-            self._position = self._first_position()
-            self._look()
+        self.position = self._first_position()
+        self._look()
+        if self.flow.trigger.mode == REAL_TIME:
             self._start_fitting()
         else:
             self._start(self.flow.trigger.mode)
         if self._accounts:
             self._accounts.start()
 
-    def _first_position(self) -> int:
+    def _first_position(self) -> Offsets:
         known = self._checkpoint.position()
         if known is None:
             known = self._broker.ends(self.flow.topics, beginnings=self._starting_offsets == "earliest")
-        return offsets_sum(known or {})
+        return known or {}
+
+    @property
+    def _read(self) -> int:
+        return offsets_sum(self.position)
 
     def _start_fitting(self) -> None:
         """In real time when it is not far behind, else catching up."""
-        fast = self._pace.fast(time.monotonic(), self._position)
+        fast = self._pace.fast(time.monotonic(), self._read)
         if not fast and self.mode != CATCHING_UP:
-            lag = self._pace.lag(self._position)
+            lag = self._pace.lag(self._read)
             self._say(f"{self.flow.name} is {lag:,} records behind: it catches up in micro-batches")
         elif fast and self.mode == CATCHING_UP:
             self._say(f"{self.flow.name} has caught up and goes on in real time")
@@ -113,17 +121,24 @@ class Course:
             if error is not None or self.mode != CATCHING_UP:
                 raise error or RuntimeError(f"query {self.flow.name} ended by itself")
             self._reads = True
-            self._position = offsets_sum(self._checkpoint.position() or {})
+            self.position = self._checkpoint.position() or {}
             self._look()
             self._start_fitting()
-        elif self.flow.trigger.mode == REAL_TIME and time.monotonic() >= self._next_look:
+        elif time.monotonic() >= self._next_look:
             self._look()
 
     def _look(self) -> None:
-        self._next_look = time.monotonic() + LOOK_S
+        self._next_look = time.monotonic() + (LOOK_S if self.flow.trigger.mode == REAL_TIME else LAG_LOOK_S)
         ends = self._broker.ends(self.flow.topics)
         if ends is not None:
-            self._pace.look(time.monotonic(), offsets_sum(ends))
+            self.ends = ends
+            if self.flow.trigger.mode == REAL_TIME:
+                self._pace.look(time.monotonic(), offsets_sum(ends))
+
+    @property
+    def accounts(self) -> bool:
+        """Whether somebody looks for what its results leave out."""
+        return self._accounts is not None
 
     @property
     def runs(self) -> Mapping[str, str]:
@@ -136,12 +151,12 @@ class Course:
             self._accounts.batch_finished()
         mode = self._runs[progress.run]
         lag = progress.lag
-        if progress.end is not None:
-            self._position = max(self._position, offsets_sum(progress.end))
+        if progress.end is not None and offsets_sum(progress.end) >= self._read:
+            self.position = progress.end
         if mode == REAL_TIME and not self._stopped:
             self._look()
-            lag = self._pace.lag(self._position)  # Spark tells where the topics ended when the batch began
-            if progress.run == str(self.query.runId) and self._pace.slow(time.monotonic(), self._position):
+            lag = self._pace.lag(self._read)  # Spark tells where the topics ended when the batch began
+            if progress.run == str(self.query.runId) and self._pace.slow(time.monotonic(), self._read):
                 self._say(f"{self.flow.name} has fallen {lag:,} records behind: it catches up in micro-batches")
                 self.query.stop()
                 self._start(CATCHING_UP)

@@ -63,6 +63,7 @@ def kind_of(file: JobFile) -> JobKind:
         "max_offsets_per_trigger": run.max_offsets_per_trigger,
         "accept_data_loss": run.accept_data_loss,
         "kafka": list(run.kafka.items()),
+        "metrics": run.metrics,
         "master": run.master,
         "shuffle_partitions": run.shuffle_partitions,
         "state_rows": run.state_rows,
@@ -81,6 +82,8 @@ def kind_of(file: JobFile) -> JobKind:
         flows=flows,
         slots=_slots,
         declared=frozenset(told),
+        title=file.spec.title,
+        file=file.path,
     )
 
 

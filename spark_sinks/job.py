@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from mapping.record import is_topic_name
 from spark_sinks import jobs
 from spark_sinks.accounts import Rejects
-from spark_sinks.spec.values import Duration
+from spark_sinks.spec.values import Duration, Listen
 from spark_sinks.triggers import MICRO_BATCH, Trigger
 
 
@@ -93,6 +94,8 @@ class JobKind:
             the number of shuffle partitions.
         driver_mb: Java heap that it needs beside its state; with a local master the heap of everything.
         declared: common options that are said already, by their `dest`; the command line need not say them.
+        title: its name for people and as a label of metrics; empty: `name`.
+        file: that declares it.
     """
 
     name: str
@@ -103,6 +106,8 @@ class JobKind:
     slots: Callable[[Any, Mapping[str, int], int], int]
     driver_mb: int = 1024
     declared: Collection[str] = ()
+    title: str = ""
+    file: Path | None = None
 
 
 def known_jobs() -> dict[str, JobKind]:
@@ -120,6 +125,14 @@ def duration(text: str) -> int:
         return Duration.parse(text).ms
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"a duration such as 500ms, 5s, 10m or 1h, not {text!r}") from error
+
+
+def listen(text: str) -> Listen:
+    """An address to listen on, `HOST:PORT`; raises argparse's error otherwise."""
+    try:
+        return Listen.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from error
 
 
 def interval(ms: int) -> str:

@@ -27,6 +27,11 @@ class Console:
         self._out = os.dup(1)
         self._err = os.dup(2)
 
+    @property
+    def terminal(self) -> int | None:
+        """The standard output's descriptor where it is a terminal."""
+        return self._out if os.isatty(self._out) else None
+
     def divert(self, log_file: Path) -> None:
         """Send everything else to `log_file` (appended; its directory is made)."""
         log_file.parent.mkdir(parents=True, exist_ok=True)

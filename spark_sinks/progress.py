@@ -19,6 +19,11 @@ from pyspark.sql.streaming.listener import (
 Offsets = dict[str, dict[str, int]]
 """Topic -> partition (decimal) -> offset, as Spark writes them."""
 
+OBSERVED = "records"
+"""What a query counts of its records itself, in Spark's report..."""
+DEAD_LETTERS = "dead_letters"
+"""... and of that, the dead letters that it wrote."""
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="progress"):
     """One batch of one query."""
@@ -34,10 +39,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     # of one partition before it counts
     late_rows: int
     state_rows: int  # (sensor, window) pairs kept
+    state_bytes: int = 0  # memory that they take
     watermark_ms: int | None  # event time that closed windows, epoch ms; 0 before the first; None without windows
     start: Offsets | None  # offsets where the batch began (None for the very first of a new checkpoint)
     end: Offsets | None  # offsets where it ended, exclusive: everything before has been processed
     lag: int  # records that were in the topic and not yet read when the batch was planned
+    dead_letters: int | None = None  # that the query itself wrote; None: it does not know
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="examined"):
@@ -89,10 +96,12 @@ def progress_of(report: dict[str, Any]) -> Progress:
         duration_ms=report.get("durationMs", {}).get("triggerExecution", report.get("batchDuration", 0)),
         late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in operators),
         state_rows=sum(operator["numRowsTotal"] for operator in operators),
+        state_bytes=sum(operator.get("memoryUsedBytes", 0) for operator in operators),
         watermark_ms=None if watermark is None else round(datetime.fromisoformat(watermark).timestamp() * 1000),
         start=source.get("startOffset"),
         end=end,
         lag=max(0, offsets_sum(latest) - offsets_sum(end)) if latest and end else 0,
+        dead_letters=report.get("observedMetrics", {}).get(OBSERVED, {}).get(DEAD_LETTERS),
     )
 
 

@@ -7,6 +7,7 @@ checkpoints at its next start.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -20,12 +21,17 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.course import Course
 from spark_sinks.declared import kind_of
-from spark_sinks.job import JobKind, JobOptions, duration, known_jobs
+from spark_sinks.job import JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
+from spark_sinks.metrics import JobMetrics
+from spark_sinks.output import Lines, Output, Screen
 from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
+from spark_sinks.runs import Registration, RunsError
 from spark_sinks.session import session
 from spark_sinks.sources import Broker
+from spark_sinks.spec.jobs import JobSpec
+from spark_sinks.spec.values import Listen
 from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
 
 REAL_TIME_SLOTS = 16
@@ -53,6 +59,7 @@ def run(
     ready: Callable[[], None],
     stop_asked: SimpleQueue[Progress | None],
     say: Callable[[str], None] = lambda _: None,
+    metrics: JobMetrics | None = None,
 ) -> dict[str, Totals]:
     """Start a job and run it until None is put into `stop_asked`, or a query fails (its exception is raised).
 
@@ -64,6 +71,7 @@ def run(
         ready: called once when every query has begun to read.
         stop_asked: the queue that progress and the wish to stop come through.
         say: gets lines for people.
+        metrics: gather what is known of each query.
 
     Returns:
         The totals of each query.
@@ -77,12 +85,14 @@ def run(
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
     courses: list[Course] = []
+    metrics = metrics or JobMetrics(kind.title or kind.name)
 
     def take(progress: Progress) -> None:
         for course in courses:
             if progress.run in course.runs:  # else of another job in the same session
                 done = course.finished(progress)
                 totals.setdefault(done.query, Totals()).add(done)
+                metrics.of(done.query).finished(done)
                 report(done)
 
     def take_found() -> None:
@@ -91,6 +101,7 @@ def run(
             if isinstance(item, BaseException):
                 raise item
             totals.setdefault(item.query, Totals()).add_examined(item)
+            metrics.of(item.query).examined(item)
             report(item)
 
     with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
@@ -115,6 +126,9 @@ def run(
                 take_found()
                 for course in courses:
                     course.step()
+                    metrics.of(course.flow.name).reads(
+                        course.mode, course.position, course.ends, counts_rejects=course.accounts
+                    )
                 if waiting and all(course.reads() for course in courses):
                     waiting = False
                     ready()
@@ -236,64 +250,103 @@ def _add_common(parser: argparse.ArgumentParser, declared: Collection[str]) -> N
     add("--log-level", default="WARN", help="of Spark's log")
     add("--log-file", type=Path, help="where Spark's log goes (default: spark.log in a local checkpoint)")
     add("--ready-file", type=Path, help="written once the job has begun to read")
+    add("--metrics", type=listen, default=Listen("127.0.0.1:0"), metavar="HOST:PORT", help="where Prometheus and "
+        "`trivium spark status` read its metrics (default: a free port of this machine)")  # fmt: skip
+    add("--submitted", action="store_true", help="by spark-submit, which was told of the master, of jars and of Java")
     add("--die-with-parent", action="store_true", help="stop when the starting process ends, however it ends")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job as this process: progress as JSON lines on the standard output, a summary line at the end.
+    """Run a job as this process: progress as JSON lines on the standard output, on a terminal as a table.
 
     SIGTERM and SIGINT stop the queries, the session and the JVM.
 
     Returns:
         0 after a stop that was asked for, 1 when the job failed, with one line on the standard error and the
-        whole story in the log. (A wrong command line, or a wrong job file, exits with 2.)
+        whole story in the log. (A wrong command line, a wrong job file, an address in use, or a job that runs already
+        exits with 2.)
     """
+    try:
+        given, kind, options = asked(argv)
+    except JobFileError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if given.die_with_parent:
+        die_with_parent()
+    metrics = JobMetrics(kind.title or kind.name)
+    console = Console()
+    on_stop(_stop_now)  # while the JVM starts nothing is there to be stopped in order
+    with contextlib.ExitStack() as stack:
+        stack.callback(console.close)
+        try:
+            served = stack.enter_context(metrics.serve(given.metrics))
+            registration = _register(kind, options, served.address, console)
+        except (OSError, RunsError) as error:
+            console.say(str(error) if isinstance(error, RunsError) else f"metrics: {given.metrics}: {error.strerror}")
+            return 2
+        if registration is not None:
+            metrics.restarts = registration.run.restarts
+        log_file = given.log_file
+        if log_file is None and "://" not in options.checkpoint:
+            log_file = Path(options.checkpoint) / "spark.log"
+        if log_file is not None:
+            console.divert(log_file)
+        failure: str | None = None
+        try:
+            _run_process(given, kind, options, console, metrics)
+        except Exception as error:  # the last one who can say it
+            traceback.print_exc()
+            failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
+            return 1
+        finally:
+            end_jvm(given.stop_limit)
+            if registration is not None:
+                registration.end(failure)
+    return 0
+
+
+def asked(argv: Sequence[str]) -> tuple[argparse.Namespace, JobKind, JobOptions]:
+    """What a command line says; SystemExit where it is wrong, JobFileError where the job file is."""
     kinds = known_jobs()
     if argv and is_job_file(argv[0]):
-        try:
-            kinds = {argv[0]: kind_of(read(Path(argv[0])))}
-        except JobFileError as error:
-            sys.stderr.write(f"{error}\n")
-            return 2
+        file = read(Path(argv[0]))
+        if not isinstance(file.spec, JobSpec):
+            raise JobFileError(f"{argv[0]}: job: a {file.spec.job} job needs no Spark; start it by `trivium spark run`")
+        kinds = {argv[0]: kind_of(file)}
     parser = arguments(kinds.values())
     given = parser.parse_args(argv)
     kind = kinds[given.job]
     told = {name: value for name, value in vars(given).items() if name in kind.options.__struct_fields__}
     try:
-        options = kind.options(**{**told, "kafka": dict(given.kafka)})
+        return given, kind, kind.options(**{**told, "kafka": dict(given.kafka)})
     except ValueError as error:
         parser.error(str(error))
-    if given.die_with_parent:
-        die_with_parent()
-    console = Console()
-    log_file = given.log_file
-    if log_file is None and "://" not in options.checkpoint:
-        log_file = Path(options.checkpoint) / "spark.log"
-    if log_file is not None:
-        console.divert(log_file)
+
+
+def _stop_now() -> None:
+    raise SystemExit(0)
+
+
+def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Console) -> Registration | None:
+    """Let `trivium spark status` know of the job; None, with a word, where that is not possible. RunsError."""
     try:
-        _run_process(given, kind, options, console)
-    except Exception as error:  # the last one who can say it
-        traceback.print_exc()
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        console.say(f"{given.job} failed: {first}" + (f" (see {log_file})" if log_file else ""))
-        return 1
-    finally:
-        end_jvm(given.stop_limit)
-        console.close()
-    return 0
+        registration = Registration(kind.title or kind.name, kind.file, options.checkpoint)
+        registration.begin(str(metrics))
+    except OSError as error:
+        console.say(f"`trivium spark status` will not know of this job: {error}")
+        return None
+    return registration
 
 
-def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console) -> None:
-    def stop_now() -> None:
-        raise SystemExit(0)
-
-    on_stop(stop_now)  # while the JVM starts nothing is there to be stopped in order
+def _run_process(
+    given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console, metrics: JobMetrics
+) -> None:
     slots = REAL_TIME_SLOTS if options.trigger == REAL_TIME else max(2, os.cpu_count() or 2)
     in_heap = heap_holds_state(options.trigger, given.state_rows)
     spark = session(
         f"trivium {given.job}",
-        master=given.master or f"local[{slots}]",
+        master=None if given.submitted else given.master or f"local[{slots}]",
         jars=[Path(jar) for jar in given.jars.split(",") if jar],
         driver_memory=given.driver_memory or f"{kind.driver_mb + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
         shuffle_partitions=given.shuffle_partitions,
@@ -306,22 +359,25 @@ def _run_process(given: argparse.Namespace, kind: JobKind, options: JobOptions, 
     )
     events: SimpleQueue[Progress | None] = SimpleQueue()
     on_stop(lambda: events.put(None))
-    encode = msgspec.json.encode
+    output: Output = Lines(given.job, console)
+    if console.terminal is not None:
+        output = Screen(kind.title or kind.name, metrics, console.terminal)
 
     def ready() -> None:
-        console.report(encode({"kind": "ready", "job": given.job, "trigger": options.trigger}))
+        output.ready(options.trigger)
         if given.ready_file is not None:
+            told = {"job": given.job, "trigger": options.trigger, "pid": os.getpid(), "metrics": str(metrics.address)}
             written = given.ready_file.with_suffix(".tmp")
-            written.write_bytes(encode({"job": given.job, "trigger": options.trigger, "pid": os.getpid()}))
+            written.write_bytes(msgspec.json.encode(told))
             written.replace(given.ready_file)
 
     try:
-        if wait_for_topics(spark, kind, options, console.say, events):
+        if wait_for_topics(spark, kind, options, output.say, events):
             totals = run(
                 spark, kind, options,
-                report=lambda progress: console.report(encode(progress)),
-                ready=ready, stop_asked=events, say=console.say,
+                report=output.report, ready=ready, stop_asked=events, say=output.say, metrics=metrics,
             )  # fmt: skip
-            console.report(encode({"kind": "summary", "queries": totals}))
+            output.summary(totals)
     finally:
+        output.close()
         spark.stop()

@@ -32,7 +32,7 @@ IN_HEAP = {f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.
 def session(
     name: str,
     *,
-    master: str,
+    master: str | None,
     jars: Sequence[Path] = (),
     driver_memory: str = "1g",
     shuffle_partitions: int = 2,
@@ -51,7 +51,8 @@ def session(
 
     Args:
         name: the application's name in logs and on a cluster.
-        master: any Spark master. Real-time mode needs as many slots as all stages have tasks.
+        master: any Spark master. Real-time mode needs as many slots as all stages have tasks. None: `spark-submit` was
+            told, and of jars, memory and Java too.
         jars: the Kafka connector and what it needs, as paths that exist on this machine.
         driver_memory: heap of the driver; with a local master it is the heap of everything.
         shuffle_partitions: tasks of a stateful stage. A checkpoint keeps the number of its first start.
@@ -65,14 +66,13 @@ def session(
         conf: anything else of Spark's configuration; wins over the settings made here, but for jars, class path and
             options of the driver's JVM, which come behind ours.
     """
-    os.environ["PYSPARK_PYTHON"] = workers_python(master, os.environ)
+    os.environ["PYSPARK_PYTHON"] = workers_python(master or "", os.environ)
     # The workers that Spark starts for its driver are not told of the setting for the others.
     os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", str(WORKER_START_S))
     missing = [str(jar) for jar in jars if not jar.is_file()]
     if missing:
         raise FileNotFoundError(f"no such jar: {', '.join(missing)}")
     settings = {
-        "spark.driver.memory": driver_memory,
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -82,9 +82,13 @@ def session(
         **(IN_HEAP if state_in_heap else IN_ROCKSDB),
         # One stateful operator per query: late rows are judged by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
-        **driver_settings(master, jars, (AVRO_LIMITS, QUICK_START if quick_start else "", java_options), conf or {}),
+        **(conf or {}),
     }
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+        java = (AVRO_LIMITS, QUICK_START if quick_start else "", java_options)
+        settings |= {"spark.driver.memory": driver_memory, **driver_settings(master, jars, java, conf or {})}
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -108,9 +112,14 @@ def driver_settings(
 
     A jar or an option in `conf` comes behind ours.
     """
-    told = {JAVA_OPTIONS: " ".join(filter(None, (*java_options, conf.get(JAVA_OPTIONS))))}
+    told = driver_java(conf, *java_options)
     if not master.startswith("local"):
         told[JARS] = ",".join(filter(None, (*(str(jar.resolve()) for jar in jars), conf.get(JARS))))
         return {**conf, **told}
     told[CLASS_PATH] = ":".join(filter(None, (*map(str, jars), conf.get(CLASS_PATH))))
     return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **conf, **told}
+
+
+def driver_java(conf: Mapping[str, str], *options: str) -> dict[str, str]:
+    """The options of the driver's JVM: `options`, and behind them those of `conf`."""
+    return {JAVA_OPTIONS: " ".join(filter(None, (*options, conf.get(JAVA_OPTIONS))))}

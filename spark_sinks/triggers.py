@@ -12,7 +12,8 @@ from spark_sinks.spec import parts
 
 MICRO_BATCH: Final = parts.MICRO_BATCH
 REAL_TIME: Final = parts.REAL_TIME
-CATCHING_UP = "catching-up"
+CATCHING_UP: Final = "catching-up"
+MODES: Final = (MICRO_BATCH, REAL_TIME, CATCHING_UP)
 
 
 @dataclass(frozen=True, slots=True)

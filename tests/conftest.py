@@ -48,6 +48,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Jobs that tests start are not listed among the user's; workers inherit the variable."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        state = tempfile.TemporaryDirectory()
+        config.add_cleanup(state.cleanup)
+        os.environ["XDG_STATE_HOME"] = state.name
+
+
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": hung.Loop}
 

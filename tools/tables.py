@@ -42,6 +42,7 @@ from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
 from spark_sinks.spec import audit, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
+from spark_sinks.statistics import QueryStatistics
 
 ROOT: Final = Path(__file__).parents[1]
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
@@ -75,8 +76,9 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "descriptors": DescriptorStatistics,
         "embedded_kafka": OpenFiles,
     },
+    "Spark jobs": {"spark": QueryStatistics},
 }
-"""What `gateway.app` gives to the metrics, by chapter and name; a test compares it with what a gateway tells."""
+"""What `gateway.app` and a Spark job give to the metrics, by chapter and name; tests compare it with what they tell."""
 
 
 def replace(page: str, name: str, table: str) -> str:

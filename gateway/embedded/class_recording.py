@@ -136,7 +136,10 @@ async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tup
         *("--checkpoint", str(directory / "checkpoint"), "--jars", ",".join(map(str, jars))),
         *("--trigger", "real-time", "--interval", "5s", "--quick-start", "--stop-limit", str(STOP_S)),
         *("--die-with-parent", f"--driver-java-options={shlex.join(options)}"),
-        env={**os.environ, "JAVA_HOME": str(java.path.resolve().parent.parent)},
+        env={
+            **os.environ, "JAVA_HOME": str(java.path.resolve().parent.parent),
+            "XDG_STATE_HOME": str(directory),  # it is none of the user's jobs
+        },
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert job.stdout is not None

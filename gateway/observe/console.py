@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.observe.flow import Flow, Snapshot
 from gateway.observe.metrics import Metrics
+from gateway.observe.spark_jobs import SparkJob, SparkJobs
 
 PAGES: Final = Path(__file__).with_name("pages")
 PERIOD_S: Final = 1.0  # between two events
@@ -78,15 +79,19 @@ class _Event(msgspec.Struct, frozen=True):
     flow: Snapshot
     figures: dict[str, list[tuple[dict[str, str], float]]]
     ready: dict[str, Any]
+    spark: tuple[SparkJob, ...] | None  # None: no jobs are configured
 
 
 class Console:
     """The console's page and its events."""
 
-    def __init__(self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]]) -> None:
+    def __init__(
+        self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]], spark: SparkJobs
+    ) -> None:
         self._flow = flow
         self._metrics = metrics
         self._ready = ready
+        self._spark = spark
         self._files = {path: (PAGES.joinpath(name).read_bytes(), media) for path, (name, media) in FILES.items()}
         self._streams: set[asyncio.Task[Any]] = set()
         self._last: dict[str, tuple[float, bytes]] = {}  # by what is looked for: when, and the event
@@ -144,6 +149,7 @@ class Console:
         flow = await self._flow.snapshot(client=client)
         flow = msgspec.structs.replace(flow, episodes=flow.episodes[:EPISODES])
         _, ready = self._ready()
-        event = b"data: %b\n\n" % msgspec.json.encode(_Event(flow, self._metrics.figures(FIGURES), ready))
+        told = _Event(flow, self._metrics.figures(FIGURES), ready, self._spark.last())
+        event = b"data: %b\n\n" % msgspec.json.encode(told)
         self._took_s = time.thread_time() - cpu  # others' turns in between are in it too: then we rest longer
         return event

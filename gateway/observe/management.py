@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from gateway.net.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.spark_jobs import SparkJobs
 from gateway.security.origins import Hosts, Origins
 from gateway.security.turns import Busy
 
@@ -50,11 +51,13 @@ class Management:
         hosts: Hosts,  # the names that the listener may be called by
         origins: Origins,  # whose pages may look
         ssl_context: ssl.SSLContext | None = None,  # for TLS
+        spark_jobs: Sequence[Address] = (),  # whose metrics `/console` shows too
     ) -> None:
         self._metrics = metrics
         self._ready = ready
         self._flow = flow
-        self._console = Console(flow, metrics, ready)
+        self._spark_jobs = SparkJobs(spark_jobs)
+        self._console = Console(flow, metrics, ready, self._spark_jobs)
         self._admit = admit
         self._guarded = False
         self._heads = Heads(hosts, secure=ssl_context is not None)
@@ -96,6 +99,7 @@ class Management:
     async def stop(self) -> None:
         """Close the listener and its connections."""
         self._console.stop()
+        await self._spark_jobs.stop()
         runner, self._runner, self._bound = self._runner, None, None
         if runner is not None:
             await runner.cleanup()

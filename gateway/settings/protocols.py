@@ -261,3 +261,6 @@ class ManagementConfig(Section):
 
     address: Address = Address("127.0.0.1:8081")
     """`/healthy`, `/ready`, `/metrics`. Beyond loopback `/metrics` needs a password when clients need one"""
+    spark_jobs: Annotated[tuple[Address, ...], Field(max_length=32)] = ()
+    """where Spark jobs tell their metrics (`run.metrics` of a job file). The console shows those jobs too, and asks
+    them only while somebody looks"""

@@ -8,14 +8,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from loadtest.demo.child import command_line
 from loadtest.demo.directory import Directory
 
 READY_POLL_S: Final = 0.05
-LINE_LIMIT: Final = 1 << 20  # of what Spark prints: its progress holds the offsets of every partition
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start beside Spark's; its peak speed is not needed here
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -30,7 +28,7 @@ class Process:
     Args:
         name: for messages.
         argv: the command.
-        directory: the demo's; the child's standard error goes to `errors` in it.
+        directory: the demo's; what the child prints goes to `errors` in it.
         log: where it tells its story, for messages.
     """
 
@@ -51,20 +49,12 @@ class Process:
             self._process = await asyncio.create_subprocess_exec(
                 *command_line(*self._argv),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=errors,
                 stderr=errors,
                 env={**os.environ, "JAVA_TOOL_OPTIONS": java},
                 pass_fds=(self._lock,),
                 start_new_session=True,
-                limit=LINE_LIMIT,
             )
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """What it prints on its standard output, line by line, until it ends."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            yield line
 
     async def watch(self) -> None:
         """Wait until it ends by itself, which it should not: always raises ProcessError."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from typing import Any, Final, NamedTuple
 
+import aiohttp
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console, Group
 from rich.live import Live
@@ -28,6 +28,8 @@ CLOSE_S: Final = 1.5  # these three together stay under 10 s
 SPARK_STOP_S: Final = 4.0
 GATEWAY_STOP_S: Final = 4.0
 REFRESH_S: Final = 0.25
+LOOK_S: Final = 1.0  # between two looks at Spark's metrics
+ANSWER_S: Final = 5.0
 LINE_S: Final = 5.0  # between two plain lines
 
 
@@ -99,7 +101,6 @@ class Demo:
         await self._spark.start()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(process.watch()) for process in (self._gateway, self._spark)]
-            background.append(group.create_task(self._follow_spark()))
             stopping = group.create_task(self._raise_when_stopped())
             addresses = await self._gateway.ready(READY_S)
             await create_topics(addresses["kafka"])
@@ -113,8 +114,9 @@ class Demo:
             self._status.errors = fleet.errors
             try:
                 await fleet.listen()
-                await self._spark.ready(READY_S)
+                job = await self._spark.ready(READY_S)
                 self._say_ready("Spark is ready")
+                background.append(group.create_task(self._follow_spark(job["metrics"])))
                 stopping.cancel()
                 background.append(group.create_task(self._announce_first_result()))
                 showing = group.create_task(self._show(addresses))
@@ -148,9 +150,14 @@ class Demo:
                 return True
         return False
 
-    async def _follow_spark(self) -> None:
-        async for line in self._spark.lines():
-            self._status.report(json.loads(line))
+    async def _follow_spark(self, address: str) -> None:
+        """Read the job's metrics, again and again."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # it is told when the job has ended
+                    async with http.get(f"http://{address}/metrics") as answer:
+                        self._status.take(await answer.text())
+                await asyncio.sleep(LOOK_S)
 
     async def _announce_first_result(self) -> None:
         await self._accounts.came_back.wait()

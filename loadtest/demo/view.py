@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -15,28 +16,30 @@ from loadtest.demo.fleet import JSON_RECORDS
 
 @dataclasses.dataclass
 class Status:
-    """What the Spark job last reported, and what went wrong among the clients."""
+    """What the Spark job's metrics last said, and what went wrong among the clients."""
 
     lag: int | None = None
     batch: int | None = None
     rows: int = 0
     rows_per_second: float = 0.0
-    duration_ms: int = 0
-    windows_kept: int = 0
+    duration_s: float = 0.0
     late: int = 0
     errors: list[str] = dataclasses.field(default_factory=list)
 
-    def report(self, report: dict[str, Any]) -> None:
-        """Take in a line of the job's: a batch, or what was found in finished ones that is in no result."""
-        if report.get("kind") == "examined":
-            self.late += report["late"]
-        elif report.get("kind") == "progress":
-            self.lag = report["lag"]
-            self.batch = report["batch"]
-            self.rows = report["rows"]
-            self.rows_per_second = report["rows_per_second"]
-            self.duration_ms = report["duration_ms"]
-            self.windows_kept = report["state_rows"]
+    def take(self, metrics: str) -> None:
+        """Take in the job's metrics, in Prometheus' text format; before its first batch there are few."""
+        told: dict[str, float] = {}
+        for family in text_string_to_metric_families(metrics):
+            for sample in family.samples:
+                told[sample.name] = told.get(sample.name, 0.0) + sample.value
+        if "trivium_spark_lag" in told:
+            self.lag = round(told["trivium_spark_lag"])
+        if "trivium_spark_batch" in told:
+            self.batch = round(told["trivium_spark_batch"])
+            self.rows = round(told["trivium_spark_rows_total"])
+            self.rows_per_second = told["trivium_spark_rows_per_second"]
+            self.duration_s = told["trivium_spark_batch_duration_seconds"]
+            self.late = round(told["trivium_spark_late_total"])
 
     @property
     def spark(self) -> str:
@@ -44,8 +47,8 @@ class Status:
         if self.batch is None:
             return "runs; no batch has ended yet"
         return (
-            f"batch {self.batch:,}: {self.rows:,} rows in {self.duration_ms / 1000:.1f} s "
-            f"({self.rows_per_second:,.0f}/s), late {self.late}"
+            f"{self.rows:,} rows, {self.rows_per_second:,.0f}/s; batch {self.batch:,} took {self.duration_s:.1f} s, "
+            f"late {self.late}"
         )
 
 

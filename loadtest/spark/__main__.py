@@ -1,4 +1,4 @@
-"""`python -m loadtest.spark backlog | kills | archive | replay | audit | rates`: Spark's jobs, judged plainly.
+"""`python -m loadtest.spark backlog | kills | archive | replay | audit | cluster | rates`: jobs, judged plainly.
 
 Each starts Kafka (that of `trivium up`) unless it is given one.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.gateway import GatewayProcess
-from loadtest.spark import audit, backlog, kills, replay
+from loadtest.spark import audit, backlog, cluster, kills, replay
 
 TRIGGERS = ("micro-batch", "real-time")
 
@@ -44,6 +44,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--records", type=int, default=1_000_000)
     one.add_argument("--minutes", type=int, default=10)
     one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("cluster", help="a standalone cluster, of which a worker is killed under load")
+    one.add_argument("--rate", type=int, default=200, help="readings a second")
+    one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
     one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows")
     one.add_argument("--readings", type=int, default=400_000)
     one.add_argument("--rounds", type=int, default=3)
@@ -61,6 +64,8 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int
         return await replay.run(bootstrap, directory, replay.Plan(given.letters, given.kills, given.rate, given.seed))
     if given.scenario == "audit":
         return await audit.run(bootstrap, directory, audit.Plan(given.records, given.minutes, given.seed))
+    if given.scenario == "cluster":
+        return await cluster.run(bootstrap, directory, given.rate, given.trigger)
     if given.scenario == "archive":
         from loadtest.spark import archive  # noqa: PLC0415 - with readers of three formats
 

@@ -26,7 +26,13 @@ class Job:
     """
 
     def __init__(
-        self, bootstrap: str, topics: Topics, directory: Path, *options: str, file: Path | None = None
+        self,
+        bootstrap: str,
+        topics: Topics,
+        directory: Path,
+        *options: str,
+        file: Path | None = None,
+        command: str = "run",
     ) -> None:
         self.bootstrap = bootstrap
         self.topics = topics
@@ -35,7 +41,7 @@ class Job:
         self._log = directory / "spark.err"
         own = ["--source", topics.source, "--target", topics.target, "--dead-letter", topics.dead_letter]
         self._argv = [
-            sys.executable, "-m", "gateway", "spark", "run", "max-temperature" if file is None else str(file),
+            sys.executable, "-m", "gateway", "spark", command, "max-temperature" if file is None else str(file),
             "--bootstrap-servers", bootstrap, "--checkpoint", str(directory / "checkpoint"),
             "--ready-file", str(self._ready), "--quick-start", *(own if file is None else []), *options,
         ]  # fmt: skip
@@ -60,7 +66,8 @@ class Job:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            self.reports.append(json.loads(line))
+            if line.startswith(b'{"kind"'):  # spark-submit has lines of its own
+                self.reports.append(json.loads(line))
 
     async def kill(self) -> None:
         """SIGKILL for it and its JVM; nothing when it does not run."""

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from spark_sinks.spec.values import NUMBERS, RECORD_COLUMNS, ColumnName, ColumnType, Duration, FieldPath, TopicName
+from spark_sinks.spec.values import (
+    NUMBERS,
+    RECORD_COLUMNS,
+    ColumnName,
+    ColumnType,
+    Duration,
+    FieldPath,
+    Listen,
+    TopicName,
+)
 
 MICRO_BATCH: Final = "micro-batch"
 REAL_TIME: Final = "real-time"
@@ -326,6 +335,9 @@ class Run(Section):
     them in the heap, which is faster. Not set: on disk, by RocksDB"""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] | None = None
     """Java heap; with a local master the heap of everything. Not set: 1 GiB, and room for the rows of state in it"""
+    metrics: Listen = Listen("127.0.0.1:0")
+    """where Prometheus, `trivium spark status` and the console read the job's metrics; port 0: a free one, which
+    `status` finds. There is no password: beyond loopback whoever reaches the port reads them"""
     master: str | None = None
     """any Spark master; not set: local, with the slots that the trigger needs"""
     kafka: dict[str, str] = {}

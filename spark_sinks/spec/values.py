@@ -61,6 +61,36 @@ class Duration(_Text):
         return int(match[1]) * self._UNITS[match[2]]
 
 
+class Listen(_Text):
+    """Where to listen: `HOST:PORT` (`[::1]:9101` for IPv6); port 0: a free one."""
+
+    __slots__ = ()
+    _FORM: ClassVar = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Check `text`; ValueError when it is no address."""
+        match = cls._FORM.fullmatch(text)
+        if match is None or int(match[2]) > 65_535:
+            raise ValueError("expected HOST:PORT, such as 127.0.0.1:9101")
+        return cls(text)
+
+    @classmethod
+    def of(cls, host: str, port: int) -> Listen:
+        """The address of a host, which may be an IPv6 address without brackets, and a port."""
+        return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    @property
+    def host(self) -> str:
+        """Without brackets."""
+        return self.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self.rpartition(":")[2])
+
+
 class Term(_Text):
     """What results are grouped by: a column, or `key`, `topic`, `content_type`, `level[2]`, `header[unit]`."""
 

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from mapping.record import CONTENT_TYPE
+from spark_sinks.progress import DEAD_LETTERS, OBSERVED
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, dead_letters, header, letter
 
 JSON: Final = "application/json"
@@ -70,6 +71,7 @@ def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str) -> 
         )  # fmt: skip
 
     error = F.col("error")
+    counted = checked.observe(OBSERVED, F.count_if(error.isNotNull()).alias(DEAD_LETTERS))
     letters = F.array(letter(F.col("record"), error))
     placed = F.when(error.isNull(), at(topic, made)).otherwise(at(letters_topic, letters))
-    return checked.select(F.explode(placed).alias("placed")).select("placed.*")
+    return counted.select(F.explode(placed).alias("placed")).select("placed.*")

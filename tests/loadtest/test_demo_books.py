@@ -187,7 +187,7 @@ def test_the_live_view_fits_the_terminal(run: Run, width: int) -> None:
     for traffic in run.accounts.traffic.values():
         traffic.sent = traffic.acknowledged = traffic.received = 12_345_678
     run.accounts.guest = {"sensor": "my/temp", "maximum": 21.5, "count": 3}
-    status = view.Status(lag=1_234_567, batch=12_345, rows=100_000, rows_per_second=123_456.0, duration_ms=12_345)
+    status = view.Status(lag=1_234_567, batch=12_345, rows=100_000, rows_per_second=123_456.0, duration_s=12.345)
     lines = shown(width, view.live(run.accounts, ADDRESSES, status, 86_400))
     assert len(lines) <= 20
     assert not any("…" in line for line in lines)
@@ -210,13 +210,25 @@ def test_without_a_terminal_there_are_no_control_codes_and_no_broken_lines(run: 
     assert lines[3].endswith("AMQP receiver: gone")
 
 
-def test_progress_reports_make_the_status() -> None:
+METRICS = """
+# TYPE trivium_spark_rows_total counter
+trivium_spark_rows_total{job="m",query="m"} 7.0
+# TYPE trivium_spark_lag gauge
+trivium_spark_lag{job="m",partition="0",query="m",topic="sensors"} 40.0
+trivium_spark_lag{job="m",partition="1",query="m",topic="sensors"} 4.0
+"""
+BATCH = """
+trivium_spark_rows_per_second{job="m",query="m"} 70.4
+trivium_spark_batch{job="m",query="m"} 2.0
+trivium_spark_batch_duration_seconds{job="m",query="m"} 0.099
+trivium_spark_late_total{job="m",query="m"} 4.0
+"""
+
+
+def test_the_jobs_metrics_make_the_status() -> None:
     status = view.Status()
     assert status.spark == "runs; no batch has ended yet"
-    progress = {"kind": "progress", "rows": 7, "rows_per_second": 70.4, "duration_ms": 99, "state_rows": 5}
-    status.report({**progress, "batch": 1, "lag": 3})
-    status.report({"kind": "examined", "batch": 1, "late": 4})
-    status.report({**progress, "batch": 2, "lag": 44})
-    status.report({"kind": "ready"})
-    assert status.lag == 44
-    assert status.spark == "batch 2: 7 rows in 0.1 s (70/s), late 4"
+    status.take(METRICS)
+    assert (status.lag, status.spark) == (44, "runs; no batch has ended yet")
+    status.take(METRICS + BATCH)
+    assert status.spark == "7 rows, 70/s; batch 2 took 0.1 s, late 4"

@@ -29,6 +29,7 @@ from spark_sinks.archive.contract import MERGED, ArchiveError
 from spark_sinks.archive.parquet import Archive
 from spark_sinks.declared import Options, flows
 from spark_sinks.job_file import read
+from spark_sinks.progress import Progress, progress_of
 from spark_sinks.spec.parts import Maintain
 from spark_sinks.triggers import CATCH_UP
 from tests.support.gateway import GatewayProcess
@@ -39,7 +40,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "spark"
 START_MS = 1_700_000_000_000
 
 Declare = Callable[..., Options]
-RunOnce = Callable[[Options], Awaitable[None]]
+RunOnce = Callable[[Options], Awaitable[list[Progress]]]
 
 
 @pytest.fixture
@@ -59,10 +60,11 @@ def declare(bootstrap: str, tmp_path: Path) -> Declare:
 def run_once(spark: SparkSession) -> RunOnce:
     """Run a job over what is in its topics, in bounded micro-batches, from its checkpoint."""
 
-    def run(options: Options) -> None:
+    def run(options: Options) -> list[Progress]:
         [flow] = flows(spark, options)
         query = flow.start(CATCH_UP)
         assert query.awaitTermination(300), query.status
+        return [progress_of(json.loads(one.json)) for one in query.recentProgress]
 
     return lambda options: asyncio.to_thread(run, options)
 
@@ -267,7 +269,8 @@ async def test_alarms_are_the_readings_beyond_their_bounds(
         (f"d{chance.randint(0, 3)}", reading(chance.choice([-41, -40, 0, 40, 40.5]), START_MS + n)) for n in range(80)
     ]
     await send(producer, source, [*sent, ("d0", b"broken")])
-    await run_once(options)
+    batches = await run_once(options)
+    assert sum(batch.dead_letters or 0 for batch in batches) == 1
     expected = {}
     for record in await read_all(bootstrap, source):
         value = json.loads(record.value) if record.value != b"broken" else {"load": 0}

@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from spark_sinks import runs, status
+from tests.support.gateway import wait_until
 from tests.support.processes import maps
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +56,7 @@ class JobProcess:
         )  # fmt: skip
 
     async def wait_ready(self) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(300):
             while not self.ready_file.exists():
                 assert self.process.returncode is None, await self.process.stderr.read()  # type: ignore[union-attr]
                 await asyncio.sleep(0.1)
@@ -108,8 +110,9 @@ async def job_process(
 @pytest.mark.timeout(400)
 async def test_killed_in_mid_load_and_started_again(
     *, job_process: Start, archive: Path, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any,
-    new_topic: Any,
+    new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     source, target, dead = await new_topic(), await new_topic(), await new_topic()
     arguments = [f"--source={source}", f"--target={target}", f"--dead-letter={dead}", "--watermark=1h"]
     readings = []
@@ -128,12 +131,15 @@ async def test_killed_in_mid_load_and_started_again(
     await send(50)
     await read_until(target, lambda records: len(records) > 0)
     await send(50)
-    running = processes_with(job.mark)
-    assert len(running) == 2, "the JVM carries the mark"
-    assert [maps(process, archive) for process in running].count(True) == 1, "the JVM has its classes from there"
+    processes = processes_with(job.mark)
+    assert len(processes) == 2, "the JVM carries the mark"
+    assert [maps(process, archive) for process in processes].count(True) == 1, "the JVM has its classes from there"
     job.process.send_signal(signal.SIGKILL)
     await job.wait_gone()
     await send(50)
+
+    [dead_job] = status.status_of(runs.known())
+    assert (dead_job.job, dead_job.state) == ("max-temperature", "killed")
 
     again = job_process(*arguments)
     await again.start()
@@ -147,9 +153,22 @@ async def test_killed_in_mid_load_and_started_again(
     assert complete(await read_until(target, complete))
     lines = await again.reports_until(lambda line: processed(line, source) == 200)
 
+    def told() -> status.Status:
+        [found] = status.status_of(runs.find("max-temperature"))
+        return found
+
+    await wait_until(lambda: told().queries[0].lag == 0)
+    [query] = told().queries
+    assert (query.trigger, query.restarts, query.late, query.malformed) == ("micro-batch", 1, 0, 0)
+    assert query.rows >= 100  # and what the first run had read and not committed
+    assert query.state_rows == len(expected)
+
     began = time.monotonic()
-    again.process.terminate()
-    out, err = await again.process.communicate()
+    stopped, (out, err) = await asyncio.gather(
+        asyncio.to_thread(runs.stop, "max-temperature", 60), again.process.communicate()
+    )
+    assert stopped.ended is not None
+    assert stopped.error is None
     assert again.process.returncode == 0, err
     assert time.monotonic() - began < 30
     assert not processes_with(again.mark)

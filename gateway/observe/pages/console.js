@@ -188,6 +188,11 @@ const tables = {
     ["Group", "Topic", "#Lag", "#Unsettled", "#Wait for another attempt", "#Receivers here"],
     "No group is in use here.",
   ),
+  spark: new Table(
+    "spark-table",
+    ["Job", "=Trigger", "#Records/s", "#Lag", "#Batch", "#Late", "#Dead letters", "#Rows of state", "#Last batch"],
+    "The jobs have not been asked yet.",
+  ),
   episodes: new Table("episodes-table", ["Whose", "=Why", "=From", "=Until", "#Paused", "#Times"], "There was none."),
 };
 
@@ -195,7 +200,7 @@ let held = false;
 let source = null;
 let latest = null;
 
-function show({ flow, figures, ready }) {
+function show({ flow, figures, ready, spark }) {
   const sum = (name, labels = {}) =>
     (figures[name] || [])
       .filter(([its]) => Object.entries(labels).every(([label, value]) => its[label] === value))
@@ -285,9 +290,32 @@ function show({ flow, figures, ready }) {
         number(value),
         number(sum("trivium_kafka_group_unsettled", { group })),
         number(sum("trivium_kafka_group_waiting", { group })),
-        number(sum("trivium_kafka_group_outlets", { group })),
+        number(sum("trivium_kafka_group_subscribers", { group })),
       ],
     })),
+  );
+
+  for (const id of ["spark", "spark-link"]) byId(id).hidden = !spark;
+  const known = (value) => (value === null ? "" : number(value));
+  tables.spark.show(
+    (spark || []).flatMap(({ address, queries, error }) =>
+      error
+        ? [{ key: address, cells: [address, { text: error, warn: true }, "", "", "", "", "", "", ""], braked: !queries.length }]
+        : queries.map((each) => ({
+            key: `${address}\n${each.job}\n${each.query}`,
+            cells: [
+              each.query === each.job ? each.job : `${each.job}: ${each.query}`,
+              each.trigger,
+              number(Math.round(each.rows_per_second)),
+              known(each.lag),
+              each.batch_s === null ? "" : lasted(each.batch_s),
+              known(each.late),
+              { text: known(each.dead_letters), warn: each.dead_letters > 0 },
+              known(each.state_rows),
+              each.last_batch === null ? "" : `${lasted(flow.at - each.last_batch)} ago`,
+            ],
+          })),
+    ),
   );
 
   tiles("sessions-list", [

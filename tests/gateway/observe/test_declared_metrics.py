@@ -71,7 +71,12 @@ async def test_a_gateway_tells_what_the_page_says(gateway: GatewayProcess) -> No
     page = documented()
     assert {name: told for name, told in found.items() if page.get(name) != told} == {}
     sources = {name for name in STRUCTS if any(told.startswith(f"trivium_{name}_") for told in found)}
-    assert sources >= STRUCTS.keys() - {"kafka", "failures", "embedded_kafka"}  # without groups, failures, a broker
+    assert sources >= STRUCTS.keys() - {
+        "kafka",
+        "failures",
+        "embedded_kafka",
+        "spark",
+    }  # without groups, failures, a broker, jobs
 
 
 def test_two_readers_of_a_group_are_told_apart() -> None:

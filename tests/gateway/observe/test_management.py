@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 import trustme
+from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
@@ -22,6 +24,7 @@ from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
+from spark_sinks.statistics import QueryStatistics
 
 LOOPBACK = Address("127.0.0.1:0")
 EVERYWHERE = Address("0.0.0.0:0")
@@ -195,3 +198,46 @@ async def test_the_console_is_live_and_has_nothing_inline(http: aiohttp.ClientSe
         await management.stop()  # it does not wait for pages that are looked at
         with pytest.raises(aiohttp.ClientError):
             await streams[0].content.read()
+
+
+class Batches(Metrics):
+    """What a Spark job tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scrapes = 0
+        told = dict.fromkeys(QueryStatistics.__struct_fields__)
+        counted = {"trigger": {"real-time": 1}, "rows": 7, "batches": 2, "rows_per_second": 3.5, "late_rows": 0}
+        places = {"position": {"a": {"0": 1}}, "lag": {"a": {"0": 40, "1": 2}}, "restarts": 1, "batch": 5}
+        self._told = QueryStatistics(**{**told, **counted, **places})
+        self.add_source("spark", self._read, labels={"job": "hall", "query": "<b>hall</b>"})
+
+    def _read(self) -> QueryStatistics:
+        self.scrapes += 1
+        return self._told
+
+
+async def test_the_console_shows_spark_jobs_and_asks_them_only_while_somebody_looks(
+    http: aiohttp.ClientSession, start: Start
+) -> None:
+    job = Batches()
+    server, thread = start_http_server(0, "127.0.0.1", job.registry)
+    addresses = [Address(f"127.0.0.1:{server.server_port}"), Address("127.0.0.1:1")]
+    try:
+        management = await start(spark_jobs=addresses)
+        assert job.scrapes == 0
+        async with http.get(f"http://127.0.0.1:{management.port}/console/events") as response:
+            told: list[Any] = []
+            while not told:
+                line = await response.content.readline()
+                told = msgspec.json.decode(line.removeprefix(b"data: "))["spark"] if line != b"\n" else told
+        [hall, nobody] = told
+        assert (hall["address"], hall["error"]) == (addresses[0], "")
+        [query] = hall["queries"]
+        assert (query["job"], query["query"], query["trigger"]) == ("hall", "<b>hall</b>", "real-time")
+        assert (query["rows"], query["lag"], query["rows_per_second"], query["state_rows"]) == (7, 42, 3.5, None)
+        assert nobody == {"address": addresses[1], "queries": [], "error": "does not answer"}
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()

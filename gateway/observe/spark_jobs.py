@@ -1,0 +1,87 @@
+"""What Spark jobs tell of themselves, for the console: asked only while somebody looks, and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from gateway.settings.values import Address
+from gateway.spawn import aside
+from spark_sinks.figures import Figures, figures
+
+PERIOD_S: Final = 2.0  # between two questions
+ANSWER_S: Final = 2.0
+LARGEST: Final = 256 * 1024  # bytes of an answer
+QUERIES: Final = 16  # of one job
+
+
+class SparkJob(msgspec.Struct, frozen=True):
+    """A job at an address, or why there is none."""
+
+    address: str
+    queries: tuple[Figures, ...] = ()
+    error: str = ""
+
+
+class SparkJobs:
+    """The jobs at some addresses, as they last answered.
+
+    Args:
+        addresses: of their metrics.
+    """
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = tuple(map(str, addresses))  # plain ones, as JSON takes them
+        self._last: tuple[SparkJob, ...] | None = None if not addresses else ()
+        self._next = 0.0
+        self._asking: asyncio.Task[None] | None = None
+
+    def last(self) -> tuple[SparkJob, ...] | None:
+        """What they last said, without waiting; asks them again for the next time. None: there are no addresses."""
+        if self._addresses and self._asking is None and time.monotonic() >= self._next:
+            self._asking = aside(self._ask(), "SparkJobs._ask")
+            self._asking.add_done_callback(self._asked)
+        return self._last
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._asking
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        self._next = time.monotonic() + PERIOD_S
+
+    async def _ask(self) -> None:
+        limits = aiohttp.ClientTimeout(total=ANSWER_S)
+        # A job's address is no proxy's business.
+        async with aiohttp.ClientSession(timeout=limits, trust_env=False) as session:
+            self._last = tuple(await asyncio.gather(*(_job(session, address) for address in self._addresses)))
+
+
+async def _job(session: aiohttp.ClientSession, address: str) -> SparkJob:
+    try:
+        async with session.get(f"http://{address}/metrics", allow_redirects=False) as answer:
+            if answer.status != 200:
+                return SparkJob(address, error=f"answers with status {answer.status}")
+            body = b""
+            async for part in answer.content.iter_chunked(65_536):
+                body += part
+                if len(body) > LARGEST:
+                    return SparkJob(address, error=f"tells more than {LARGEST:,} bytes")
+        found = await asyncio.to_thread(figures, body.decode())
+    except TimeoutError:
+        return SparkJob(address, error=f"does not answer within {ANSWER_S:g} s")
+    except aiohttp.ClientError:
+        return SparkJob(address, error="does not answer")
+    except ValueError:
+        return SparkJob(address, error="tells no metrics")
+    return SparkJob(address, queries=found[:QUERIES], error="" if found else "tells of no query yet")

@@ -1,0 +1,148 @@
+"""Scenario `cluster`: a standalone cluster, a job by `trivium spark submit`, and a worker killed in mid-stream.
+
+A master and two workers as pyspark brings them along. While readings come, one worker is killed with its executor, and
+later another worker takes its place. At the end no window may be missing or wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.spark.job import Job
+from loadtest.spark.readings import Sender, make_topics, settled
+
+SENSORS = 50
+FIRST_S = 20.0
+"""Load between the first batch and the kill, and again before another worker comes, and to the end."""
+SETTLE_S = 300.0
+UP_S = 300.0  # a busy machine
+
+
+class Cluster:
+    """A master and workers, each a process group of its own: a worker's has its executors."""
+
+    def __init__(self, directory: Path) -> None:
+        found = importlib.util.find_spec("pyspark")
+        assert found is not None
+        assert found.origin is not None
+        self._home = Path(found.origin).parent
+        self._directory = directory
+        self._processes: list[asyncio.subprocess.Process] = []
+        self.port = _free_port()
+
+    @property
+    def master(self) -> str:
+        """Its address."""
+        return f"spark://127.0.0.1:{self.port}"
+
+    async def start_master(self) -> None:
+        """Start it and wait until it listens."""
+        pages = ("--webui-port", str(_free_port()))
+        await self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), *pages)
+        async with asyncio.timeout(UP_S):
+            while not _listens(self.port):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.2)
+
+    async def start_worker(self) -> asyncio.subprocess.Process:
+        """Start one, with room for one executor."""
+        room = ("--cores", "4", "--memory", "1g", "--webui-port", str(_free_port()))
+        return await self._start("worker.Worker", "--host", "127.0.0.1", *room, self.master)
+
+    async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
+        environment = {
+            **os.environ, "SPARK_HOME": str(self._home), "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_WORKER_DIR": str(self._directory / "work"),
+        }  # fmt: skip
+        with (self._directory / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments,
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    async def kill(self, process: asyncio.subprocess.Process) -> None:
+        """SIGKILL for it and all that it has started."""
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        self._processes.remove(process)
+
+    async def stop(self) -> None:
+        """Kill what is left."""
+        for process in tuple(self._processes):
+            await self.kill(process)
+
+
+async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
+    """Submit, kill a worker under load, bring another, compare; 0: every promise was kept."""
+    topics = await make_topics(bootstrap)
+    cluster = Cluster(directory)
+    real_time = ["--interval", "5s"] if trigger == "real-time" else []
+    job = Job(
+        bootstrap, topics, directory, "--master", cluster.master,
+        "--watermark", "60s", "--trigger", trigger, *real_time,
+        "--conf", "spark.executor.memory=600m", "--conf", "spark.driver.host=127.0.0.1", command="submit",
+    )  # fmt: skip
+    try:
+        await cluster.start_master()
+        first = await cluster.start_worker()
+        await cluster.start_worker()
+        began = time.monotonic()
+        await job.start()
+        print(f"submitted and ready after {time.monotonic() - began:.0f} s", flush=True)
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
+            sender = Sender(producer, topics.source)
+            sending = asyncio.create_task(_send(sender, rate))
+            async with asyncio.timeout(UP_S):
+                while not _rows(job):  # noqa: ASYNC110 - the job's lines tell
+                    await asyncio.sleep(0.2)
+            await asyncio.sleep(FIRST_S)
+            before = _rows(job)
+            await cluster.kill(first)
+            print(f"a worker and its executor killed after {before:,} readings", flush=True)
+            await asyncio.sleep(FIRST_S)
+            await cluster.start_worker()
+            await asyncio.sleep(FIRST_S)
+            sending.cancel()
+            await asyncio.wait([sending])
+            await sender.flush()
+            verdict = await settled(bootstrap, topics, sender, SETTLE_S)
+        code = await job.stop()
+    finally:
+        await cluster.stop()
+    print(f"{trigger} on {cluster.master}: {_rows(job):,} readings, exit code {code}: {verdict}")
+    return 0 if verdict.kept and code == 0 else 1
+
+
+def _rows(job: Job) -> int:
+    """Readings in batches that were reported."""
+    return sum(line["rows"] for line in job.reports if line["kind"] == "progress")
+
+
+async def _send(sender: Sender, rate: int) -> None:
+    number, began = 0, time.monotonic()
+    while True:
+        for _ in range(int((time.monotonic() - began) * rate) - number):
+            number += 1
+            at = int(time.time() * 1000) - random.randrange(3_000)
+            await sender.send(f"s{number % SENSORS}", random.uniform(-20, 40), at)
+        await asyncio.sleep(0.01)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,182 @@
+"""What a job counts of itself, as Prometheus metrics at an address of its own: `trivium_spark_*`.
+
+Labels are names that outlive a restart: the job's, its query's, topic and partition, never the id of a run. What is a
+metric is declared on the fields of `QueryStatistics`. Nothing here is called per record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import start_http_server
+
+from gateway.observe.metrics import Metrics
+from spark_sinks.progress import Examined, Offsets, Progress
+from spark_sinks.spec.values import Listen
+from spark_sinks.statistics import SOURCE, QueryStatistics
+from spark_sinks.triggers import MODES
+
+RATE_S: Final = 60.0
+"""What a rate is of: the batches that ended within it, and the newest one in any case."""
+
+
+class QueryMetrics:
+    """Gathers what is known of one query. Told by the thread that runs the job, asked by that of a scrape.
+
+    Args:
+        restarts: starts of the job before this one.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, restarts: int = 0, clock: Callable[[], float] = time.time) -> None:
+        self._restarts = restarts
+        self._clock = clock
+        self._began = clock()
+        self._lock = threading.Lock()
+        self._mode = ""
+        self._position: Offsets = {}
+        self._ends: Offsets = {}
+        self._rows = 0
+        self._batches = 0
+        self._recent: deque[tuple[float, int]] = deque()  # when a batch was done, and its rows
+        self._late_rows = 0
+        self._rejects: tuple[int, int] | None = None  # malformed, late; None: nobody counts them
+        self._newest: Progress | None = None
+
+    def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool) -> None:
+        """How it reads, how far finished batches went, where the topics end, and whether `examined` will be called."""
+        with self._lock:
+            self._mode, self._position, self._ends = mode, position, ends
+            if counts_rejects and self._rejects is None:
+                self._rejects = 0, 0
+
+    def finished(self, progress: Progress) -> None:
+        """A batch is done."""
+        with self._lock:
+            self._newest = progress
+            self._batches += 1
+            self._rows += progress.rows
+            self._late_rows += progress.late_rows
+            if progress.dead_letters is not None:
+                self._reject(progress.dead_letters, 0)
+            now = self._clock()
+            self._recent.append((now, progress.rows))
+            while len(self._recent) > 1 and self._recent[0][0] < now - self._span(now):
+                self._recent.popleft()
+
+    def examined(self, found: Examined) -> None:
+        """Finished batches are accounted for."""
+        with self._lock:
+            self._reject(found.malformed, found.late)
+
+    def _reject(self, malformed: int, late: int) -> None:
+        before = self._rejects or (0, 0)
+        self._rejects = before[0] + malformed, before[1] + late
+
+    def _span(self, now: float) -> float:
+        """Seconds that the rate is of."""
+        newest = self._newest.duration_ms / 1000 if self._newest else 0.0
+        return max(newest, min(RATE_S, now - self._began), 0.001)
+
+    def statistics(self) -> QueryStatistics:
+        """See `gateway.statistics`."""
+        with self._lock:
+            now = self._clock()
+            span = self._span(now)
+            newest = self._newest
+            malformed, late = self._rejects or (None, None)
+            watermark = newest.watermark_ms if newest else None
+            return QueryStatistics(
+                trigger={mode: int(mode == self._mode) for mode in MODES},
+                rows=self._rows,
+                batches=self._batches,
+                rows_per_second=sum(rows for at, rows in self._recent if at >= now - span) / span,
+                position=self._position,
+                lag=lag(self._position, self._ends),
+                late_rows=self._late_rows,
+                late=late,
+                malformed=malformed,
+                dead_letters=None if malformed is None or late is None else malformed + late,
+                batch=newest.batch if newest else None,
+                batch_duration_ms=newest.duration_ms if newest else None,
+                last_batch_timestamp_s=self._recent[-1][0] if self._recent else None,
+                watermark_lag_ms=round(now * 1000) - watermark if watermark else None,  # 0: before the first
+                state_rows=newest.state_rows if newest else None,
+                state_bytes=newest.state_bytes if newest else None,
+                restarts=self._restarts,
+            )
+
+
+def lag(position: Offsets, ends: Offsets) -> Offsets:
+    """Records between a position and where the topics end, by topic and partition; empty while nothing is known."""
+    if not position:
+        return {}
+    return {
+        topic: {
+            partition: max(0, end - position.get(topic, {}).get(partition, 0)) for partition, end in partitions.items()
+        }
+        for topic, partitions in ends.items()
+    }
+
+
+class JobMetrics:
+    """The metrics of one job, and the HTTP server that tells them: while it is entered, at any path of `address`.
+
+    Args:
+        job: the label.
+        restarts: starts of the job before this one; may be said before there are queries.
+    """
+
+    def __init__(self, job: str, restarts: int = 0) -> None:
+        self.restarts = restarts
+        self._job = job
+        self._metrics = Metrics()
+        self._queries: dict[str, QueryMetrics] = {}
+        self.address: Listen | None = None  # where they are served
+
+    def of(self, query: str) -> QueryMetrics:
+        """A query's, from the first call on."""
+        known = self._queries.get(query)
+        if known is None:
+            known = self._queries[query] = QueryMetrics(self.restarts)
+            self._metrics.add_source(SOURCE, known.statistics, labels={"job": self._job, "query": query})
+        return known
+
+    def render(self) -> bytes:
+        """All of them, in Prometheus' text format."""
+        return self._metrics.render()
+
+    def serve(self, address: Listen) -> Endpoint:
+        """Begin to tell them; OSError when the address cannot be had."""
+        server, thread = start_http_server(address.port, address.host, self._metrics.registry)
+        self.address = Listen.of(address.host, server.server_port)
+        return Endpoint(server, thread, self.address)
+
+
+class Endpoint:
+    """An HTTP server in a thread, until it is left.
+
+    Attributes:
+        address: where it really listens.
+    """
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread, address: Listen) -> None:
+        self.address = address
+        self._server = server
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,111 @@
+"""What a job shows of itself: JSON lines for who reads them by program, a table on a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import msgspec
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from spark_sinks.figures import figures
+from spark_sinks.metrics import JobMetrics
+from spark_sinks.process import Console
+from spark_sinks.progress import Examined, Progress, Totals
+from spark_sinks.status import Status, table
+
+REFRESHES: Final = 2  # a second
+
+
+class Output(Protocol):
+    """Where a job's progress goes."""
+
+    def ready(self, trigger: str) -> None:
+        """Every query has begun to read."""
+
+    def report(self, item: Progress | Examined) -> None:
+        """A batch is done, or accounted for."""
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+
+    def summary(self, totals: Mapping[str, Totals]) -> None:
+        """The job has ended, as it was asked to."""
+
+    def close(self) -> None:
+        """Show nothing more."""
+
+
+class Lines:
+    """One JSON object a line on the standard output; what is for people on standard error."""
+
+    def __init__(self, job: str, console: Console) -> None:
+        self._job = job
+        self._console = console
+
+    def ready(self, trigger: str) -> None:
+        """See `Output`."""
+        self._console.report(msgspec.json.encode({"kind": "ready", "job": self._job, "trigger": trigger}))
+
+    def report(self, item: Progress | Examined) -> None:
+        """See `Output`."""
+        self._console.report(msgspec.json.encode(item))
+
+    def say(self, text: str) -> None:
+        """See `Output`."""
+        self._console.say(text)
+
+    def summary(self, totals: Mapping[str, Totals]) -> None:
+        """See `Output`."""
+        self._console.report(msgspec.json.encode({"kind": "summary", "queries": totals}))
+
+    def close(self) -> None:
+        """See `Output`."""
+
+
+class Screen:
+    """The table of `trivium spark status`, kept up to date in place, with lines for people above it.
+
+    It is drawn from the metrics, in a thread.
+    """
+
+    def __init__(self, job: str, metrics: JobMetrics, terminal: int) -> None:
+        self._job = job
+        self._metrics = metrics
+        self._file = os.fdopen(os.dup(terminal), "w", encoding="utf-8")
+        self._live = Live(
+            console=Terminal(file=self._file, highlight=False), get_renderable=self._now, refresh_per_second=REFRESHES,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._live.start()
+
+    def _now(self) -> Group:
+        queries = figures(self._metrics.render().decode())
+        shown = Status(job=self._job, state="runs" if queries else "starts", queries=queries)
+        return Group(table([shown]), Text("Ctrl-C stops it.", style="dim"))
+
+    def ready(self, trigger: str) -> None:
+        """See `Output`."""
+        self.say(f"{self._job} reads ({trigger}).")
+
+    def report(self, item: Progress | Examined) -> None:
+        """See `Output`: the table has it already."""
+
+    def say(self, text: str) -> None:
+        """See `Output`."""
+        self._live.console.print(Text(text), soft_wrap=True)
+
+    def summary(self, totals: Mapping[str, Totals]) -> None:
+        """See `Output`."""
+        for query, total in totals.items():
+            self.say(f"{query}: {total.rows:,} records in {total.batches:,} batches.")
+
+    def close(self) -> None:
+        """See `Output`: the last table stays."""
+        if not self._file.closed:
+            self._live.stop()
+            self._file.close()

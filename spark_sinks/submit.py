@@ -1,0 +1,201 @@
+"""A job for a cluster: the one `spark-submit` for a standalone cluster, Kubernetes or YARN, and the archive it sends.
+
+The archive is what a job needs of this project, for `--py-files`. What others have written (msgspec, pydantic,
+prometheus-client, rich, structlog and what decoders need) must be where the driver runs: here in client mode, in the
+cluster's image otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+CLIENT: Final = "client"
+CLUSTER: Final = "cluster"
+PACKAGES: Final = ("spark_sinks", "mapping", "gateway", "protocols", "flowcontrol")
+ROOT: Final = Path(__file__).parents[1]
+MAIN: Final = "import sys\n\nfrom spark_sinks.runner import main\n\nsys.exit(main(sys.argv[1:]))\n"
+IMAGE: Final = "spark.kubernetes.container.image"
+UPLOADS: Final = "spark.kubernetes.file.upload.path"
+SUBMITTED: Final = "--submitted"
+
+
+class SubmitError(ValueError):
+    """The job cannot be submitted so; the text says why."""
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be submitted, checked already.
+
+    Attributes:
+        job: its name, or its file.
+        title: for the cluster's pages.
+        file: its job file.
+        checkpoint: of the job.
+        arguments: of the job, behind its name.
+        master: the cluster.
+        deploy_mode: where the driver runs, CLIENT: here, CLUSTER: there.
+        driver_memory: such as `1g`.
+        conf: Spark's settings.
+    """
+
+    job: str
+    title: str
+    file: Path | None
+    checkpoint: str
+    arguments: Sequence[str]
+    master: str
+    deploy_mode: str
+    driver_memory: str
+    conf: Mapping[str, str]
+
+    def check(self) -> None:
+        """SubmitError where the cluster cannot run it so."""
+        kind = self.master.partition(":")[0]
+        if kind not in {"spark", "k8s", "yarn"}:
+            raise SubmitError(
+                f"--master {self.master}: a cluster is spark://HOST:PORT, k8s://https://HOST:PORT or yarn; "
+                "for this machine there is `trivium spark run`"
+            )
+        if self.deploy_mode not in {CLIENT, CLUSTER}:
+            raise SubmitError(f"--deploy-mode {self.deploy_mode}: the driver runs by client or cluster")
+        if self.deploy_mode == CLIENT:
+            return
+        if kind == "spark":
+            raise SubmitError("--deploy-mode cluster: a standalone cluster runs drivers in Python on the client only")
+        if "://" not in self.checkpoint:
+            raise SubmitError(
+                f"the checkpoint {self.checkpoint} is a directory, and the driver runs on the cluster: "
+                "name one by a URL that all its machines reach (hdfs://, s3a://)"
+            )
+        if kind == "k8s":
+            for name, what in ((IMAGE, "the driver's image (deploy/spark)"), (UPLOADS, "where files are sent by")):
+                if name not in self.conf:
+                    raise SubmitError(f"--conf {name}=...: is needed, {what}")
+
+    def command(self, archive: Path, main: Path, jars: Sequence[Path]) -> list[str]:
+        """What follows `spark-submit`; `jars` are the Kafka connector's."""
+        conf = {"spark.log.level": "WARN", **self.conf}
+        job, files = self.job, []
+        if self.file is not None:
+            job = str(self.file.resolve())
+            if self.deploy_mode == CLUSTER:
+                files, job = ["--files", job], self.file.name
+        return [
+            *("--master", self.master, "--deploy-mode", self.deploy_mode, "--name", f"trivium {self.title}"),
+            *("--driver-memory", self.driver_memory),
+            *("--py-files", str(archive)),
+            *("--jars", ",".join(map(str, jars))),
+            *files,
+            *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+            *(str(main), job, SUBMITTED, *self.arguments),
+        ]
+
+
+def modules() -> dict[str, Path]:
+    """The modules of this project that a job imports, by their place in the archive; packages among them."""
+    found: dict[str, Path] = {}
+    waiting = sorted((ROOT / "spark_sinks").rglob("*.py"))
+    while waiting:
+        path = waiting.pop()
+        place = path.relative_to(ROOT).as_posix()
+        if place in found:
+            continue
+        found[place] = path
+        near = [ROOT / above / "__init__.py" for above in path.relative_to(ROOT).parents[:-1]]
+        for name in _imported(path):
+            module = ROOT.joinpath(*name.split("."))
+            near += [module.with_suffix(".py"), module / "__init__.py"]
+        waiting += [one for one in near if one.is_file()]
+    return dict(sorted(found.items()))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Names of ours that a module imports, and of what is in them: perhaps modules too."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] in PACKAGES)
+
+
+def archive(directory: Path) -> tuple[Path, Path]:
+    """Write the archive and the program that starts a job, unless they are there; the same code is the same files."""
+    contents = {place: path.read_bytes() for place, path in modules().items()}
+    mark = hashlib.sha256(b"".join(place.encode() + b"\0" + text for place, text in contents.items())).hexdigest()[:16]
+    directory.mkdir(parents=True, exist_ok=True)
+    made, main = directory / f"trivium-{mark}.zip", directory / "trivium_job.py"
+    if not made.exists():
+        new = directory / f".{mark}.{os.getpid()}.new"
+        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as file:
+            for place, text in contents.items():
+                file.writestr(zipfile.ZipInfo(place, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+        new.replace(made)
+    if not main.exists() or main.read_text(encoding="utf-8") != MAIN:
+        new = directory / f".main.{os.getpid()}.new"
+        new.write_text(MAIN, encoding="utf-8")
+        new.replace(main)
+    return made, main
+
+
+def spark_home() -> Path:
+    """Spark as pyspark brings it along; SubmitError when it is not installed."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise SubmitError("pyspark is not installed: pip install 'trivium[spark]'")
+    return Path(found.origin).parent
+
+
+def environment(java_home: Path, deploy_mode: str) -> dict[str, str]:
+    """What `spark-submit` finds its Java and its Pythons by; `PYSPARK_PYTHON` says how a cluster names its own."""
+    made = {**os.environ, "SPARK_HOME": str(spark_home()), "JAVA_HOME": str(java_home)}
+    if deploy_mode == CLIENT:
+        made["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        made.setdefault("PYSPARK_PYTHON", sys.executable)
+    return made
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], deploy_mode: str) -> int:
+    """Run it to its end; its exit code. In client mode SIGTERM and Ctrl-C end the job in order, as in `spark run`."""
+    if deploy_mode == CLUSTER:
+        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - the job goes on there
+    process = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603
+
+    def forward(_signal: int, _frame: FrameType | None) -> None:
+        # The driver stops the job in order, and its JVM ends with it; a JVM that is stopped leaves the driver alone.
+        for child in drivers(process.pid) or [process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    return process.wait()
+
+
+def drivers(submitter: int) -> list[int]:
+    """The processes that `spark-submit` has started (Linux): the driver in Python, once it is there."""
+    try:
+        tasks = list(Path(f"/proc/{submitter}/task").iterdir())
+    except OSError:
+        return []
+    found: list[int] = []
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
