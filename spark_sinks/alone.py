@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +20,11 @@ from aiokafka.errors import KafkaError
 from spark_sinks.audit import run as audit
 from spark_sinks.job_file import JobFile, JobFileError
 from spark_sinks.replay.ledger import LedgerError
-from spark_sinks.replay.run import replay
+from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.replay.sources import SourceError
 from spark_sinks.replay.writer import TakenOver
 from spark_sinks.spec.audit import BridgeAudit
+from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.replays import ReplayRun
 
 Problems = (LedgerError, SourceError, TakenOver, KafkaError, OSError)
@@ -38,6 +41,8 @@ def arguments(file: JobFile) -> argparse.ArgumentParser:
         add("--rate", type=float, help="the most records a second")
     if isinstance(file.spec, BridgeAudit):
         add("--once", action="store_true", help="look once, and end with 1 when a record is missing")
+    if isinstance(file.spec, Backfill):
+        add("--log-file", type=Path, default=Path(os.devnull), help="where Spark's log goes")
     add("--jars", help=argparse.SUPPRESS)  # `trivium spark run` gives these two to every job with Spark
     add("--driver-java-options", default="", help=argparse.SUPPRESS)
     return parser
@@ -60,6 +65,8 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
     try:
         if isinstance(job, BridgeAudit):
             return asyncio.run(_until_stopped(lambda stopped: _audit(job, stopped, once=given.once)))
+        if isinstance(job, Backfill):
+            return asyncio.run(_until_stopped(lambda stopped: _backfill(job, stopped, given)))
         return asyncio.run(_until_stopped(lambda stopped: _replay(job, stopped)))
     except Problems as error:
         _say(f"{job.title} failed: {str(error) or type(error).__name__}")
@@ -75,13 +82,51 @@ async def _until_stopped(work: Callable[[asyncio.Event], Awaitable[int]]) -> int
 
 async def _replay(job: Any, stopped: asyncio.Event) -> int:
     totals = await replay(job, report=_report, say=_say, stopped=stopped)
-    sys.stdout.write(f"{msgspec.json.encode({**msgspec.to_builtins(totals), 'kind': 'summary'}).decode()}\n")
+    sys.stdout.write(f"{_summary(totals).decode()}\n")
+    return 1 if totals.unfit else 0
+
+
+async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Namespace) -> int:
+    """A replay with Spark, whose own output goes to the log file."""
+    from spark_sinks.process import Console, end_jvm  # noqa: PLC0415 - pyspark
+    from spark_sinks.replay.backfill import backfill  # noqa: PLC0415
+    from spark_sinks.session import session  # noqa: PLC0415
+
+    console = Console()
+    console.divert(given.log_file)
+    run = job.run
+    try:
+        spark = await asyncio.to_thread(
+            session,
+            f"trivium {job.title}",
+            master=run.master,
+            driver_memory=run.driver_memory,
+            shuffle_partitions=8,
+            java_options=given.driver_java_options,
+            conf=run.conf,
+        )
+        totals = await backfill(
+            spark,
+            job,
+            report=lambda done: console.report(msgspec.json.encode(done)),
+            say=console.say,
+            stopped=stopped,
+        )
+        console.report(_summary(totals))
+        await asyncio.to_thread(spark.stop)
+    finally:
+        end_jvm(4.0)
+        console.close()
     return 1 if totals.unfit else 0
 
 
 async def _audit(job: BridgeAudit, stopped: asyncio.Event, *, once: bool) -> int:
     missing = await audit.run(job, report=_report, say=_say, stopped=stopped, once=once)
     return 1 if missing and once else 0
+
+
+def _summary(totals: Replayed) -> bytes:
+    return msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"})
 
 
 def _report(done: msgspec.Struct) -> None:

@@ -40,7 +40,7 @@ from gateway.rates import RateStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
-from spark_sinks.spec import audit, jobs, parts, replays
+from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 from spark_sinks.statistics import QueryStatistics
 
@@ -221,6 +221,8 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
     "sink of letters": replays.LetterSink,
     "run of a replay": replays.ReplayRun,
     "maintain": parts.Maintain,
+    "backfill": backfill.ArchiveSource,
+    "run of a backfill": backfill.BackfillRun,
     "bridge-audit": audit.AuditSource,
     "run of an audit": audit.AuditRun,
 }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, model_validator
 
 from spark_sinks.spec.audit import BridgeAudit
+from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.parts import (
     PYTHON_DECODERS,
@@ -318,6 +319,7 @@ KINDS: Final[Mapping[str, type[Declaration]]] = {
         Transform,
         Replay,
         DlqReplay,
+        Backfill,
         BridgeAudit,
     )
 }

@@ -72,6 +72,12 @@ job = "dlq-replay"
 name = "letters"
 source = { topics = ["dlq"] }
 """
+BACKFILL = """
+job = "backfill"
+name = "past"
+source = { archive = "lake", until = 2026-11-23 }
+sink = { kafka = "past" }
+"""
 AUDIT = """
 job = "bridge-audit"
 name = "audit"
@@ -289,7 +295,10 @@ TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @settings(max_examples=60)
-@given(kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS, AUDIT]), data=st.data())
+@given(
+    kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS, BACKFILL, AUDIT]),
+    data=st.data(),
+)
 def test_whatever_a_file_says_it_is_good_or_its_fault_is_told(kind: str, data: st.DataObject) -> None:
     declared = tomllib.loads(kind)
     part = data.draw(st.sampled_from(sorted(declared)))

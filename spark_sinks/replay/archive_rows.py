@@ -1,0 +1,101 @@
+"""The rows of an archive, in the order in which they go once more: Spark reads and sorts them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC
+from itertools import islice
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.replay.items import Item, Place
+from spark_sinks.replay.sources import Slice, SourceError
+from spark_sinks.spec.backfill import ArchiveSource
+
+
+def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Place, int]) -> DataFrame:
+    """The rows that are left: each partition by its offsets, and between partitions by the newest time shown so far.
+
+    Args:
+        spark: the session.
+        source: which rows.
+        positions: of partitions, what was replayed before; those without one from their beginning.
+
+    Raises:
+        SourceError: there is no such archive.
+    """
+    try:
+        rows = spark.read.option("basePath", source.archive).parquet(source.archive)
+    except AnalysisException as error:
+        raise SourceError(f"{source.archive}: no archive: {str(error).splitlines()[0]}") from error
+    if missing := {"topic", "partition", "offset", "timestamp", "key", "value", "headers", "date"} - set(rows.columns):
+        raise SourceError(f"{source.archive}: no archive of records: it has no column {', '.join(sorted(missing))}")
+    if source.topics:
+        rows = rows.where(F.col("topic").isin(*source.topics))
+    day, time = F.col("date").cast("date"), F.col("timestamp")
+    if source.since is not None:
+        rows = rows.where((day >= F.lit(source.since.astimezone(UTC).date())) & (time >= F.lit(source.since)))
+    if source.until is not None:
+        rows = rows.where((day <= F.lit(source.until.astimezone(UTC).date())) & (time < F.lit(source.until)))
+    if positions:
+        rows = rows.where(F.col("offset") >= F.coalesce(_position(positions), F.lit(0)))
+    own = Window.partitionBy("topic", "partition").orderBy("offset")
+    return (
+        rows.select(
+            F.col("topic").cast("string").alias("topic"), "partition", "offset",
+            F.unix_millis("timestamp").alias("timestamp"), "key", "value", "headers",
+            F.max("timestamp").over(own).alias("_shown"),
+        )
+        .orderBy("_shown", "topic", "partition", "offset")
+        .drop("_shown")
+    )  # fmt: skip
+
+
+def _position(positions: Mapping[Place, int]) -> Column:
+    table: Any = F.from_json(
+        F.lit(json.dumps({f"{place.topic} {place.partition}": offset for place, offset in positions.items()})),
+        "map<string, bigint>",
+    )
+    return F.element_at(table, F.concat_ws(" ", "topic", "partition"))
+
+
+class ArchiveRows:
+    """A source of a replay (`sources.Source`)."""
+
+    def __init__(self, rows: DataFrame, positions: Mapping[Place, int], left: int) -> None:
+        """`positions`: as of `selected`; `left`: how many rows there are."""
+        self.began: dict[Place, int] = {}
+        self._rows = rows
+        self._positions = dict(positions)
+        self._left = left
+
+    async def slices(self, records: int) -> AsyncIterator[Slice]:
+        """See `Source`."""
+        rows: Iterator[Any] = await asyncio.to_thread(lambda: iter(self._rows.toLocalIterator(prefetchPartitions=True)))
+        while items := await asyncio.to_thread(lambda: [_item(row) for row in islice(rows, records)]):
+            for item in items:
+                self._positions[item.place] = item.offset + 1
+            self._left -= len(items)
+            yield Slice(items, dict(self._positions), [], left=self._left)
+
+
+def _item(row: Any) -> Item:
+    headers = tuple((one["key"], _bytes(one["value"])) for one in row["headers"] or ())
+    return Item(
+        row["topic"],
+        row["partition"],
+        row["offset"],
+        row["timestamp"],
+        _bytes(row["key"]),
+        _bytes(row["value"]),
+        headers,
+    )
+
+
+def _bytes(raw: bytearray | None) -> bytes | None:
+    return None if raw is None else bytes(raw)

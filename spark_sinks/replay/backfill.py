@@ -1,0 +1,30 @@
+"""Runs a backfill: Spark reads and sorts an archive's rows, the process replays them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from spark_sinks.replay.archive_rows import ArchiveRows, selected
+from spark_sinks.replay.ledger import Entry, places_of
+from spark_sinks.replay.run import Clients, Replayed, Say, run
+from spark_sinks.replay.sources import Source, SourceError
+from spark_sinks.spec.backfill import Backfill
+
+
+async def backfill(
+    spark: SparkSession, job: Backfill, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event
+) -> Replayed:
+    """Replay what is left of an archive; see `run`."""
+
+    async def open_source(clients: Clients, entry: Entry | None, _: Say) -> Source:
+        if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
+            raise SourceError(f"there is no topic {job.sink.kafka}")
+        positions = {} if entry is None else places_of(entry.positions)
+        rows = await asyncio.to_thread(selected, spark, job.source, positions)
+        return ArchiveRows(rows, positions, await asyncio.to_thread(rows.count))
+
+    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
+    return await run(job, settings, open_source, report=report, say=say, stopped=stopped)

@@ -1,0 +1,52 @@
+"""The job that brings what an archive holds to a topic."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spark_sinks.spec.replays import Between, Once, ReplayRun, ReplaySink
+from spark_sinks.spec.values import TopicName
+
+
+class ArchiveSource(Between):
+    """Rows of an archive."""
+
+    archive: str
+    """directory or URL of the Parquet files that an `archive` job has written"""
+    topics: tuple[TopicName, ...] = ()
+    """only records of these topics; not set: all"""
+
+
+class BackfillRun(ReplayRun):
+    """How a backfill runs."""
+
+    master: str = "local[2]"
+    """any Spark master: it reads and sorts, one process replays"""
+    driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
+    """Java heap; with a local master the heap of everything"""
+    conf: dict[str, str] = Field(default_factory=dict)
+    """further Spark settings"""
+
+
+class Backfill(Once):
+    """An archive once more."""
+
+    SUMMARY: ClassVar[str] = "records of an archive to a topic, each once, with its original time"
+    SPARK: ClassVar[bool] = True
+    job: Literal["backfill"] = "backfill"
+    source: ArchiveSource
+    sink: ReplaySink
+    run: BackfillRun = BackfillRun()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """See `Declaration`."""
+        return (self.sink.kafka,)
+
+    @property
+    def task(self) -> str:
+        """See `Once`."""
+        of = ", ".join(sorted(self.source.topics)) or "all topics"
+        return f"backfill of {of} from {self.source.archive} to {self.sink.kafka}"
