@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,10 @@ async def _replay(job: Any, stopped: asyncio.Event) -> int:
 
 async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Namespace) -> int:
     """A replay with Spark, whose own output goes to the log file."""
-    from spark_sinks.process import Console, end_jvm  # noqa: PLC0415 - pyspark
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    from spark_sinks.process import Console, end_jvm  # noqa: PLC0415
     from spark_sinks.replay.backfill import backfill  # noqa: PLC0415
     from spark_sinks.session import session  # noqa: PLC0415
 
@@ -114,6 +118,10 @@ async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Names
         )
         console.report(_summary(totals))
         await asyncio.to_thread(spark.stop)
+    except (PySparkException, Py4JError) as error:
+        traceback.print_exc()
+        console.say(f"{job.title} failed: {next(iter(str(error).splitlines()), type(error).__name__)}")
+        return 1
     finally:
         end_jvm(4.0)
         console.close()
