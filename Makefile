@@ -11,7 +11,7 @@ LOCKS := requirements/bootstrap.txt requirements/dev.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test pytest clients spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars run test clients spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,12 +47,10 @@ jars: $(INSTALLED)
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
-test: setup lint pytest  ## Run all checks and all tests; ARGS="-k name" for some
-
 # Nearly half of the time of the tests is waiting: three workers keep two cores busy.
 WORKERS ?= 3
 
-pytest: setup  ## Run all tests
+test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 clients: check-java $(INSTALLED)  ## Fetch and build the foreign clients of the tests (needs node, npm, a JDK, Go and Cargo)
