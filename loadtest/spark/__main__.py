@@ -1,4 +1,4 @@
-"""`python -m loadtest.spark backlog | kills | archive | replay | audit | cluster | rates`: jobs, judged plainly.
+"""`python -m loadtest.spark backlog | kills | archive | replay | audit | cluster | rates | latency`: judged plainly.
 
 Each starts Kafka (that of `trivium up`) unless it is given one.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.gateway import GatewayProcess
-from loadtest.spark import audit, backlog, cluster, kills, replay
+from loadtest.spark import audit, backlog, cluster, kills, latency, replay
 
 TRIGGERS = ("micro-batch", "real-time")
 
@@ -21,6 +21,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.spark", description=__doc__)
     parser.add_argument("--bootstrap-servers", help="a Kafka that is there already")
+    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds after which the scenario is ended")
     scenarios = parser.add_subparsers(dest="scenario", required=True)
     one = scenarios.add_parser("backlog", help="readings of minutes are there before the job starts")
     one.add_argument("--readings", type=int, default=100_000)
@@ -47,13 +48,31 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one = scenarios.add_parser("cluster", help="a standalone cluster, of which a worker is killed under load")
     one.add_argument("--rate", type=int, default=200, help="readings a second")
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
-    one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows")
-    one.add_argument("--readings", type=int, default=400_000)
+    one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows, archive")
+    one.add_argument("--readings", type=int, default=400_000, help="ten million take 2 GB of disk")
     one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--step-limit", type=float, default=600.0, help="seconds after which a step is stopped")
+    one.add_argument(
+        "--least", type=_least, action="append", default=[], metavar="STEP=RATE",
+        help="what a step must reach, records per CPU second",
+    )  # fmt: skip
+    one = scenarios.add_parser("latency", help="from an MQTT sensor through Spark to an MQTT subscriber")
+    one.add_argument("--rate", type=int, default=1_000, help="readings a second, of all sensors")
+    one.add_argument("--sensors", type=int, default=1_000)
+    one.add_argument("--warm-up", type=float, default=60.0, help="seconds that are not counted")
+    one.add_argument("--seconds", type=float, default=60.0, help="that are")
+    one.add_argument("--trigger", choices=TRIGGERS, help="default: both, one after the other")
+    one.add_argument("--p50", type=float, default=60.0, help="ms that half of real time's may take")
+    one.add_argument("--p99", type=float, default=150.0, help="ms that 99 of 100 may take")
     return parser.parse_args(argv)
 
 
-async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int:
+def _least(text: str) -> tuple[str, float]:
+    step, _, rate = text.rpartition("=")
+    return step, float(rate)
+
+
+async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gateway: GatewayProcess | None) -> int:
     """One scenario; 0: every promise was kept."""
     if given.scenario == "backlog":
         return await backlog.run(bootstrap, directory, given.readings, given.trigger)
@@ -70,22 +89,37 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path) -> int
         from loadtest.spark import archive  # noqa: PLC0415 - with readers of three formats
 
         return await archive.run(bootstrap, directory, archive.Plan(given.format, given.kills, given.rate, given.seed))
+    if given.scenario == "latency":
+        triggers = (given.trigger,) if given.trigger else TRIGGERS[::-1]
+        load = latency.Plan(given.rate, given.sensors, given.warm_up, given.seconds, triggers, given.p50, given.p99)
+        return await latency.run(bootstrap, directory, load, gateway)
     from loadtest.spark import rates  # noqa: PLC0415 - Spark in its own process
 
-    return await rates.run(bootstrap, given.readings, given.rounds)
+    return await rates.run(bootstrap, rates.Plan(given.readings, given.rounds, given.step_limit, tuple(given.least)))
 
 
 async def main() -> int:
-    """The command."""
+    """The command: the last line is the verdict."""
     given = arguments()
+    code = 1
+    try:
+        async with asyncio.timeout(given.limit):
+            code = await _with_kafka(given)
+    except TimeoutError:
+        print(f"not done within {given.limit:g} s")
+    print("not kept" if code else "kept")
+    return code
+
+
+async def _with_kafka(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="trivium-spark-") as name:
         directory = Path(name)
         if given.bootstrap_servers:
-            return await run(given, given.bootstrap_servers, directory)
+            return await run(given, given.bootstrap_servers, directory, None)
         gateway = GatewayProcess(directory, None)
         await gateway.start()
         try:
-            return await run(given, str(gateway.addresses["kafka"]), directory)
+            return await run(given, gateway.kafka, directory, gateway)
         finally:
             await gateway.stop()
 

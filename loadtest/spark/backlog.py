@@ -23,12 +23,12 @@ async def run(bootstrap: str, directory: Path, readings: int, trigger: str) -> i
         for number in range(readings):
             await sender.send(f"s{number % SENSORS}", number % 61 - 20, begin + number * STEP_MS)
         await sender.flush()
-    job = Job(bootstrap, topics, directory, "--trigger", trigger, "--interval", "5s")
-    began = time.monotonic()
-    await job.start()
-    verdict = await settled(bootstrap, topics, sender, 240)
-    seconds = time.monotonic() - began
-    code = await job.stop()
+    async with Job(bootstrap, topics, directory, "--trigger", trigger, "--interval", "5s") as job:
+        began = time.monotonic()
+        await job.start()
+        verdict = await settled(bootstrap, topics, sender, 240)
+        seconds = time.monotonic() - began
+        code = await job.stop()
     batches = [line for line in job.reports if line["kind"] == "progress"]
     largest = max((line["rows"] for line in batches if line.get("trigger") != trigger), default=0)
     print(f"{trigger}: {readings:,} readings, {seconds:.0f} s, largest batch while catching up {largest:,}: {verdict}")

@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from loadtest.gateway import process_cpu
 from loadtest.spark.readings import Topics
 
 READY_S = 400.0
@@ -33,6 +34,7 @@ class Job:
         *options: str,
         file: Path | None = None,
         command: str = "run",
+        quick_start: bool = True,
     ) -> None:
         self.bootstrap = bootstrap
         self.topics = topics
@@ -43,7 +45,8 @@ class Job:
         self._argv = [
             sys.executable, "-m", "gateway", "spark", command, "max-temperature" if file is None else str(file),
             "--bootstrap-servers", bootstrap, "--checkpoint", str(directory / "checkpoint"),
-            "--ready-file", str(self._ready), "--quick-start", *(own if file is None else []), *options,
+            "--ready-file", str(self._ready), *(["--quick-start"] if quick_start else []),
+            *(own if file is None else []), *options,
         ]  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None]
@@ -68,6 +71,20 @@ class Job:
         async for line in process.stdout:
             if line.startswith(b'{"kind"'):  # spark-submit has lines of its own
                 self.reports.append(json.loads(line))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is left of it, however the scenario ended."""
+        await self.kill()
+
+    def cpu(self) -> float:
+        """Processor seconds of it and its JVM so far (Linux)."""
+        assert self._process is not None
+        pid = self._process.pid
+        jvm = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return sum(process_cpu(process) for process in (pid, *map(int, jvm)))
 
     async def kill(self) -> None:
         """SIGKILL for it and its JVM; nothing when it does not run."""

@@ -36,8 +36,11 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     topics = await make_topics(bootstrap)
     # Between kills the clock goes on, and nobody's reading but those meant to be may count as late.
     options = ["--watermark", "60s", "--trigger", plan.trigger]
-    job = Job(bootstrap, topics, directory, *options, *(["--interval", "5s"] if plan.trigger == "real-time" else []))
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
+    options += ["--interval", "5s"] if plan.trigger == "real-time" else []
+    async with (
+        Job(bootstrap, topics, directory, *options) as job,
+        AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer,
+    ):
         sender = Sender(producer, topics.source)
         sending = asyncio.create_task(_send(sender, plan.rate, chance))
         for kill in range(plan.kills):
@@ -54,7 +57,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         await asyncio.wait([sending])
         await sender.flush()
         verdict = await settled(bootstrap, topics, sender, 60)
-    code = await job.stop()
+        code = await job.stop()
     print(f"{plan.trigger}, {plan.kills} kills: {verdict}")
     return 0 if verdict.kept and code == 0 else 1
 

@@ -1,97 +1,207 @@
 """Scenario `rates`: records per CPU second of the JVM, step by step, so that what a step costs is the difference.
 
-The steps take turns, the first round is not counted (Java compiles), and the processor's time is counted, not the
-clock's: so a busy machine changes little.
+The steps take turns, each begins with a smaller topic that is not counted (Java compiles), and the processor's time is
+counted, not the clock's: so a busy machine changes little. A step that reaches its limit of time is stopped, and its
+rate is that of what it has read by then.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Final, NamedTuple
 
-import msgspec
 from aiokafka import AIOKafkaProducer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.embedded.jars import ensure_jars
-from loadtest.spark.readings import make_topics
-from spark_sinks.jobs.max_temperature import Options, flows
+from loadtest.gateway import process_cpu
+from loadtest.spark.readings import Topics, make_topics
+from spark_sinks import declared
+from spark_sinks.job import Flow
+from spark_sinks.job_file import read
+from spark_sinks.jobs import max_temperature
 from spark_sinks.session import session
 from spark_sinks.sources import kafka_stream
 from spark_sinks.transforms import maximum
 from spark_sinks.triggers import CATCH_UP
 
-SENSORS = 1_000
-STEP_MS = 20
-PLAIN = "struct<temperature: double, time: bigint, sensor: string, sent: bigint>"
+SENSORS: Final = 1_000
+STEP_MS: Final = 20
+PARTITIONS: Final = 3
+AT_ONCE: Final = 100_000  # records of a micro-batch
+WARM_UP: Final = 200_000
+PLAIN: Final = "struct<temperature: double, time: bigint, sensor: string, sent: bigint>"
+WINDOW_STATS: Final = """
+job = "window-stats"
+by = ["key"]
+source = {{ topics = ["{source}"], columns = {{ temperature = "double" }}, time = "time", dead_letters = "{letters}" }}
+window = {{ length = "1m", slide = "1m", watermark = "10s" }}
+aggregates = {{ count = "count(*)", mean = "mean(temperature)", maximum = "max(temperature)" }}
+sink = {{ kafka = "{target}" }}
+run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_once} }}
+"""
+ARCHIVE: Final = """
+job = "archive"
+source = {{ topics = ["{source}"], decode = "none" }}
+sink = {{ archive = "{directory}/lake" }}
+run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_once} }}
+"""
+# As the gateway writes a record: a handful of headers.
+HEADERS: Final = [("content-type", b"application/json"), ("mqtt-topic", b"sensors/a"), ("mqtt-qos", b"1")]
 
 
-async def run(bootstrap: str, readings: int, rounds: int) -> int:
-    """Fill a topic, take turns, print the medians."""
-    topics = await make_topics(bootstrap)
+class Plan(NamedTuple):
+    """What to do, and what it may take."""
+
+    readings: int
+    rounds: int
+    step_s: float  # a step is stopped then
+    least: tuple[tuple[str, float], ...] = ()  # steps, and records per CPU second that each must reach
+
+
+Start = Callable[[Topics, Path], StreamingQuery]
+
+
+async def run(bootstrap: str, plan: Plan) -> int:
+    """Fill two topics, take turns, print the medians; 0: every step read everything, or as much as its time allowed."""
+    warm, topics = await make_topics(bootstrap, PARTITIONS), await make_topics(bootstrap, PARTITIONS)
+    await _fill(bootstrap, warm.source, min(WARM_UP, plan.readings))
+    await _fill(bootstrap, topics.source, plan.readings)
+    spark = session(
+        "rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR", driver_memory="2g",
+        conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"},
+    )  # fmt: skip
+    steps = _steps(spark, bootstrap)
+    rates: dict[str, list[float]] = {name: [] for name in steps}
+    least = dict(plan.least)
+    kept = True
+    for turn in range(plan.rounds):
+        for name, step in steps.items():
+            if not turn:
+                _run(spark, step, warm, plan.step_s)
+            rows, seconds, whole = _run(spark, step, topics, plan.step_s)
+            rates[name].append(rows / seconds)
+            kept &= rows > 0 and (not whole or rows == plan.readings)
+            note = "" if whole else f", stopped after {plan.step_s:g} s"
+            print(f"{name}: {rows:,} records, {seconds:.1f} CPU s{note}", flush=True)
+    for name, found in rates.items():
+        fast = median(found) >= least.get(name, 0)
+        kept &= fast
+        wanted = "" if fast else f", at least {least[name]:,.0f} were expected"
+        print(
+            f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f}){wanted}"
+        )
+    spark.stop()
+    return 0 if kept else 1
+
+
+async def _fill(bootstrap: str, topic: str, readings: int) -> None:
+    """Readings in order, batch by batch: ten million one by one would take minutes."""
     begin = int(time.time() * 1000) - readings * STEP_MS
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=50) as producer:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        batches = [producer.create_batch() for _ in range(PARTITIONS)]
         for number in range(readings):
             at = begin + number * STEP_MS
+            sensor = number % SENSORS
+            partition = sensor % PARTITIONS
             value = b'{"temperature": %.1f, "time": %d, "sent": %d}' % (number % 61 / 2, at, at + 3)
-            # As the gateway writes one: a handful of headers.
-            headers = [("content-type", b"application/json"), ("mqtt-topic", b"sensors/a"), ("mqtt-qos", b"1")]
-            await producer.send(topics.source, value, f"s{number % SENSORS}".encode(), headers=headers)
+            key = b"s%d" % sensor
+            while batches[partition].append(key=key, value=value, timestamp=at, headers=HEADERS) is None:
+                await producer.send_batch(batches[partition], topic, partition=partition)
+                batches[partition] = producer.create_batch()
+        for partition, batch in enumerate(batches):
+            if batch.record_count():
+                await producer.send_batch(batch, topic, partition=partition)
         await producer.flush()
-    spark = session("rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR")
-    connection = {"bootstrap.servers": bootstrap}
-    options = Options(
-        bootstrap_servers=bootstrap, checkpoint="", source=topics.source, target=topics.target,
-        dead_letter=topics.dead_letter, max_offsets_per_trigger=100_000,
-    )  # fmt: skip
 
-    def source(*, headers: bool) -> DataFrame:
+
+def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
+    """What is measured, by name."""
+
+    def source(topics: Topics, *, headers: bool) -> DataFrame:
         return kafka_stream(
-            spark, topics.source, connection=connection, max_offsets_per_trigger=100_000, headers=headers
+            spark,
+            topics.source,
+            connection={"bootstrap.servers": bootstrap},
+            max_offsets_per_trigger=AT_ONCE,
+            headers=headers,
         )
 
-    def plain(records: DataFrame) -> DataFrame:
-        return records.select("key", F.from_json(F.col("value").cast("string"), PLAIN).alias("fields"), "timestamp")
+    def drain(made: Callable[[Topics], DataFrame]) -> Start:
+        def start(topics: Topics, directory: Path) -> StreamingQuery:
+            writer = made(topics).writeStream.format("noop").option("checkpointLocation", str(directory))
+            return writer.trigger(availableNow=True).start()
 
-    def job() -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            [flow] = flows(spark, msgspec.structs.replace(options, checkpoint=directory))
-            flow.start(CATCH_UP).awaitTermination()
+        return start
 
-    steps: dict[str, Callable[[], None]] = {
-        "source": lambda: _drain(source(headers=False)),
-        "source with headers": lambda: _drain(source(headers=True)),
-        "plain from_json": lambda: _drain(plain(source(headers=False))),
-        "decode": lambda: _drain(maximum.readings(maximum.parsed(source(headers=False)))),
-        "the job": job,
+    def plain(topics: Topics) -> DataFrame:
+        fields = F.from_json(F.col("value").cast("string"), PLAIN).alias("fields")
+        return source(topics, headers=False).select("key", fields, "timestamp")
+
+    def declared_job(text: str) -> Start:
+        def start(topics: Topics, directory: Path) -> StreamingQuery:
+            path = directory / "job.toml"
+            path.write_text(
+                text.format(
+                    source=topics.source,
+                    target=topics.target,
+                    letters=topics.dead_letter,
+                    directory=directory,
+                    at_once=AT_ONCE,
+                )
+            )
+            file = read(path)
+            options = declared.Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint)
+            return _only(declared.flows(spark, options)).start(CATCH_UP)
+
+        return start
+
+    def max_temperature_job(topics: Topics, directory: Path) -> StreamingQuery:
+        options = max_temperature.Options(
+            bootstrap_servers=bootstrap,
+            checkpoint=str(directory),
+            source=topics.source,
+            target=topics.target,
+            dead_letter=topics.dead_letter,
+            max_offsets_per_trigger=AT_ONCE,
+        )
+        return _only(max_temperature.flows(spark, options)).start(CATCH_UP)
+
+    return {
+        "source": drain(lambda topics: source(topics, headers=False)),
+        "source with headers": drain(lambda topics: source(topics, headers=True)),
+        "plain from_json": drain(plain),
+        "decode": drain(lambda topics: maximum.readings(maximum.parsed(source(topics, headers=False)))),
+        "max-temperature": max_temperature_job,
+        "window-stats": declared_job(WINDOW_STATS),
+        "archive": declared_job(ARCHIVE),
     }
-    rates: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 1):
-        for name, step in steps.items():
-            began = _cpu_s(spark)
-            step()
-            if turn:
-                rates[name].append(readings / (_cpu_s(spark) - began))
-    for name, found in rates.items():
-        print(f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f})")
-    spark.stop()
-    return 0
 
 
-def _drain(frame: DataFrame) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        writer = frame.writeStream.format("noop").option("checkpointLocation", directory)
-        writer.trigger(availableNow=True).start().awaitTermination()
+def _only(flows: Sequence[Flow]) -> Flow:
+    [flow] = flows
+    return flow
+
+
+def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tuple[int, float, bool]:
+    """Records read, CPU seconds, and whether it came to the end."""
+    with tempfile.TemporaryDirectory() as name:
+        began = _cpu_s(spark)
+        query = step(topics, Path(name))
+        whole = bool(query.awaitTermination(round(limit_s)))
+        rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+        query.stop()
+        return rows, _cpu_s(spark) - began, whole
 
 
 def _cpu_s(spark: SparkSession) -> float:
     """Processor seconds of the session's JVM so far."""
     spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # garbage of one step is not the next one's
-    fields = Path(f"/proc/{SparkContext._gateway.proc.pid}/stat").read_text().rpartition(")")[2].split()  # type: ignore[union-attr]
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return process_cpu(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]

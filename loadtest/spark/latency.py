@@ -1,0 +1,211 @@
+"""Scenario `latency`: sensor -> MQTT -> Kafka -> Spark -> Kafka -> MQTT subscriber, at a rate, with each trigger.
+
+The time is from a reading's sending to the arrival of the first result that contains it. Counted is what is sent after
+a warm-up (Java compiles, caches fill), and every sensor's last reading must have come back at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from loadtest.clients.mqtt import Subscriber
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.gateway import GatewayProcess
+from loadtest.report import Latencies
+from loadtest.spark.job import Job
+from loadtest.spark.readings import Topics, make_topics
+
+SENSORS_OF_A_CONNECTION: Final = 50
+TICK_S: Final = 0.002
+SETTLE_S: Final = 60.0
+CONNECT_S: Final = 60.0
+
+
+class Plan(NamedTuple):
+    """What to do, and what it may take."""
+
+    rate: int  # readings a second, of all sensors
+    sensors: int
+    warm_up_s: float
+    seconds: float
+    triggers: tuple[str, ...]
+    p50_ms: float  # of real time
+    p99_ms: float
+
+
+class Sender(asyncio.Protocol):
+    """A publisher of QoS 1 that only counts its answers."""
+
+    def __init__(self, client_id: str) -> None:
+        self._greeting = connect_packet(client_id)
+        self._splitter = Splitter()
+        self._packet_id = 0
+        self._transport: asyncio.Transport
+        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.unanswered = 0
+        self.refused = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send CONNECT."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._greeting)
+
+    def data_received(self, data: bytes) -> None:
+        """CONNACK, PUBACK."""
+        for first, body in self._splitter.feed(data):
+            if first == 0x40:
+                self.unanswered -= 1
+                self.refused += len(body) > 2 and body[2] >= 0x80
+            elif first == 0x20 and not body[1]:
+                self.connected.set_result(None)
+            else:
+                self._fail(f"packet 0x{first:02x} {body.hex()}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        self._fail(f"connection lost: {exc}")
+
+    def _fail(self, why: str) -> None:
+        self.refused += 1
+        if not self.connected.done():
+            self.connected.set_exception(ConnectionError(why))
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """One message."""
+        self._packet_id = self._packet_id % 65_535 + 1
+        self.unanswered += 1
+        if self._transport.is_closing():  # told as not acknowledged
+            return
+        self._transport.write(publish_packet(topic, payload, 1, self._packet_id))
+
+    def close(self) -> None:
+        """Send DISCONNECT and close."""
+        self._transport.write(b"\xe0\x00")
+        self._transport.close()
+
+
+class Books:
+    """When each sensor's readings were sent, and when they came back."""
+
+    def __init__(self) -> None:
+        self.latencies = Latencies()
+        self.results = 0
+        self.last: dict[str, int] = {}  # sensor -> the newest reading sent, epoch ms
+        self._seen: dict[str, int] = {}
+        self._from = float("inf")  # of what is counted
+
+    def count_from_now(self) -> None:
+        """The warm-up is over."""
+        self._from = time.time() * 1000
+
+    def result(self, payload: bytes) -> None:
+        """A result arrived."""
+        now = time.time() * 1000
+        value = json.loads(payload)
+        sensor, latest = value["sensor"], value["latest"]
+        self.results += 1
+        if latest > self._seen.get(sensor, 0):
+            self._seen[sensor] = latest
+            if latest >= self._from:
+                self.latencies.record((now - latest) / 1000)
+
+    @property
+    def missing(self) -> int:
+        """Sensors whose newest reading is in no result."""
+        return sum(self._seen.get(sensor, 0) < sent for sensor, sent in self.last.items())
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
+    """Measure each trigger; 0: real time keeps to its limits, and nothing is missing."""
+    own = None if gateway else GatewayProcess(directory, bootstrap)
+    if own is not None:
+        await own.start()
+    try:
+        kept = [await _measure(bootstrap, directory, plan, trigger, own or gateway) for trigger in plan.triggers]
+    finally:
+        if own is not None:
+            await own.stop()
+    return 0 if all(kept) else 1
+
+
+async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, gateway: GatewayProcess | None) -> bool:
+    assert gateway is not None
+    topics = await make_topics(bootstrap)
+    books = Books()
+    place = directory / trigger
+    place.mkdir()
+    options = ["--trigger", trigger, *(["--interval", "30s"] if trigger == "real-time" else [])]
+    async with Job(bootstrap, topics, place, *options, quick_start=False) as job:
+        await job.start()
+        senders, subscriber = await _connect(gateway, topics, plan, books)
+        began, cpu = time.monotonic(), job.cpu()
+        sent = await _send(senders, books, topics.source, plan)
+        await _settled(senders, books)
+        cpu_s, seconds = job.cpu() - cpu, time.monotonic() - began
+        refused = sum(sender.refused + sender.unanswered for sender in senders) + subscriber.lost.done()
+        subscriber.close()
+        for sender in senders:
+            sender.close()
+        code = await job.stop()
+    p50, p99 = books.latencies.milliseconds(50), books.latencies.milliseconds(99)
+    print(
+        f"{trigger}: {sent:,} readings of {plan.sensors:,} sensors at {sent / (plan.warm_up_s + plan.seconds):,.0f}/s, "
+        f"{books.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms of {books.latencies.count:,}; "
+        f"not acknowledged {refused}, sensors without their last result {books.missing}; "
+        f"Spark {cpu_s / seconds:.2f} of a core",
+        flush=True,
+    )
+    fast = trigger != "real-time" or (p50 <= plan.p50_ms and p99 <= plan.p99_ms)
+    return fast and books.latencies.count > 0 and not books.missing and not refused and code == 0
+
+
+async def _connect(
+    gateway: GatewayProcess, topics: Topics, plan: Plan, books: Books
+) -> tuple[list[Sender], Subscriber]:
+    """The sensors and who reads the results. They keep alive by what they send, so they come when all else is there."""
+    loop = asyncio.get_running_loop()
+    host, port = gateway.address("mqtt")
+    _, subscriber = await loop.create_connection(
+        lambda: Subscriber("results", f"{topics.target}/#", 1, books.result), host, port
+    )
+    senders = []
+    for number in range(-(-plan.sensors // SENSORS_OF_A_CONNECTION)):
+        _, sender = await loop.create_connection(partial(Sender, f"sensors-{number}"), host, port)
+        senders.append(sender)
+    async with asyncio.timeout(CONNECT_S):
+        await asyncio.gather(subscriber.subscribed, *(sender.connected for sender in senders))
+    return senders, subscriber
+
+
+async def _settled(senders: list[Sender], books: Books) -> None:
+    """Wait until everything is answered and has come back, or the time is up."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        if time.monotonic() > deadline or not (books.missing or any(sender.unanswered for sender in senders)):
+            return
+        await asyncio.sleep(0.1)
+
+
+async def _send(senders: list[Sender], books: Books, topic: str, plan: Plan) -> int:
+    """Send at the plan's rate, evenly; how many."""
+    sent, began, counts = 0, time.monotonic(), False
+    while (elapsed := time.monotonic() - began) < plan.warm_up_s + plan.seconds:
+        if not counts and elapsed >= plan.warm_up_s:
+            counts = True
+            books.count_from_now()
+        now = int(time.time() * 1000)
+        for number in range(sent, int(elapsed * plan.rate)):
+            sensor = number % plan.sensors
+            name = f"s{sensor}"
+            books.last[name] = now
+            payload = b'{"temperature": %d, "time": %d, "sent": %d}' % (number % 61 - 20, now, now)
+            senders[sensor // SENSORS_OF_A_CONNECTION].publish(f"{topic}/{name}", payload)
+            sent += 1
+        await asyncio.sleep(TICK_S)
+    return sent
