@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -71,13 +73,22 @@ class Loop(uvloop.Loop):
         doing so, and it would wait for ever.
 
         Raises:
-            ResourceWarning: something was left open.
+            ResourceWarning: something was left open; with its addresses and its protocol.
         """
+        left = list(_connections())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             super().close()
         if caught:
-            raise ResourceWarning("; ".join(str(warning.message) for warning in caught))
+            raise ResourceWarning("; ".join([*(str(warning.message) for warning in caught), *left]))
+
+
+def _connections() -> Iterator[str]:
+    """The TCP connections of all loops that are not closing."""
+    for one in gc.get_objects():
+        if type(one).__name__ == "TCPTransport" and not one.is_closing():
+            ends = one.get_extra_info("sockname"), one.get_extra_info("peername")
+            yield f"from {ends[0]} to {ends[1]}: {one.get_protocol()!r}"
 
 
 def set_timer(item: pytest.Item, settings: Any) -> bool | None:
