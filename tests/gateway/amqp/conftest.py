@@ -50,7 +50,7 @@ async def amqp_listener(
         yield listener
 
 
-@pytest.fixture(scope="package")  # not the session: its loop stands still while others run, as in a freeze
+@pytest.fixture(scope="module")  # not the session: its loop stands still while others run, as in a freeze
 async def backend(bootstrap: str) -> AsyncIterator[Assembled]:
     async with assembled(bootstrap, create=False) as backend:
         yield backend

@@ -81,7 +81,7 @@ async def running_gateway(
             await listener.stop(4.0)
 
 
-@pytest.fixture(scope="package")  # not the session: its loop stands still while others run, as in a freeze
+@pytest.fixture(scope="module")  # not the session: its loop stands still while others run, as in a freeze
 async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
     """One listener for all tests that do not need their own."""
     ready: asyncio.Queue[Gateway] = asyncio.Queue()
