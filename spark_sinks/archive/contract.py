@@ -31,6 +31,16 @@ def another_checkpoint(archive: str) -> ArchiveError:
     )
 
 
+def not_begun(archive: str, kind: str) -> ArchiveError:
+    """There is no table to look after."""
+    return ArchiveError(f"{archive}: no {kind} table has been begun there")
+
+
+def overtaken(archive: str, error: Exception) -> ArchiveError:
+    """Others were quicker, again and again."""
+    return ArchiveError(f"{archive}: others changed the table meanwhile, begin again: {error}")
+
+
 class Maintained(msgspec.Struct, kw_only=True):
     """What was done to an archive; a number of files or of rows each."""
 

@@ -16,12 +16,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from spark_sinks.archive.contract import (
-    ArchiveError,
     Maintained,
     another_checkpoint,
     check_columns,
     first_kept,
+    not_begun,
     nullable,
+    overtaken,
 )
 from spark_sinks.spec.parts import Maintain
 
@@ -98,11 +99,11 @@ def maintain(uri: str, options: Mapping[str, str], settings: Maintain, now: date
     """
     table = _opened(uri, options)
     if table is None:
-        raise ArchiveError(f"{uri}: no Delta table has been begun there")
+        raise not_begun(uri, "Delta")
     try:
         return _maintain(table, settings, now)
     except CommitFailedError as error:
-        raise ArchiveError(f"{uri}: others changed the table meanwhile, begin again: {error}") from error
+        raise overtaken(uri, error) from error
 
 
 def _maintain(table: DeltaTable, settings: Maintain, now: datetime.datetime) -> Maintained:

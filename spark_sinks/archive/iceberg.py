@@ -39,7 +39,9 @@ from spark_sinks.archive.contract import (
     another_checkpoint,
     check_columns,
     first_kept,
+    not_begun,
     nullable,
+    overtaken,
 )
 from spark_sinks.spec.parts import Maintain
 
@@ -172,11 +174,11 @@ def maintain(
     """
     table = _opened(load_catalog(catalog, **options), name)
     if table is None:
-        raise ArchiveError(f"{name}: no Iceberg table has been begun there")
+        raise not_begun(name, "Iceberg")
     try:
         return _maintain(table, settings, now)
     except CommitFailedException as error:
-        raise ArchiveError(f"{name}: others changed the table meanwhile, begin again: {error}") from error
+        raise overtaken(name, error) from error
 
 
 def _maintain(table: Table, settings: Maintain, now: datetime.datetime) -> Maintained:
@@ -223,12 +225,14 @@ def _bins(table: Table, file_bytes: int) -> Iterator[Sequence[FileScanTask]]:
             small[task.file.spec_id, task.file.partition].append(task)
     for tasks in small.values():
         held: list[FileScanTask] = []
+        size = 0
         for task in tasks:
-            if held and sum(one.file.file_size_in_bytes for one in held) + task.file.file_size_in_bytes > file_bytes:
+            if held and size + task.file.file_size_in_bytes > file_bytes:
                 if len(held) > 1:
                     yield held
-                held = []
+                held, size = [], 0
             held.append(task)
+            size += task.file.file_size_in_bytes
         if len(held) > 1:
             yield held
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -146,16 +146,17 @@ def _epoch_ms(seconds: float, sent_ms: int) -> int:
 
 def _number(record: Mapping[Any, Any], label: str) -> Any:
     """A finite number, None where there is none; `Fault` for anything else."""
-    found = record.get(label)
-    made = number(found)
-    if made is None and found is not None:
-        raise Fault(f"{label} is no finite number")
-    return made
+    return _made(number, record, label, "finite number")
 
 
 def _text(record: Mapping[Any, Any], label: str) -> Any:
+    """A text, None where there is none; `Fault` for anything else."""
+    return _made(text, record, label, "text")
+
+
+def _made(make: Callable[[Any], Any], record: Mapping[Any, Any], label: str, what: str) -> Any:
     found = record.get(label)
-    made = text(found)
+    made = make(found)
     if made is None and found is not None:
-        raise Fault(f"{label} is no text")
+        raise Fault(f"{label} is no {what}")
     return made
