@@ -5,7 +5,7 @@
 # The listeners are open to other machines, so the configuration must say how clients authenticate.
 
 FROM python:3.11-slim AS build
-# python-qpid-proton is built from source.
+# python-qpid-proton and Trivium's own extensions are built from source.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
@@ -15,7 +15,7 @@ RUN python -m venv /opt/trivium \
     && python -m pip install --require-hashes -r requirements/bootstrap.txt \
     && VIRTUAL_ENV=/opt/trivium uv pip sync --require-hashes \
         --build-constraints requirements/dev.txt requirements/gateway.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY flowcontrol flowcontrol
 COPY gateway gateway
 COPY mapping mapping

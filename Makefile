@@ -7,11 +7,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
+NATIVE := setup.py $(shell find gateway mapping -name '_native.c' -o -name 'native.h')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# After a build that has failed: say so when there is nothing to build with.
+SAY_COMPILER = command -v cc >/dev/null \
+	&& $(BIN)/python -c 'import pathlib, sysconfig as s; pathlib.Path(s.get_path("include"), "Python.h").stat()' 2>/dev/null \
+	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
+
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test clients spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars run test sanitize clients spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -29,15 +35,13 @@ check-python:
 check-java: check-python
 	@$(PYTHON) -I gateway/embedded/java.py
 
-$(INSTALLED): $(LOCKS) pyproject.toml | check-java
+$(INSTALLED): $(LOCKS) pyproject.toml $(NATIVE) | check-java
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/bootstrap.txt
 	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --build-constraints requirements/dev.txt requirements/dev.txt \
-		|| { command -v cc >/dev/null \
-			&& $(BIN)/python -c 'import pathlib, sysconfig as s; pathlib.Path(s.get_path("include"), "Python.h").stat()' 2>/dev/null \
-			|| echo "python-qpid-proton is built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2; \
-			exit 1; }
-	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --offline --no-deps --no-build-isolation --editable .
+		|| { $(SAY_COMPILER); exit 1; }
+	@$(if $(CI),CFLAGS=-Werror) VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --offline --no-deps --no-build-isolation --editable . \
+		|| { $(SAY_COMPILER); exit 1; }
 	@touch $@
 
 jars: $(INSTALLED)
@@ -58,6 +62,16 @@ clients: check-java $(INSTALLED)  ## Fetch and build the foreign clients of the 
 
 spec: setup  ## Check the models in docs/spec with TLC, and that it finds their mutations (minutes)
 	@$(BIN)/python -m tests.spec.model_checker
+
+# What they find ends the tests; leaks are those of Python itself, and counted in the tests. ARGS are pytest's.
+SANITIZED := .trivium/sanitized
+SANITIZE := -Werror -O1 -g -UNDEBUG -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+
+sanitize: $(INSTALLED)  ## Run the tests of the C extensions under the sanitizers of addresses and of undefined behaviour
+	rm -rf $(SANITIZED)
+	CFLAGS="$(SANITIZE)" $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/pytest -q -o pythonpath="$(SANITIZED)/lib ." $(ARGS) $$(find tests -name test_native.py)
 
 lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check
@@ -92,6 +106,7 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(BIN)/python -m tests.interop.fetch lock
 
 clean:  ## Remove what the commands made here; the cache of jars stays
-	rm -rf $(VENV) .trivium dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .trivium build dist trivium.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf tests/interop/*/node/node_modules tests/interop/*/*/build
 	find . -name __pycache__ -prune -exec rm -rf {} +
+	find gateway mapping -name '_native.*.so' -delete

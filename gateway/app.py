@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 import uvloop
 
+from gateway import native
 from gateway.assembly import (
     CLOSE_S,
     ListenerSecurity,
@@ -177,6 +178,7 @@ class App:
         config = self._config
         loop = asyncio.get_running_loop()
         descriptors.watch(self._tasks.spawn)
+        log.info("native code", in_use=not native.why_not(), reason=native.why_not() or None)
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
         process = Process(config, self._tasks, stack, loop)
@@ -205,6 +207,7 @@ class App:
         collector = Collector(loop)
         metrics.add_source("collector", collector.statistics)
         metrics.add_source("failures", failures.statistics)
+        metrics.add_source("native", native.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)

@@ -33,9 +33,9 @@ from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
 
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
-OTHERS: Final = re.compile(r"TRIVIUM_(CACHE$|TEST_|SERVICE_|PORT$|PORT_)")
-"""Variables with our prefix that are no keys: where jars are kept, tests, and what Kubernetes tells the pods beside a
-service that is named trivium."""
+OTHERS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|PORT_)")
+"""Variables with our prefix that are no keys: where jars are kept, which code runs (`gateway.native`), tests, and what
+Kubernetes tells the pods beside a service that is named trivium."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -29,6 +29,7 @@ from gateway.kafka.state import StateStatistics
 from gateway.mqtt.listener import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
+from gateway.native import NativeStatistics
 from gateway.net.descriptors import DescriptorStatistics
 from gateway.net.strangers import StrangersStatistics
 from gateway.net.upgrade import Statistics as UpgradeStatistics
@@ -75,6 +76,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "flow": PauseStatistics,
         "descriptors": DescriptorStatistics,
         "embedded_kafka": OpenFiles,
+        "native": NativeStatistics,
     },
     "Spark jobs": {"spark": QueryStatistics},
 }

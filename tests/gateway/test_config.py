@@ -158,7 +158,13 @@ def test_a_misspelled_key_is_refused_with_the_nearest_name(file: Path) -> None:
 
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for variable in ("TRIVIUM_CACHE", "TRIVIUM_SERVICE_HOST", "TRIVIUM_PORT", "TRIVIUM_PORT_1883_TCP_ADDR"):
+    for variable in (
+        "TRIVIUM_CACHE",
+        "TRIVIUM_NATIVE",
+        "TRIVIUM_SERVICE_HOST",
+        "TRIVIUM_PORT",
+        "TRIVIUM_PORT_1883_TCP_ADDR",
+    ):
         monkeypatch.setenv(variable, "x")
     monkeypatch.setenv("TRIVIUM_SECURITY__PLUGINS", '{"a.B": {"c": 1}}')
     monkeypatch.setenv("trivium_log__level", "debug")

@@ -42,8 +42,8 @@ def test_what_is_copied_exists_and_is_sent(source):
 
 def test_the_packages_of_the_wheel_are_copied():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert set(packages) <= set(copied())
+    packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert {*packages, "setup.py"} <= set(copied())
     assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(copied())
 
 

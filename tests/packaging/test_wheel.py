@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,8 @@ PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks"}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     target = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", target]
+    # By way of the sdist, so that it is complete, too.
+    command = [Path(sys.executable).with_name("uv"), "build", "--offline", "--no-build-isolation", "--out-dir", target]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (built,) = target.glob("*.whl")
     with zipfile.ZipFile(built) as opened:
@@ -38,6 +40,14 @@ def test_wheel_holds_the_data_files(wheel):
     for name in ("gateway/embedded/jars.lock", *pages):
         assert name in wheel.namelist()
         assert wheel.read(name) == (ROOT / name).read_bytes()
+
+
+def test_wheel_holds_the_extensions_and_not_their_sources(wheel):
+    names = set(wheel.namelist())
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for source in (path for package in PACKAGES for path in (ROOT / package).rglob("_native.c")):
+        assert str(source.relative_to(ROOT).with_suffix(suffix)) in names
+    assert not any(name.endswith((".c", ".h")) for name in names)
 
 
 def test_wheel_has_command_and_licence(wheel):

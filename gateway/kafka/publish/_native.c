@@ -1,0 +1,391 @@
+/* Records one behind another, as a batch of Kafka holds them (message format 2): what record_buffer.py does, in C.
+
+   The Python code is the reference, and the tests hold both equal: the same bytes, the same errors. Nothing here runs
+   Python code between the moment in which a record's parts are measured and the one in which they are copied, so they
+   cannot change meanwhile. */
+#include "mapping/native.h"
+
+#include <stdint.h>
+#include <structmember.h>
+
+#define LONGEST INT32_MAX /* bytes of a record, its length not counted */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *out;    /* the bytearray that records are written into; not ours alone */
+    Py_ssize_t limit; /* its bytes at the most; the first record always fits */
+    Py_ssize_t count;
+    long long first;
+    long long last;
+} RecordBuffer;
+
+/* A record's parts. Those that records of a run have in common are measured once. */
+typedef struct {
+    int64_t timestamp;
+    int64_t distance; /* of its timestamp from the batch's first one */
+    PyObject *key;
+    PyObject **headers;
+    Py_ssize_t header_count;
+    Py_ssize_t common; /* bytes of all but count, value and length */
+} Parts;
+
+/* Integers of variable length, zig-zag. */
+
+static inline uint64_t
+zigzag(int64_t value)
+{
+    return ((uint64_t)value << 1) ^ (value < 0 ? UINT64_MAX : 0);
+}
+
+static inline Py_ssize_t
+varint_size(int64_t value)
+{
+    Py_ssize_t size = 1;
+    for (uint64_t left = zigzag(value); left > 0x7f; left >>= 7) {
+        size++;
+    }
+    return size;
+}
+
+static inline char *
+put_varint(char *at, int64_t value)
+{
+    uint64_t left = zigzag(value);
+    for (; left > 0x7f; left >>= 7) {
+        *at++ = (char)(left | 0x80);
+    }
+    *at++ = (char)left;
+    return at;
+}
+
+/* Bytes with their length before them; null is the length -1. */
+
+static inline char *
+put_sized(char *at, const char *content, Py_ssize_t size)
+{
+    at = put_varint(at, size);
+    memcpy(at, content, (size_t)size);
+    return at + size;
+}
+
+static inline char *
+put_bytes(char *at, PyObject *content)
+{
+    if (content == Py_None) {
+        return put_varint(at, -1);
+    }
+    return put_sized(at, PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content));
+}
+
+/* Add to a sum of sizes that stays above LONGEST once it is there: no sum overflows. */
+static inline void
+add(Py_ssize_t *sum, Py_ssize_t size)
+{
+    if (*sum <= LONGEST) {
+        *sum += size > LONGEST ? (Py_ssize_t)LONGEST + 1 : size;
+    }
+}
+
+static inline void
+add_sized(Py_ssize_t *sum, Py_ssize_t size)
+{
+    add(sum, varint_size(size));
+    add(sum, size);
+}
+
+/* -1, with an exception, when it is neither bytes nor None. */
+static inline int
+add_bytes(Py_ssize_t *sum, PyObject *content)
+{
+    if (content == Py_None) {
+        add(sum, varint_size(-1));
+        return 0;
+    }
+    if (!PyBytes_Check(content)) {
+        PyErr_Format(PyExc_TypeError, "bytes or None, not %.100s", Py_TYPE(content)->tp_name);
+        return -1;
+    }
+    add_sized(sum, PyBytes_GET_SIZE(content));
+    return 0;
+}
+
+static int
+take_timestamp(const RecordBuffer *self, PyObject *number, Parts *parts)
+{
+    int overflow;
+    long long timestamp = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (timestamp == -1 && !overflow && PyErr_Occurred()) {
+        return -1;
+    }
+    long long distance = 0;
+    if (overflow || timestamp == LLONG_MIN
+        || (self->count && __builtin_sub_overflow(timestamp, self->first, &distance))) {
+        PyErr_Format(PyExc_OverflowError, "timestamp %S", number);
+        return -1;
+    }
+    parts->timestamp = timestamp;
+    parts->distance = distance;
+    return 0;
+}
+
+/* Take what records of a run have in common. `headers` is a tuple or a list. */
+static int
+take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObject *headers, Parts *parts)
+{
+    if (take_timestamp(self, timestamp, parts) < 0) {
+        return -1;
+    }
+    parts->key = key;
+    parts->headers = PySequence_Fast_ITEMS(headers);
+    parts->header_count = PySequence_Fast_GET_SIZE(headers);
+    parts->common = 1 + varint_size(parts->distance) + varint_size(parts->header_count);
+    if (add_bytes(&parts->common, key) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t number = 0; number < parts->header_count; number++) {
+        PyObject *header = parts->headers[number];
+        if (!PyTuple_Check(header) || PyTuple_GET_SIZE(header) != 2) {
+            PyErr_SetString(PyExc_TypeError, "a header is a tuple of name and value");
+            return -1;
+        }
+        Py_ssize_t size;
+        if (PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &size) == NULL) {
+            return -1;
+        }
+        add_sized(&parts->common, size);
+        if (add_bytes(&parts->common, PyTuple_GET_ITEM(header, 1)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Where the next `size` bytes belong. The memory is doubled, so that a batch of many records is seldom moved. */
+static char *
+extend(PyObject *out, Py_ssize_t size)
+{
+    Py_ssize_t before = PyByteArray_GET_SIZE(out);
+    Py_ssize_t behind = before + size;
+    if (behind >= ((PyByteArrayObject *)out)->ob_alloc && PyByteArray_Resize(out, 2 * behind) < 0) {
+        return NULL;
+    }
+    if (PyByteArray_Resize(out, behind) < 0) {
+        return NULL;
+    }
+    return PyByteArray_AS_STRING(out) + before;
+}
+
+/* Write a record. Its size; 0 when there is no space for it; -1, with an exception, when it cannot be written. */
+static Py_ssize_t
+write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
+{
+    Py_ssize_t length = parts->common;
+    add(&length, varint_size(self->count));
+    if (add_bytes(&length, value) < 0) {
+        return -1;
+    }
+    if (length > LONGEST) {
+        PyErr_Format(PyExc_OverflowError, "a record of more than %d bytes", LONGEST);
+        return -1;
+    }
+    Py_ssize_t size = varint_size(length) + length;
+    if (self->count && size > self->limit - PyByteArray_GET_SIZE(self->out)) {
+        return 0;
+    }
+    char *at = extend(self->out, size);
+    if (at == NULL) {
+        return -1;
+    }
+    at = put_varint(at, length);
+    *at++ = 0; /* attributes: none are in use */
+    at = put_varint(at, parts->distance);
+    at = put_varint(at, self->count);
+    at = put_bytes(at, parts->key);
+    at = put_bytes(at, value);
+    at = put_varint(at, parts->header_count);
+    for (Py_ssize_t number = 0; number < parts->header_count; number++) {
+        PyObject *header = parts->headers[number];
+        Py_ssize_t name_size;
+        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &name_size); /* kept since `take_parts` */
+        at = put_sized(at, name, name_size);
+        at = put_bytes(at, PyTuple_GET_ITEM(header, 1));
+    }
+    assert(at == PyByteArray_AS_STRING(self->out) + PyByteArray_GET_SIZE(self->out));
+    if (!self->count) {
+        self->first = self->last = parts->timestamp;
+    }
+    else if (parts->timestamp > self->last) {
+        self->last = parts->timestamp;
+    }
+    self->count++;
+    return size;
+}
+
+static int
+check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments but %zd were given", name, wanted, given);
+    return -1;
+}
+
+static PyObject *
+append(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("append", given, 4) < 0) {
+        return NULL;
+    }
+    PyObject *headers = PySequence_Fast(arguments[3], "headers are a sequence");
+    if (headers == NULL) {
+        return NULL;
+    }
+    Parts parts;
+    Py_ssize_t size = -1;
+    if (take_parts(self, arguments[0], arguments[1], headers, &parts) == 0) {
+        size = write_record(self, &parts, arguments[2]);
+    }
+    Py_DECREF(headers);
+    return size < 0 ? NULL : PyLong_FromSsize_t(size);
+}
+
+/* As `append` for each value from `start` on. It ends before one that does not fit or cannot be written: whoever appends
+   that one is told why. */
+static void
+write_run(RecordBuffer *self, const Parts *parts, PyObject *values, Py_ssize_t start, Py_ssize_t most,
+          Py_ssize_t *count, Py_ssize_t *size)
+{
+    Py_ssize_t behind = PySequence_Fast_GET_SIZE(values);
+    for (Py_ssize_t number = start; number < behind && (*count == 0 || *size < most); number++) {
+        Py_ssize_t written = write_record(self, parts, PySequence_Fast_GET_ITEM(values, number));
+        if (written <= 0) {
+            return;
+        }
+        ++*count;
+        *size += written;
+    }
+}
+
+static PyObject *
+append_run(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("append_run", given, 6) < 0) {
+        return NULL;
+    }
+    Py_ssize_t start = PyLong_AsSsize_t(arguments[4]);
+    Py_ssize_t most = start == -1 && PyErr_Occurred() ? -1 : PyLong_AsSsize_t(arguments[5]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (start < 0) {
+        PyErr_SetString(PyExc_ValueError, "a run starts at a position");
+        return NULL;
+    }
+    PyObject *values = PySequence_Fast(arguments[2], "values are a sequence");
+    if (values == NULL) {
+        return NULL;
+    }
+    PyObject *headers = PySequence_Fast(arguments[3], "headers are a sequence");
+    if (headers == NULL) {
+        Py_DECREF(values);
+        return NULL;
+    }
+    Py_ssize_t count = 0, size = 0;
+    Parts parts;
+    if (take_parts(self, arguments[0], arguments[1], headers, &parts) == 0) {
+        write_run(self, &parts, values, start, most, &count, &size);
+    }
+    PyErr_Clear();
+    Py_DECREF(headers);
+    Py_DECREF(values);
+    return Py_BuildValue("nn", count, size);
+}
+
+static PyObject *
+buffer_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
+{
+    static char *keywords[] = {"out", "limit", NULL};
+    PyObject *out;
+    Py_ssize_t limit;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O!n:RecordBuffer", keywords, &PyByteArray_Type, &out, &limit)) {
+        return NULL;
+    }
+    RecordBuffer *self = (RecordBuffer *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->out = Py_NewRef(out);
+        self->limit = limit;
+    }
+    return (PyObject *)self;
+}
+
+static void
+buffer_dealloc(RecordBuffer *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(self->out);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, PyDoc_STR("Write a record.")},
+    {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL,
+     PyDoc_STR("Write records that differ in their values only.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"count", T_PYSSIZET, offsetof(RecordBuffer, count), READONLY, PyDoc_STR("records written")},
+    {"first", T_LONGLONG, offsetof(RecordBuffer, first), READONLY, PyDoc_STR("timestamp of the first one")},
+    {"last", T_LONGLONG, offsetof(RecordBuffer, last), READONLY, PyDoc_STR("the latest timestamp of all")},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* A bytearray refers to nothing, so no cycle can go through a buffer: the collector need not know it. */
+static PyType_Slot buffer_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("Writes records behind what is in a bytearray; see record_buffer.py.")},
+    {Py_tp_new, buffer_new},
+    {Py_tp_dealloc, buffer_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+static PyType_Spec buffer_spec = {
+    .name = "gateway.kafka.publish._native.RecordBuffer",
+    .basicsize = sizeof(RecordBuffer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = buffer_slots,
+};
+
+static int
+add_type(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &buffer_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int failed = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, refuse_when_switched_off},
+    {Py_mod_exec, add_type},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "gateway.kafka.publish._native",
+    .m_doc = PyDoc_STR("Records of a batch, in C; record_buffer.py is the same in Python."),
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&definition);
+}

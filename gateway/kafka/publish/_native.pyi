@@ -1,0 +1,1 @@
+from gateway.kafka.publish.record_buffer import RecordBuffer as RecordBuffer

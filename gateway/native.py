@@ -1,0 +1,33 @@
+"""Whether the C extensions are in use, or the Python code that they stand for (ADR 0057)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Final
+
+import msgspec
+
+from gateway.statistics import gauge
+
+EXTENSIONS: Final = ("gateway.kafka.publish._native", "mapping.amqp._native")
+
+
+class NativeStatistics(msgspec.Struct):
+    """Which code runs."""
+
+    in_use: Annotated[int, gauge("1 when the C extensions are in use, 0 when the slower Python code is")]
+
+
+def why_not() -> str:
+    """Why the C extensions are not in use; empty when they are. What decides is their own import."""
+    for name in EXTENSIONS:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            return str(error)
+    return ""
+
+
+def statistics() -> NativeStatistics:
+    """As it is since the start."""
+    return NativeStatistics(in_use=int(not why_not()))

@@ -1,0 +1,24 @@
+"""The C extensions: every `_native.c` of our packages is the module of that name. All else is in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow"]
+
+
+def extension(source: Path) -> Extension:
+    """The module beside which its source lies."""
+    return Extension(
+        ".".join(source.with_suffix("").parts),
+        [str(source)],
+        include_dirs=["."],
+        depends=["mapping/native.h"],
+        extra_compile_args=FLAGS,
+    )
+
+
+# Relative: setuptools builds in the project's directory, and refuses absolute paths.
+setup(
+    ext_modules=[extension(source) for top in ("gateway", "mapping") for source in sorted(Path(top).rglob("_native.c"))]
+)

@@ -1,0 +1,196 @@
+"""The buffer of records in C is the one in Python, to the byte and to the error. `make sanitize` runs this, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.kafka.publish import batch_format, record_buffer
+from gateway.kafka.publish._native import RecordBuffer
+
+
+class Named(bytes):
+    """Bytes of a class of their own."""
+
+
+REFERENCE = record_buffer.RecordBuffer
+texts = st.text(max_size=8) | st.sampled_from(["\ud800", "x" * 64, "ä" * 4000])
+contents = (
+    st.none()
+    | st.binary(max_size=8)
+    | st.sampled_from([b"x" * 63, b"x" * 64, b"x" * 8192, b"x" * 20_000, Named(b"mine")])
+)
+pairs = st.lists(st.tuples(texts, contents), max_size=4)
+headers = pairs | pairs.map(tuple)
+times = (
+    st.integers(0, 20) | st.integers(-(2**64), 2**64) | st.sampled_from([2**63 - 1, 2**63, -(2**63), 1 - 2**63, True])
+)
+appends = st.tuples(st.just("append"), st.tuples(times, contents, contents, headers))
+runs = st.tuples(
+    st.just("append_run"),
+    st.tuples(
+        times,
+        contents,
+        st.lists(contents, max_size=6),
+        headers,
+        st.integers(0, 3),
+        st.sampled_from([-1, 1, 100, 10**6]),
+    ),
+)
+limits = st.sampled_from([-1, 0, 61, 200, 1000, 30_000, 10**6])
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives, or why not."""
+    try:
+        return call(*arguments)
+    except (OverflowError, UnicodeEncodeError, BufferError) as error:
+        return type(error), str(error)
+
+
+@given(limit=limits, before=st.binary(max_size=70), calls=st.lists(appends | runs, max_size=12))
+def test_it_does_what_the_reference_does(limit: int, before: bytes, calls: list[Any]) -> None:
+    theirs, ours = bytearray(before), bytearray(before)
+    reference, native = REFERENCE(theirs, limit), RecordBuffer(ours, limit)
+    for name, arguments in calls:
+        assert outcome(getattr(native, name), *arguments) == outcome(getattr(reference, name), *arguments)
+        assert (native.count, native.first, native.last) == (reference.count, reference.first, reference.last)
+    assert ours == theirs
+
+
+def test_a_record_that_no_length_holds() -> None:
+    part = bytes(2**26)  # of the system's zero page: neither form of the buffer reads it
+    for made in (RecordBuffer, REFERENCE):
+        found = outcome(made(bytearray(), 100).append, 5, None, None, [("n", part)] * 32)
+        assert found == (OverflowError, "a record of more than 2147483647 bytes")
+
+
+def test_a_run_ends_before_the_record_that_cannot_be_written() -> None:
+    values: Any = [b"1", b"2", "no bytes", b"3"]
+    for made in (RecordBuffer, REFERENCE):
+        buffer = made(bytearray(), 10**6)
+        assert buffer.append_run(5, b"k", values, (), 0, 10**6) == (2, 18)
+        assert buffer.append_run(5, b"k", values, (), 2, 10**6) == (0, 0)
+        with pytest.raises(TypeError):
+            buffer.append(5, b"k", values[2], ())
+        assert buffer.append_run(5, b"k", values, (), 3, 10**6) == (1, 9)
+        assert buffer.append_run(5, b"k", values, (), 4, 10**6) == (0, 0)
+
+
+def test_bytes_that_somebody_looks_at_do_not_move() -> None:
+    for made in (RecordBuffer, REFERENCE):
+        out = bytearray()
+        buffer = made(out, 1000)
+        size = buffer.append(5, b"k", b"v", ())
+        with memoryview(out):
+            for value in (b"w", bytes(500)):
+                with pytest.raises(BufferError):
+                    buffer.append(6, b"k", value, ())
+            assert buffer.append_run(6, b"k", [b"w"], (), 0, 100) == (0, 0)
+        assert (buffer.count, buffer.last, len(out)) == (1, 5, size)
+        assert buffer.append(6, b"k", b"w", ()) == size
+
+
+KEY, VALUE, NAME = b"the key", b"the value", "the name"
+PAIR = (NAME, VALUE)
+PAIRS = [PAIR, (NAME, None)]
+WRONG: list[tuple[str, tuple[Any, ...]]] = [
+    ("append", (1, 2, VALUE, ())),
+    ("append", (1, KEY, "v", ())),
+    ("append", (1, KEY, bytearray(VALUE), ())),
+    ("append", (1, KEY, VALUE, 7)),
+    ("append", (1, KEY, VALUE, (b"hv",))),
+    ("append", (1, KEY, VALUE, ((NAME,),))),
+    ("append", (1, KEY, VALUE, ((b"h", VALUE),))),
+    ("append", (1, KEY, VALUE, ((NAME, "v"),))),
+    ("append", (1.5, KEY, VALUE, ())),
+    ("append", ("1", KEY, VALUE, ())),
+    ("append", (1, KEY, VALUE)),
+    ("append", (1, KEY, VALUE, (), ())),
+    ("append_run", (1, KEY, 7, (), 0, 9)),
+    ("append_run", (1, KEY, [VALUE], 7, 0, 9)),
+    ("append_run", (1, KEY, [VALUE], (), "0", 9)),
+    ("append_run", (1, KEY, [VALUE], (), 0, None)),
+    ("append_run", (1, KEY, [VALUE])),
+]
+RIGHT: list[tuple[str, tuple[Any, ...]]] = [
+    ("append", (1, KEY, VALUE, tuple(PAIRS))),
+    ("append", (1, None, None, iter(PAIRS))),
+    ("append", (2**80, KEY, VALUE, ())),
+    ("append", (1, KEY, VALUE, [("\ud800", VALUE)])),
+    ("append", (1, KEY, bytes(2000), ())),
+    ("append_run", (1, KEY, (VALUE, None), PAIRS, 0, 9)),
+    ("append_run", (1, KEY, iter([VALUE]), (PAIR,), 0, 9)),
+    ("append_run", (1, KEY, [VALUE, "w"], (), 0, 900)),
+    ("append_run", (1, KEY, [VALUE], (("\ud800", VALUE),), 0, 9)),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), WRONG)
+def test_what_no_caller_may_hand_over_is_a_type_error(name: str, arguments: tuple[Any, ...]) -> None:
+    out = bytearray(b"before")
+    buffer = RecordBuffer(out, 1000)
+    with pytest.raises(TypeError):
+        getattr(buffer, name)(*arguments)
+    assert (buffer.count, out) == (0, b"before")
+
+
+def test_a_run_starts_at_a_position() -> None:
+    for made in (RecordBuffer, REFERENCE):
+        with pytest.raises(ValueError, match=r"\S"):
+            made(bytearray(), 1000).append_run(1, b"k", [b"v"], (), -1, 9)
+
+
+@pytest.mark.parametrize("arguments", [(), (bytearray(),), (b"", 1), (bytearray(), "1"), (bytearray(), 2**63)])
+def test_a_buffer_is_made_around_a_bytearray(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        RecordBuffer(*arguments)
+
+
+def test_nothing_is_kept_of_what_it_was_given() -> None:
+    times = 500
+
+    def everything() -> None:
+        buffer = RecordBuffer(bytearray(), 1000)
+        for name, arguments in (*WRONG, *RIGHT):
+            try:
+                getattr(buffer, name)(*arguments)
+            except (OverflowError, UnicodeEncodeError, TypeError):
+                continue
+
+    given: list[Any] = [KEY, VALUE, NAME, PAIR, PAIRS]
+    everything()
+    before, blocks = [sys.getrefcount(one) for one in given], sys.getallocatedblocks()
+    for _ in range(times):
+        everything()
+    after = sys.getallocatedblocks()
+    assert [sys.getrefcount(one) for one in given] == before
+    assert after - blocks < times // 5
+
+
+@pytest.mark.parametrize(("switch", "module"), [("0", "record_buffer"), ("no", "record_buffer"), ("1", "_native")])
+def test_the_switch(switch: str, module: str) -> None:
+    program = (
+        "from gateway import native; from gateway.kafka.publish.batch_format import RecordBuffer;"
+        "print(RecordBuffer.__module__, native.statistics().in_use, native.why_not())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TRIVIUM_NATIVE": switch},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    expected = ["1"] if module == "_native" else ["0", f"TRIVIUM_NATIVE={switch}"]
+    assert told == [f"gateway.kafka.publish.{module}", *expected]
+
+
+def test_the_tests_run_with_the_extensions() -> None:
+    assert batch_format.RecordBuffer is RecordBuffer
