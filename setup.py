@@ -1,10 +1,11 @@
 """The C extensions: every `_native.c` of our packages is the module of that name. All else is in pyproject.toml."""
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow"]
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", *(["-Werror"] if "CI" in os.environ else [])]
 
 
 def extension(source: Path) -> Extension:

@@ -21,6 +21,8 @@ _LONGEST: Final = 2**31 - 1
 def varint(value: int) -> bytes:
     """A signed integer of variable length, zig-zag, as in Protocol Buffers."""
     left = value << 1 if value >= 0 else (-value << 1) - 1
+    if left <= 0x7F:
+        return bytes((left,))
     out = bytearray()
     while left > 0x7F:
         out.append(left & 0x7F | 0x80)
