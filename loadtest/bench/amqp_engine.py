@@ -34,6 +34,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
 from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.mapper import Mapper
 from mapping.amqp.outgoing import from_record
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
@@ -172,14 +173,15 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
     """Our connection: events, accepted in batches; with the mapping when there is a destination."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=True)
+    mapper = None if destination is None else Mapper(destination)
 
     def run() -> None:
         for data in reads:
             connection.engine.grant(link, max(0, WINDOW - link.credit))
             for event in connection.receive_data(data):
                 if type(event) is TransferReceived:
-                    if destination is not None:
-                        to_record(event.data, destination, NOW)
+                    if mapper is not None:
+                        mapper.record(event.data, NOW)
                     connection.engine.accept_deliveries(event.link, (event.delivery,))
             connection.data_to_send()
 
@@ -200,17 +202,6 @@ class AnsweringPublisher:
         """Keep the token."""
         self._write(record)
         self.held.append(token)
-
-    def submit_run(
-        self, like: Record, values: Sequence[bytes], owner: Any, tokens: Sequence[Any], *, sender: Any = None
-    ) -> None:
-        """Keep the tokens."""
-        first = 0
-        while first < len(values):
-            self._write(Record(like.topic, like.key, values[first], like.headers))
-            first += 1
-            first += self._records.append_run(NOW, like.key, values, like.headers, first, BATCH)[0]
-        self.held += tokens
 
     def _write(self, record: Record) -> None:
         if not self._records.append(NOW, record.key, record.value, record.headers):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.mapper import Mapper
 from mapping.amqp.outgoing import from_record
 from mapping.record import Received
 
@@ -38,8 +39,9 @@ def least(rounds: int, make: Callable[[], Callable[[], None]]) -> float:
 
 def map_in(messages: Sequence[bytes]) -> None:
     """The mapping alone."""
+    record = Mapper(HERE).record
     for message in messages:
-        to_record(message, HERE, CAPTURED)
+        record(message, CAPTURED)
 
 
 def map_out(records: Sequence[Received]) -> None:

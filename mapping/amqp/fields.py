@@ -1,21 +1,13 @@
-"""What the sections of an AMQP message say, as headers of a record; most of what mapping a message costs is here.
-
-The encodings that everybody writes (part 1.6: strings and symbols below 256 bytes, values of a fixed width) are taken
-apart in place; everything else goes through the general decoder. A value that reaches behind its section is found by
-the comparison of the last value's end with the section's, so that it is made once and not for each value.
-"""
+"""What the sections of an AMQP message say, as headers of a record."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from mapping.amqp.outgoing import COORDINATE_NAMES
 from mapping.amqp.values import (
-    FIXED,
     ID_PREFIX,
     STRING_ID,
     STRING_TYPE,
@@ -46,12 +38,10 @@ from mapping.record import (
     Header,
     Headers,
 )
-from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items, symbol
+from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items
 
 DEFAULT_PRIORITY: Final = 4  # part 3.2.1, and JMS 3.4.10
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
-KEY_ALONE: Final = b"\x02" + symbol("x-opt-bridge.key") + b"\xa1"
-"""What follows the size of annotations that are a key of below 256 bytes and nothing else."""
 PARTITION_ANNOTATION: Final = "x-opt-bridge.partition"
 DELAY_ANNOTATIONS: Final = ("x-opt-delivery-time", "x-opt-delivery-delay")
 _FOREVER: Final = 2**63 - 1
@@ -80,9 +70,8 @@ class Destination(msgspec.Struct, frozen=True):
     partitions: int = 1 << 31  # of the topic; an explicit partition must be below it
 
 
-@functools.lru_cache(maxsize=1024)
 def header_fields(value: bytes) -> tuple[Headers, int | None]:
-    """(headers, ttl in ms) of a header section's list; few different ones are ever sent. Raises DecodeError."""
+    """(headers, ttl in ms) of a header section's list. Raises DecodeError."""
     items = [*decode_items(value, 0, len(value)), None, None, None]
     durable, priority, ttl = items[:3]
     if priority is None:
@@ -95,12 +84,6 @@ def header_fields(value: bytes) -> tuple[Headers, int | None]:
     if priority != DEFAULT_PRIORITY:
         headers.append((AMQP_PRIORITY, str(priority).encode()))
     return tuple(headers), ttl
-
-
-@functools.lru_cache(maxsize=1024)
-def short_annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
-    """As `annotation_fields`, remembered: for maps below 256 bytes, which many messages have in common."""
-    return annotation_fields(value)
 
 
 def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
@@ -176,9 +159,7 @@ def properties(
                 if code in (0xA1, 0xA3):
                     start = place + 2
                     place = start + data[place + 1]
-                    text = data[start:place]
-                    if not text.isascii():
-                        checked_text(text)
+                    text = checked_text(data[start:place])
                     if kind == _ID and text.startswith(ID_PREFIX):
                         text = STRING_ID + text
                 elif kind == _ID:
@@ -231,20 +212,6 @@ def _items(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise DecodeError("neither a list nor a map with a count")
 
 
-Convert = Callable[[bytes], bytes]
-
-
-@functools.lru_cache(maxsize=4096)
-def _entry(raw: bytes) -> tuple[str, str | None, int, Convert | None]:
-    """(header's name, type's letter, width, conversion) for a name and the first byte of the value behind it.
-
-    The letter is None for a value without a fixed width. Applications have few names and do not change their types.
-    """
-    name = header_name(raw[2:-1])
-    letter, width, convert = FIXED.get(raw[-1], (None, 0, None))
-    return name, letter, width, convert
-
-
 def application_properties(data: bytes, at: int, end: int, headers: list[Header]) -> None:
     """Append one header per entry of the map at `at`, and their types if they are not all strings.
 
@@ -255,55 +222,32 @@ def application_properties(data: bytes, at: int, end: int, headers: list[Header]
     if count % 2 or data[at] not in (0xC1, 0xD1):
         raise DecodeError("application properties that are no map")
     letters = ""
-    plain = True
-    append = headers.append
     try:
         for _ in range(count // 2):
-            code = data[place]
-            if code == 0xA1:
-                after = place + 2 + data[place + 1]
-                code = data[after]
-                name, letter, width, convert = _entry(data[place : after + 1])
-                place = after
-            else:
-                start, place = _long_string(data, place, end)
-                name, letter, width, convert = header_name(data[start:place]), None, 0, None
-                code = data[place]
-            if code == 0xA1:
-                start = place + 2
-                place = start + data[place + 1]
-                text = data[start:place]
-                append((name, text if text.isascii() else checked_text(text)))
-                letters += STRING_TYPE
-            elif letter is not None and convert is not None:
-                start = place + 1
-                place = start + width
-                if place > end:
-                    break
-                append((name, convert(data[start:place])))
-                letters += letter
-                plain = False
-            else:
-                letter, value, place = property_text(data, place, end)
-                if letter != STRING_TYPE:
-                    plain = False
-                if letter != UNREADABLE_TYPE:
-                    append((name, value))
-                    letters += letter
+            start, place = _string(data, place, end)
+            name = header_name(data[start:place])
+            letter, value, place = property_text(data, place, end)
+            if letter != UNREADABLE_TYPE:
+                headers.append((name, value))
+            letters += letter
     except IndexError:
         raise DecodeError("application properties end too early") from None
     if place != end:
         raise DecodeError("application properties that are longer or shorter than their map")
-    if not plain:
-        append((AMQP_TYPES, letters.encode()))
+    if letters.strip(STRING_TYPE):
+        headers.append((AMQP_TYPES, letters.replace(UNREADABLE_TYPE, "").encode()))
 
 
-def _long_string(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(start, end) of the bytes of a string of 256 bytes and more at `at`."""
-    if data[at] != 0xB1 or at + 5 > end:
+def _string(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """(start, end) of the bytes of the string at `at`."""
+    if data[at] == 0xA1:
+        start = at + 2
+        after = start + data[at + 1]
+    elif data[at] == 0xB1:
+        start = at + 5
+        after = start + int.from_bytes(data[at + 1 : start], "big")
+    else:
         raise DecodeError("a property's name that is no string")
-    start = at + 5
-    after = start + int.from_bytes(data[at + 1 : start], "big")
     if after > end:
         raise DecodeError("a property's name ends too early")
     return start, after

@@ -88,7 +88,6 @@ def text_or_binary(raw: bytes) -> bytes:
         return primitives.binary(raw)
 
 
-@functools.lru_cache(maxsize=4096)
 def header_name(raw: bytes) -> str:
     """The header's name for an application property's. Raises DecodeError when it is not UTF-8."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,8 +20,8 @@ from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
 from gateway.flow import Window, shown
 from gateway.kafka.publish.publisher import Publisher
-from mapping.amqp.incoming import Destination, Unmappable, to_record
-from mapping.amqp.runs import Template, template_of
+from mapping.amqp.incoming import Destination, Unmappable
+from mapping.amqp.mapper import Mapper
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.events import TransferReceived
@@ -30,12 +30,6 @@ from protocols.amqp.outcomes import rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
-
-FIRST_LOOKS: Final = 8
-LOOK_EVERY: Final = 64
-LOOK_PRICE: Final = 16
-"""When a template is made of a message: of the first eight, and then of one in 64 of those that no template fitted. For
-each 16 messages that fit, one that did not is forgotten. Making one costs half of what mapping a message costs."""
 
 
 class OpenTransaction(Protocol):
@@ -74,8 +68,8 @@ class IncomingLink:
     """One link of a sending peer."""
 
     __slots__ = (
-        "_allowed", "_ingress", "_largest", "_peer", "_submit", "_template", "_untemplated", "destination", "link",
-        "sender", "share", "touched", "window",
+        "_allowed", "_ingress", "_largest", "_peer", "_submit", "link", "mapper", "sender", "share", "touched",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -97,35 +91,34 @@ class IncomingLink:
         self._largest = ingress.largest_body
         self._submit = ingress.publisher.submit
         self._allowed = allowed
-        self._template: Template | None = None
-        self._untemplated = 0  # messages that were mapped in the general way, less those that runs make up for
         self.link = link  # the engine's
-        self.destination = destination
+        self.mapper = None if destination is None else Mapper(destination)  # of its messages
         self.sender = peer.sender(link)  # keeps its messages in order
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how much may be unanswered, by what is free
         least, limit = ingress.windows
         self.window = CreditWindow(limit, least)  # counts what is unanswered, and finds how much may be
         self.touched = False  # has arrivals or settlements since its credit was looked at
 
+    @property
+    def destination(self) -> Destination | None:
+        """Where its messages go."""
+        return None if self.mapper is None else self.mapper.destination
+
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""
         size = len(data)
         self.window.arrive(size)
-        destination = self.destination
-        assert destination is not None
+        assert self.mapper is not None
         try:
-            record = to_record(data, destination, now_ms)
+            record = self.mapper.record(data, now_ms)
         except Unmappable as unmappable:
             self.refuse(delivery, unmappable.outcome, unmappable.reason)
             return
         if size > self._largest and (excess := self._excess(record)):
             self.refuse(delivery, Outcome.TOO_LARGE, excess)
             return
-        look = self._untemplated < FIRST_LOOKS or not self._untemplated % LOOK_EVERY
-        self._template = template_of(data, record) if look else None
-        self._untemplated += 1
         if self._allowed is not None and not self._allowed(record.topic, record.key):
-            self._deny(delivery, record)
+            self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
             return
         self._submit(record, self._peer, (self, delivery), self.sender)
 
@@ -135,51 +128,19 @@ class IncomingLink:
         Returns:
             Where the first event stands that is none of them.
         """
-        link = self.link
-        run: list[TransferReceived] = []
+        link, receive = self.link, self.receive
+        position = first
         for event in itertools.islice(events, first, None):
             if type(event) is not TransferReceived or event.link is not link:
                 break
-            run.append(event)
-        position, count = 0, len(run)
-        messages = [event.data for event in run] if count > 1 else []
-        while position < count:
-            template = self._template
-            if template is not None and messages:
-                values = template.values(messages, position)
-                if values:
-                    self._receive_like(template.record, values, run[position : position + len(values)], now_ms)
-                    position += len(values)
-                    continue
-            event = run[position]
-            self.receive(event.delivery, event.data, now_ms)
+            receive(event.delivery, event.data, now_ms)
             position += 1
-        return first + count
-
-    def _receive_like(self, like: Record, values: list[bytes], run: list[TransferReceived], now_ms: int) -> None:
-        """Take messages that differ in their values only."""
-        size = sum(len(event.data) for event in run)
-        if size > self._largest and any(len(value) > self._largest for value in values):
-            for event in run:
-                self.receive(event.delivery, event.data, now_ms)
-            return
-        count = len(values)
-        self._untemplated = max(0, self._untemplated - count // LOOK_PRICE)
-        self.window.arrive_run(count, size)
-        if self._allowed is not None and not self._allowed(like.topic, like.key):
-            for event in run:
-                self._deny(event.delivery, like)
-            return
-        tokens = [(self, event.delivery) for event in run]
-        self._ingress.publisher.submit_run(like, values, self._peer, tokens, sender=self.sender)
+        return position
 
     def _excess(self, record: Record) -> str:
         """What is wrong with a body's size; empty: nothing."""
         size = len(record.value or b"")
         return f"a body of {size} bytes, the limit is {self._largest}" if size > self._largest else ""
-
-    def _deny(self, delivery: Any, record: Record) -> None:
-        self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
 
     def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message within a transaction."""
@@ -187,9 +148,9 @@ class IncomingLink:
             self._post(transaction, delivery, data, now_ms)
 
     def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        assert self.destination is not None
+        assert self.mapper is not None
         try:
-            record = to_record(data, self.destination, now_ms)
+            record = self.mapper.record(data, now_ms)
         except Unmappable as unmappable:
             transaction.refuse(self, delivery, unmappable.outcome, unmappable.reason)
             return

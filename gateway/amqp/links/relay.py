@@ -14,7 +14,8 @@ from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
-from mapping.amqp.incoming import Destination, Unmappable, recipient
+from mapping.amqp.incoming import Unmappable, recipient
+from mapping.amqp.mapper import Mapper
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
@@ -40,7 +41,7 @@ class _Fault(NamedTuple):
 class RelayLink(IncomingLink):
     """One link of a peer that sends to anywhere.
 
-    `destination` is that of the last message: while its topic's budget is shut, the link gets no credit.
+    `mapper` is that of the last message: while its topic's budget is shut, the link gets no credit.
     """
 
     __slots__ = ("_known", "_waiting")
@@ -48,7 +49,7 @@ class RelayLink(IncomingLink):
     def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, allowed: Allowed) -> None:
         """Take an accepted link; `allowed` is asked for each message."""
         super().__init__(ingress, peer, link, None, allowed=allowed)
-        self._known: dict[str, tuple[TopicInfo, Destination]] = {}
+        self._known: dict[str, tuple[TopicInfo, Mapper]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
@@ -96,13 +97,13 @@ class RelayLink(IncomingLink):
 
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
         to, address, delivery, data, transaction = message
-        known, destination = self._known.get(to, (None, None))
-        if destination is None or known is not info:
-            destination = self._peer.destination(to, address, info)
+        known, mapper = self._known.get(to, (None, None))
+        if mapper is None or known is not info:
+            mapper = Mapper(self._peer.destination(to, address, info))
             if len(self._known) >= KNOWN_ADDRESSES:
                 self._known.clear()
-            self._known[to] = (info, destination)
-        self.destination = destination
+            self._known[to] = (info, mapper)
+        self.mapper = mapper
         if address.partition is not None and address.partition >= info.partitions:
             fault = _Fault(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
             self._fail(transaction, delivery, data, fault)

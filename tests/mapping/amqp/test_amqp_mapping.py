@@ -12,22 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
 
-from mapping.amqp.incoming import (
-    CREATION_WINDOW_MS,
-    Destination,
-    Unmappable,
-    gateway_headers,
-    general_record,
-    to_record,
-    usual_record,
-)
+from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers, to_record
 from mapping.amqp.outgoing import COORDINATE_NAMES, from_record
 from mapping.outcomes import Outcome
 from mapping.record import AMQP_SECTIONS, EXPIRY, Headers, Received, Record
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, compound, decode, skip
+from protocols.amqp.primitives import compound, decode, skip
 from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
-from tests.support.amqp_messages import delivery_annotations, messages_of, null, property_fields, section, simple, texts
+from tests.support.amqp_messages import delivery_annotations, messages_of, section, texts
 
 NOW = 1_800_000_000_000
 HERE = Destination("t", b"t", None, None, "ann", gateway_headers("client-1"))
@@ -65,7 +57,6 @@ def without_annotations(data: bytes) -> bytes:
 
 DURABLE = b"\x00\x53\x70\xc0\x02\x01\x41"
 messages = messages_of(NOW)
-short_properties = property_fields(NOW, "ann").map(lambda items: section(0x73, primitives.list_of(items)))
 
 
 @given(messages, st.just(b"") | delivery_annotations)
@@ -107,59 +98,6 @@ def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) ->
     assert back is not None
     for _, _, at, end in scan(back):
         assert decode(back, at, end)[1] == end
-
-
-usual_headers = st.sampled_from(
-    [b"", b"\xc0\x02\x01\x41", b"\xc0\x04\x02\x41\x50\x07", b"\xc0\x05\x03\x40\x40\x52\x63"]
-).map(lambda value: value and section(0x70, value))
-coordinate_annotations = st.lists(
-    st.one_of(
-        st.tuples(
-            st.sampled_from(["x-opt-bridge.key", "x-opt-partition-key"]).map(primitives.symbol),
-            texts.map(primitives.string) | st.binary(max_size=9).map(primitives.binary) | null,
-        ),
-        st.tuples(
-            st.just(primitives.symbol("x-opt-bridge.partition")), st.integers(0, 3).map(primitives.integer) | null
-        ),
-        st.tuples(st.just(primitives.symbol("x-opt-mine")), simple),
-    ),
-    min_size=1,
-    max_size=3,
-).map(lambda found: section(0x72, primitives.map_of([item for pair in found for item in pair])))
-simple_pairs = st.lists(st.tuples(texts.map(primitives.string), simple), max_size=4).map(
-    lambda found: section(0x74, primitives.map_of([item for pair in found for item in pair]))
-)
-usual_messages = st.tuples(
-    usual_headers, st.just(b"") | coordinate_annotations, st.just(b"") | short_properties, st.just(b"") | simple_pairs,
-    st.binary(max_size=300).map(lambda value: section(0x75, primitives.binary(value))),
-)  # fmt: skip
-
-
-@given(usual_messages)
-def test_the_short_way_gives_the_same_record(parts: tuple[bytes, ...]) -> None:
-    data = b"".join(parts)
-    record = usual_record(data, HERE, NOW)
-    assert record is not None, "not taken for usual"
-    assert record == general_record(data, HERE, NOW) == to_record(data, HERE, NOW)
-
-
-@given(messages | usual_messages, st.data())
-def test_the_short_way_refuses_what_the_long_way_refuses(parts: tuple[bytes, ...], data: Any) -> None:
-    message = bytearray(b"".join(parts) or b"\x00")
-    for _ in range(data.draw(st.integers(0, 2))):
-        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    damaged = bytes(message[: data.draw(st.integers(0, len(message)))] if data.draw(st.booleans()) else message)
-    found: list[Record | None] = []
-    for way in (usual_record, general_record):
-        try:
-            found.append(way(damaged, HERE, NOW))
-        except (Unmappable, DecodeError):
-            found.append(None)
-            if way is usual_record:
-                with pytest.raises((Unmappable, DecodeError)):
-                    general_record(damaged, HERE, NOW)
-    if found[0] is not None:
-        assert found[0] == found[1]
 
 
 @given(

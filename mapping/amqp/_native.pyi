@@ -1,0 +1,1 @@
+from mapping.amqp.incoming import Mapper as Mapper

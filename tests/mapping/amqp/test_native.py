@@ -1,0 +1,93 @@
+"""The mapping of messages in C is the one in Python, for every message. `make sanitize` runs this, too."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate
+from loadtest.clients.amqp_messages import many_keys, minimal, typical
+from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from mapping.amqp import incoming
+from mapping.amqp._native import Mapper
+from mapping.amqp.incoming import Destination, to_record
+from mapping.record import Record
+from tests.support.amqp_messages import messages_of
+
+HERE = DESTINATIONS[0]
+MESSAGES = shapes() | {kind.__name__: [kind(1, b"value")] for kind in (minimal, many_keys, typical)}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_clients_send_is_not_left_to_python(name: str) -> None:
+    mapper = Mapper(HERE)
+    for data in MESSAGES[name]:
+        assert mapper.record(data, CAPTURED) == to_record(data, HERE, CAPTURED)
+    assert mapper.left == 0
+
+
+@given(messages_of(CAPTURED).map(b"".join), st.sampled_from(DESTINATIONS), st.data())
+def test_any_message_has_the_same_fate(data: bytes, destination: Destination, drawn: Any) -> None:
+    if data and drawn.draw(st.booleans()):
+        at = drawn.draw(st.integers(0, len(data) - 1))
+        data = data[:at] + drawn.draw(st.binary(max_size=2)) + data[at + 1 :]
+    assert fate(Mapper(destination), data, CAPTURED) == fate(incoming.Mapper(destination), data, CAPTURED)
+
+
+def test_thousands_of_mutations_have_the_same_fate() -> None:
+    """A million have, by `python -m loadtest.bench.amqp_mutated`."""
+    records, taken = compare(8_000, seed=2)
+    assert records > taken > 1_000
+
+
+def test_text_is_checked_as_python_checks_it() -> None:
+    """All leading bytes, those behind them between which the rules turn, and what may follow."""
+    mapper = Mapper(HERE)
+    for lead, second in itertools.product(range(0x80, 0x100), b"\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xff"):
+        for rest in (b"", b"\xbf") if second < 0x80 else (b"", b"\x80", b"\xbf\x80", b"\xbf\xc0x"):
+            raw = bytes((lead, second)) + rest
+            try:
+                raw.decode()
+            except UnicodeDecodeError:
+                is_text = False
+            else:
+                is_text = True
+            left = mapper.left
+            found = fate(mapper, b"\x00\x53\x77\xa1" + bytes((len(raw),)) + raw, CAPTURED)
+            assert (type(found) is Record, mapper.left == left) == (is_text, is_text)
+
+
+def test_what_is_no_message_is_a_type_error() -> None:
+    mapper = Mapper(HERE)
+    calls: list[tuple[Any, ...]] = [(), (b"",), ("text", 1), (bytearray(b"\x00"), 1), (b"\x00", "now"), (b"\x00", 1, 2)]
+    for arguments in calls:
+        with pytest.raises(TypeError):
+            mapper.record(*arguments)
+    for now_ms in (1 << 64, -1):  # no clock of ours, and yet the same
+        assert mapper.record(MESSAGES["typical"][0], now_ms) == to_record(MESSAGES["typical"][0], HERE, now_ms)
+    with pytest.raises(AttributeError):
+        Mapper("no destination")  # type: ignore[arg-type]
+
+
+def test_nothing_is_kept() -> None:
+    """References to what messages share are given back, whether C took the message, left it or refused it."""
+    kept: list[Any] = [HERE.headers, HERE.headers[0], HERE, "gw.protocol", b"1", None]
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(one) for one in kept]
+
+    mapper = Mapper(HERE)
+    messages = [one for found in MESSAGES.values() for one in found]
+    messages += [one[:-1] for one in messages] + [one + b"\x00" for one in messages]
+    for data in messages:
+        fate(mapper, data, CAPTURED)
+    before = counts()
+    for _ in range(20):
+        for data in messages:
+            fate(mapper, data, CAPTURED)
+    assert all(abs(after - first) < 20 for after, first in zip(counts(), before, strict=True))
