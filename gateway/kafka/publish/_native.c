@@ -1,4 +1,5 @@
-/* Records one behind another, as a batch of Kafka holds them (message format 2): what record_buffer.py does, in C.
+/* Records one behind another, as a batch of Kafka holds them (message format 2), and the partition of a key: what
+   record_buffer.py and murmur2.py do, in C.
 
    The Python code is the reference, and the tests hold both equal: the same bytes, the same errors. Nothing here runs
    Python code between the moment in which a record's parts are measured and the one in which they are copied, so they
@@ -328,14 +329,14 @@ buffer_dealloc(RecordBuffer *self)
     Py_DECREF(type);
 }
 
-static PyMethodDef methods[] = {
+static PyMethodDef buffer_methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, PyDoc_STR("Write a record.")},
     {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL,
      PyDoc_STR("Write records that differ in their values only.")},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef members[] = {
+static PyMemberDef buffer_members[] = {
     {"count", T_PYSSIZET, offsetof(RecordBuffer, count), READONLY, PyDoc_STR("records written")},
     {"first", T_LONGLONG, offsetof(RecordBuffer, first), READONLY, PyDoc_STR("timestamp of the first one")},
     {"last", T_LONGLONG, offsetof(RecordBuffer, last), READONLY, PyDoc_STR("the latest timestamp of all")},
@@ -347,8 +348,8 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_doc, (void *)PyDoc_STR("Writes records behind what is in a bytearray; see record_buffer.py.")},
     {Py_tp_new, buffer_new},
     {Py_tp_dealloc, buffer_dealloc},
-    {Py_tp_methods, methods},
-    {Py_tp_members, members},
+    {Py_tp_methods, buffer_methods},
+    {Py_tp_members, buffer_members},
     {0, NULL},
 };
 
@@ -371,6 +372,58 @@ add_type(PyObject *module)
     return failed;
 }
 
+/* The partition of a key. */
+
+static uint32_t
+murmur2(const unsigned char *data, Py_ssize_t size)
+{
+    const uint32_t m = 0x5bd1e995;
+    uint32_t hashed = 0x9747b28c ^ (uint32_t)size;
+    for (; size >= 4; data += 4, size -= 4) {
+        uint32_t k = (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
+        k *= m;
+        k ^= k >> 24;
+        hashed = (hashed * m) ^ (k * m);
+    }
+    if (size > 0) {
+        while (size > 0) {
+            size--;
+            hashed ^= (uint32_t)data[size] << (8 * size);
+        }
+        hashed *= m;
+    }
+    hashed ^= hashed >> 13;
+    hashed *= m;
+    return hashed ^ (hashed >> 15);
+}
+
+static PyObject *
+partition_of(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("partition_of", given, 2) < 0) {
+        return NULL;
+    }
+    if (!PyBytes_Check(arguments[0])) {
+        PyErr_Format(PyExc_TypeError, "a key is bytes, not %.100s", Py_TYPE(arguments[0])->tp_name);
+        return NULL;
+    }
+    long partitions = PyLong_AsLong(arguments[1]);
+    if (partitions <= 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "a topic has partitions");
+        }
+        return NULL;
+    }
+    const unsigned char *key = (const unsigned char *)PyBytes_AS_STRING(arguments[0]);
+    return PyLong_FromLong((long)(murmur2(key, PyBytes_GET_SIZE(arguments[0])) & 0x7fffffff) % partitions);
+}
+
+static PyMethodDef functions[] = {
+    {"partition_of", (PyCFunction)(void (*)(void))partition_of, METH_FASTCALL,
+     PyDoc_STR("The partition of a key; see murmur2.py.")},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, refuse_when_switched_off},
     {Py_mod_exec, add_type},
@@ -380,7 +433,8 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "gateway.kafka.publish._native",
-    .m_doc = PyDoc_STR("Records of a batch, in C; record_buffer.py is the same in Python."),
+    .m_doc = PyDoc_STR("Records of a batch and partitions of keys, in C; record_buffer.py and murmur2.py are the same."),
+    .m_methods = functions,
     .m_slots = slots,
 };
 

@@ -24,6 +24,7 @@ from gateway.kafka.publish.batch import Batch
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.held_records import HeldRecords
 from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
+from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.publish.settlement import Settlement, Statistics
@@ -113,17 +114,15 @@ class Publisher:
             return
         stamp = self._stamp or self._begin_turn()
         key = record.key
-        number = pinned = record.partition
-        if number is not None:
-            if not 0 <= number < len(writer.queues):
-                reason = f"topic {writer.name} has no partition {number}"
+        pinned = record.partition
+        if pinned is not None:
+            if not 0 <= pinned < len(writer.queues):
+                reason = f"topic {writer.name} has no partition {pinned}"
                 self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
                 return
-            queue = writer.queues[number]
+            queue = writer.queues[pinned]
         elif key is not None:
-            partitioner = writer.partitioner
-            number = partitioner.known.get(key)
-            queue = writer.queues[partitioner.place(key) if number is None else number]
+            queue = writer.queues[partition_of(key, len(writer.queues))]
         else:
             place = None if sender is None else sender.queues.get(record.topic)
             queue = writer.place(sender) if place is None or place.shut else place
@@ -184,7 +183,7 @@ class Publisher:
             if writer is None or (key is None and writer.info.needs_key):
                 continue
             queue: PartitionQueue | None = None
-            number = writer.partitioner.known.get(key) if partition is None and key is not None else partition
+            number = partition_of(key, len(writer.queues)) if partition is None and key is not None else partition
             if number is not None and number < len(writer.queues):
                 queue = writer.queues[number]
             elif number is None and sender is not None:
@@ -264,8 +263,7 @@ class Publisher:
                 raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
             return record.partition
         if record.key is not None:
-            number = writer.partitioner.known.get(record.key)
-            return writer.partitioner.place(record.key) if number is None else number
+            return partition_of(record.key, len(writer.queues))
         queue = sender.queues.get(info.name)
         return (writer.place(sender) if queue is None or queue.shut else queue).number
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
-from gateway.kafka.publish.partitioner import murmur2
 
 REMEMBERED: Final = 16_384
 """Places of links that have left: about 3 MB. Whoever left first is forgotten first, and is placed anew."""

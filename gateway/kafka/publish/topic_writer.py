@@ -8,7 +8,6 @@ from typing import Final
 from flowcontrol.budget import Budget
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.publish.partition_queue import PartitionQueue, QueuedTopic, WriterContext
-from gateway.kafka.publish.partitioner import Partitioner
 from gateway.kafka.publish.sender_partitions import Sender
 from mapping.outcomes import Outcome
 
@@ -33,7 +32,6 @@ class TopicWriter:
         self.name = info.name  # the topic's
         self.info = info  # what is known of it
         self._context = context
-        self.partitioner = Partitioner(info.partitions)  # finds a key's partition
         # by the number of the partition
         self.queues = [PartitionQueue(self.topic, number) for number in range(info.partitions)]
         self._filling: PartitionQueue | None = None
@@ -47,7 +45,6 @@ class TopicWriter:
         self.topic.update(info)
         dissolved = self.queues[info.partitions :]
         if info.partitions != len(self.queues):
-            self.partitioner = Partitioner(info.partitions)
             del self.queues[info.partitions :]
             self.queues.extend(
                 PartitionQueue(self.topic, number) for number in range(len(self.queues), info.partitions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.publish import batch_format, record_buffer
-from gateway.kafka.publish._native import RecordBuffer
+from gateway.kafka.publish import batch_format, murmur2, record_buffer
+from gateway.kafka.publish._native import RecordBuffer, partition_of
 
 
 class Named(bytes):
@@ -154,6 +155,22 @@ def test_a_buffer_is_made_around_a_bytearray(arguments: tuple[Any, ...]) -> None
         RecordBuffer(*arguments)
 
 
+@given(key=st.binary(max_size=40), partitions=st.integers(1, 2**31 - 1))
+def test_a_key_has_the_partition_that_the_reference_finds(key: bytes, partitions: int) -> None:
+    assert partition_of(key, partitions) == murmur2.partition_of(key, partitions)
+
+
+WRONG_KEYS: list[tuple[Any, ...]] = [(KEY,), (KEY, 1, 2), ("k", 1), (None, 1), (KEY, "1"), (KEY, 2**80)]
+
+
+@pytest.mark.parametrize("arguments", WRONG_KEYS)
+def test_what_has_no_partition(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        partition_of(*arguments)
+    with pytest.raises(ValueError, match="partitions"):
+        partition_of(KEY, 0)
+
+
 def test_nothing_is_kept_of_what_it_was_given() -> None:
     times = 500
 
@@ -164,6 +181,9 @@ def test_nothing_is_kept_of_what_it_was_given() -> None:
                 getattr(buffer, name)(*arguments)
             except (OverflowError, UnicodeEncodeError, TypeError):
                 continue
+        for arguments in (*WRONG_KEYS, (KEY, 7)):
+            with contextlib.suppress(OverflowError, TypeError):
+                partition_of(*arguments)
 
     given: list[Any] = [KEY, VALUE, NAME, PAIR, PAIRS]
     everything()
