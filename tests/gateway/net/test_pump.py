@@ -13,7 +13,8 @@ import pytest
 
 from gateway.config import Address
 from gateway.net.listener import Listener, ListenError
-from gateway.net.pump import LITTLE_S, PIECE, Pump
+from gateway.net.pump import Pump
+from gateway.net.reading import LITTLE_S, PIECE
 from gateway.net.writes import WRITES_PER_TURN, Writes
 from gateway.pauses import PROCESS_BUDGET
 from tests.support.gateway import wait_until
