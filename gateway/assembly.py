@@ -319,10 +319,10 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
         budget=log.publisher.budgets.connection,
         store=store,
         deliveries=DeliveryParts(
-            router=router, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
+            messages=router.messages, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
         ),
         shares=ShareParts(
-            sharing=Sharing(log.groups, rules, log.topics, router.delivery), names=groups, spawn=process.spawn
+            sharing=Sharing(log.groups, rules, log.topics, router.messages.delivery), names=groups, spawn=process.spawn
         ),
         qos2=Qos2Parts(
             publisher=log.publisher,

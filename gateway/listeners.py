@@ -109,7 +109,9 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         clock=process.loop.time,
         wall_clock=wall_clock,
     )
-    return MqttListener(services, process.spawn, security.tls_context, security.strangers)
+    listener = MqttListener(services, process.spawn, security.tls_context, security.strangers)
+    log.live_reader.fan_out.written = listener.writes.written
+    return listener
 
 
 def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpListener:

@@ -74,14 +74,31 @@ class Subscriber(Protocol):
 
     @property
     def lossy(self) -> bool:
-        """Whether a record may be dropped when there is no capacity (MQTT QoS 0): it is counted, and not sent later."""
+        """False: what it has no capacity for now comes later."""
+
+
+class LossySubscriber(Protocol):
+    """A subscriber that is at the end of the log or misses something; it takes several records at once."""
+
+    @property
+    def lossy(self) -> bool:
+        """True: what it has no capacity for is dropped (MQTT QoS 0), which is counted, and not sent later."""
+
+    def offer_run(self, records: Sequence[Received], context: Any) -> int:
+        """As `offer_nowait` of one after the other, up to the first for which there is no capacity: how many before.
+
+        `context` is what `Fanout.select_run` gave for all of them.
+        """
 
 
 class Fanout(Protocol):
     """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one).
 
     One that keeps offsets has a method `made_anew(topic)`, too: the topic was deleted and made again, they are void.
+
+    One that chooses the same for many has a method `select_run(records, at)`, too: what `select` gives for the record
+    at a place, and for how many records from there on that is the same, one at least.
     """
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber, Any]]:
+    def select(self, record: Received) -> Collection[tuple[Subscriber | LossySubscriber, Any]]:
         """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""

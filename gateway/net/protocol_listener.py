@@ -41,7 +41,7 @@ class ProtocolListener(Listener, abc.ABC):
         super().__init__(name, address, self._make_pump, tls, strangers)
         self._outgoing = outgoing
         self._spawn = spawn
-        self._writes = Writes()
+        self.writes = Writes()  # of all its sockets
         self._alarms = Alarms()
         self._clock: Callable[[], float] | None = None
 
@@ -82,7 +82,7 @@ class ProtocolListener(Listener, abc.ABC):
             self._spawn,
             self._clock,
             lost,
-            writes=self._writes,
+            writes=self.writes,
             alarms=self._alarms,
             strangers=self._strangers,
             outgoing=self._outgoing,

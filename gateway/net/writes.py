@@ -38,6 +38,12 @@ class Writes:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._write)
 
+    def written(self) -> asyncio.Future[None]:
+        """Done when all that waits now is written, or has had its turn; in the next turn when nothing does."""
+        mark = _Mark(asyncio.get_running_loop().create_future())
+        self.add(mark)
+        return mark.passed
+
     def _write(self) -> None:
         waiting = self._waiting
         try:
@@ -51,3 +57,16 @@ class Writes:
             self._scheduled = bool(waiting)
             if waiting:
                 asyncio.get_running_loop().call_soon(self._write)
+
+
+class _Mark:
+    """A place in the line."""
+
+    __slots__ = ("passed",)
+
+    def __init__(self, passed: asyncio.Future[None]) -> None:
+        self.passed = passed
+
+    def flush_now(self) -> None:
+        if not self.passed.done():  # else cancelled
+            self.passed.set_result(None)

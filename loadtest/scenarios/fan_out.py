@@ -1,21 +1,26 @@
-"""Scenario `fan-out`: one publisher, many subscribers at QoS 0; deliveries a second, all of them compared."""
+"""Scenario `fan-out`: one publisher, many subscribers at QoS 0; deliveries a second, all of them compared.
+
+The publisher, and a modest client beside it, are processes of their own: what they wait for is the gateway.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import NamedTuple
 
 from loadtest.clients.follower import Follower, Stream
-from loadtest.clients.mqtt import Publisher
-from loadtest.clients.pace import Pace
+from loadtest.clients.modest import Modest
+from loadtest.clients.timed import TimedPublisher
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 
 CONNECTING = 50  # connections begun at once
+MODEST_PAUSE_S = 0.05  # between two messages of the client beside it
 
 
 class Fan(NamedTuple):
@@ -41,7 +46,12 @@ class Fan(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """What came of it; `cpu_us` is the gateway's CPU per delivery, publishing included."""
+    """What came of it; `cpu_us` is the gateway's CPU per delivery, publishing included.
+
+    `puback_ms` are percentiles of what the publisher waited for its PUBACKs, `modest_ms` the same of a client beside it
+    that publishes one message after the other to a topic that nobody reads. `generator` is the share of a processor
+    that the subscribers' side has used: near 1 it has measured itself.
+    """
 
     deliveries: int
     lost: int
@@ -49,6 +59,9 @@ class Spread(NamedTuple):
     publish_seconds: float
     latencies: Latencies
     cpu_us: float
+    puback_ms: dict[str, float]
+    modest_ms: dict[str, float]
+    generator: float
 
     def row(self) -> dict[str, float | int]:
         """As columns of a report. Latencies are from a message's PUBLISH to its delivery, last of each read."""
@@ -57,7 +70,10 @@ class Spread(NamedTuple):
             "deliveries per second": round(self.deliveries / self.seconds) if self.seconds else 0,
             "published in s": round(self.publish_seconds, 2),
             **{f"{name} ms": value for name, value in self.latencies.summary().items()},
+            "PUBACK p99 ms": self.puback_ms["p99"],
+            "modest p99 ms": self.modest_ms["p99"],
             "cpu us/delivery": round(self.cpu_us, 2),
+            "generator": round(self.generator, 2),
             "lost": self.lost,
         }
 
@@ -67,45 +83,52 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     numbering = Numbering()
     topic = f"fan-{numbering.run}"
     await create_topic(kafka, topic)
-    payloads = [numbering.payload(0, sequence, fan.size) for sequence in range(fan.messages)]
-    latencies = Latencies()
-    sent_at: list[float] = []
-    last = 0.0
+    await create_topic(kafka, f"{topic}-beside")
+    stream = Stream([numbering.payload(0, sequence, fan.size) for sequence in range(fan.messages)])
+    heard: list[tuple[int, float]] = []  # the last message of each read, and when
 
     def told(number: int, now: float) -> None:
-        nonlocal last
-        last = now
-        latencies.record(now - sent_at[number])
+        heard.append((number, now))
 
-    stream = Stream(payloads)
     followers = [
         Follower(f"{topic}-{number}", [f"{topic}/#", *_fillers(topic, fan, number)], stream, fan.messages, told)
         for number in range(fan.subscribers)
     ]
     await _connect(followers, address)
-    pace = Pace(fan.window, fan.rate)
-    make = partial(Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None)
-    _, publisher = await asyncio.get_running_loop().create_connection(make, *address)
-    await publisher.connected
-    sent_at = publisher.sent_at
-    cpu, began = process_cpu(pid), time.perf_counter()
-    pace.start()
-    publisher.push()
-    while not publisher.finished.done():
-        await asyncio.wait((publisher.finished,), timeout=0.002 if fan.rate else None)
-        publisher.push()
-    publish_seconds = time.perf_counter() - began
+    load = (fan.messages, fan.size, fan.window, fan.rate or 0)
+    publisher = await TimedPublisher.start(address, f"{topic}/news", numbering.run, load)
+    modest = await Modest.start(*address, f"{topic}-beside", MODEST_PAUSE_S)
+    cpu, own, began, since = process_cpu(pid), process_cpu(os.getpid()), time.perf_counter(), time.monotonic()
+    publishing = asyncio.create_task(publisher.publish())
     waiting = {one.finished for one in followers}
-    while waiting and time.perf_counter() - max(last, began + publish_seconds) < fan.patience:
+    quiet_since, count = began, 0
+    while waiting and (not publishing.done() or time.perf_counter() - quiet_since < fan.patience):
         _, waiting = await asyncio.wait(waiting, timeout=0.5)
-    cpu = process_cpu(pid) - cpu
+        if not publishing.done() or len(heard) > count:
+            quiet_since, count = time.perf_counter(), len(heard)
+    found = await publishing
+    cpu, own = process_cpu(pid) - cpu, process_cpu(os.getpid()) - own
+    seconds = time.perf_counter() - began
+    until = time.monotonic()
+    await modest.answered(until)
     deliveries = sum(one.got for one in followers)
-    publisher.close()
     for follower in followers:
         follower.close()
-    lost = fan.messages * fan.subscribers - deliveries
+    latencies = Latencies()
+    for number, now in heard:
+        latencies.record(now - found.sent_at[number])
+    beside = modest.between(since, until).summary()
+    await modest.stop()
     return Spread(
-        deliveries, lost, last - began, publish_seconds, latencies, cpu / deliveries * 1e6 if deliveries else 0.0
+        deliveries,
+        fan.messages * fan.subscribers - deliveries,
+        max((now for _, now in heard), default=began) - found.sent_at[0],
+        found.seconds,
+        latencies,
+        cpu / deliveries * 1e6 if deliveries else 0.0,
+        found.puback_ms,
+        beside,
+        own / seconds,
     )
 
 

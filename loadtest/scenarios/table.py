@@ -35,6 +35,9 @@ class Spreading(NamedTuple):
     fan: Fan
 
 
+OPEN: Final = 256
+"""The gateway's Receive Maximum: a rate fills it only when PUBACKs are late."""
+
 ROWS: Final[tuple[Publishing | Spreading, ...]] = (
     Publishing("QoS 1, 10 x 100", 1, 10, 100, 600_000),
     Publishing("QoS 1, 1 x 100", 1, 1, 100, 300_000),
@@ -45,7 +48,9 @@ ROWS: Final[tuple[Publishing | Spreading, ...]] = (
     Publishing("QoS 2, 10 x 100", 2, 10, 100, 300_000),
     Publishing("QoS 0, 10 connections", 0, 10, 100, 1_000_000),
     Spreading("fan-out to 1,000 at QoS 0", Fan(subscribers=1000, messages=2000)),
-    Spreading("fan-out to 1,000, 100/s", Fan(subscribers=1000, messages=500, rate=100.0)),
+    Spreading("fan-out to 1,000, 100/s", Fan(subscribers=1000, messages=500, rate=100.0, window=OPEN)),
+    Spreading("fan-out to 1,000, 200/s", Fan(subscribers=1000, messages=2000, rate=200.0, window=OPEN)),
+    Spreading("fan-out to 1,000, 1,000/s", Fan(subscribers=1000, messages=10_000, rate=1000.0, window=OPEN)),
     Spreading("to 125 beside 100,000 other filters", Fan(subscribers=125, messages=5000, extra=100_000)),
 )
 
@@ -119,6 +124,9 @@ async def _spreading(gateway: GatewayProcess, row: Spreading, share: float) -> t
         "per second": round(spread.deliveries / spread.seconds),
         "p50 ms": spread.latencies.milliseconds(50),
         "p99 ms": spread.latencies.milliseconds(99),
+        "PUBACK p99 ms": spread.puback_ms["p99"],
+        "beside p99 ms": spread.modest_ms["p99"],
+        "generator": round(spread.generator, 2),
         "lost": spread.lost,
     }
     return columns, spread.cpu_us

@@ -207,15 +207,16 @@ class Sender:
         out += rest
         return chosen
 
-    def send_encoded(self, packet: bytes) -> bool:
-        """Send a whole PUBLISH at QoS 0, made by `encode_prepared`; only when `gives_aliases` is false.
+    def send_encoded(self, packets: bytes, largest: int) -> bool:
+        """Send whole PUBLISHes at QoS 0, made by `encode_prepared`; only when `gives_aliases` is false.
 
         Returns:
-            Whether it was sent: not when it is larger than the client takes [MQTT-3.1.2-25].
+            Whether they were sent: not when the one of `largest` bytes is larger than the client takes
+            [MQTT-3.1.2-25].
         """
-        if len(packet) > self._max_out:
+        if largest > self._max_out:
             return False
-        self._messages += packet
+        self._messages += packets
         return True
 
     @property

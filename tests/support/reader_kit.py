@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ class Sink:
             self.room -= 1
         self.got.append(record)
         return True
+
+    def offer_run(self, records: Sequence[Received], context: object) -> int:
+        """What a lossy one is offered."""
+        return sum(1 for _ in itertools.takewhile(self.offer_nowait, records))
 
     @property
     def demand(self) -> int:
@@ -92,6 +97,9 @@ class Fan:
 
     def select(self, record: Received) -> tuple[Any, ...]:
         return tuple((subscriber, None) for subscriber in self.subscribers)
+
+    def select_run(self, records: Sequence[Received], at: int) -> tuple[tuple[Any, ...], int]:
+        return self.select(records[at]), len(records) - at
 
 
 async def wait_until(condition: Callable[[], Any], within: float = 60.0) -> float:

@@ -29,6 +29,8 @@ FIRST_EPOCH: Final = 0
 LAST_EPOCH: Final = 2**31 - 1
 ANSWER_S: Final = 1.0
 """How much later than it was told to a broker may answer a fetch, and still be thought to be there."""
+GATHER_BYTES: Final = 1024 * 1024
+"""So much ends the time in which a fetch gathers."""
 BETWEEN_S: Final = 0.1
 """How long after an answer the next fetch may begin, and the answer still be thought to be what there is."""
 
@@ -136,6 +138,9 @@ class SessionFetcher(PacedFetcher):
         # partitions of which something was told; whoever finds one read to its end may take it out
         self.news: set[TopicPartition] = set()
         self.fetches = self.named = 0  # how many were sent, ever; and partitions in them
+        # fetches that begin before this time (the loop's) gather what comes until then
+        self.gather_until = 0.0
+        self._gathering: set[int] = set()  # nodes with such a fetch under way
         self.leaderless = 0  # how many partitions nobody leads, as of the last metadata
         self._doubted = doubted
         super().__init__(*arguments, **settings)
@@ -155,7 +160,8 @@ class SessionFetcher(PacedFetcher):
         found: list[TopicPartition] = []
         for node, places in self._places.items():
             told = now - self._answered.get(node, float("-inf"))
-            if self._sessions[node].is_new or told > (held if node in self._in_flight else BETWEEN_S):
+            waits = node in self._in_flight and node not in self._gathering
+            if self._sessions[node].is_new or told > (held if waits else BETWEEN_S):
                 found += places
         return found
 
@@ -221,13 +227,18 @@ class SessionFetcher(PacedFetcher):
             return None
         changes, forgotten = session.changes(positions), session.forgotten(unread)
         self._moved[node] = unread
+        gather_ms = round(1000 * (self.gather_until - asyncio.get_running_loop().time()))
+        if gather_ms > 0:
+            self._gathering.add(node)
+        else:
+            self._gathering.discard(node)
         fetch = _Fetch(
             wire.fetch_of(
                 changes,
                 forgotten,
                 session=(session.id, session.epoch),
-                wait_ms=self._fetch_max_wait_ms,
-                least=self._fetch_min_bytes,
+                wait_ms=gather_ms if gather_ms > 0 else self._fetch_max_wait_ms,
+                least=GATHER_BYTES if gather_ms > 0 else self._fetch_min_bytes,
                 most=self._fetch_max_bytes,
                 most_each=self._max_partition_fetch_bytes,
                 committed=self._isolation_level == READ_COMMITTED,

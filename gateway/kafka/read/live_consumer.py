@@ -28,6 +28,7 @@ from gateway.kafka.driver.kafka_consumer import (
     set_fetch_wait,
 )
 from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.kafka.read.fan_out import Fetched
 from gateway.kafka.read.watched_topics import Partition
 from gateway.spawn import Spawn, keep_on
 
@@ -35,6 +36,12 @@ log = logging.getLogger(__name__)
 
 PART: Final = "live reader"  # its name in the log
 RETRY_S: Final = 0.5
+GATHER: Final = 3
+"""A fan-out has one part in so many of the loop's time, with the writes that it leads to: as long as handing over has
+taken, times this, the next fetch gathers what comes. So many messages to the same are fewer and longer writes."""
+GATHER_FROM_S: Final = 0.002
+GATHER_MOST_S: Final = 0.05
+"""A record of any other topic may wait so long, while there is such a fan-out."""
 
 
 class LiveConsumer:
@@ -46,7 +53,7 @@ class LiveConsumer:
         spawn: Spawn,
         lookup: Lookup,
         partitions: Mapping[TopicPartition, Partition],
-        hand_over: Callable[[TopicPartition, Partition, list[Any]], Awaitable[None]],
+        hand_over: Callable[[Fetched], Awaitable[None]],
     ) -> None:
         """Nothing is opened before the first partition is there.
 
@@ -69,6 +76,7 @@ class LiveConsumer:
         self._reassigned_at = float("-inf")
         self._denied: set[str] = set()
         self._fetches = self._named = 0  # by consumers that are closed
+        self._gather_s = 0.0  # how long the next fetch gathers: in proportion to the work that the last one made
 
     def start(self, doubted: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
         """Begin to read; needs no Kafka yet.
@@ -182,16 +190,19 @@ class LiveConsumer:
                 log.warning("live reader: not authorized to read: %s", error)
             await asyncio.sleep(RETRY_S)
             return
-        fetched: list[tuple[TopicPartition, Partition, list[Any]]] = []
+        fetched: Fetched = []
         for partition, records in batches.items():
             part = self._partitions.get(partition)
             if part is not None:
                 part.fetched = max(part.fetched, records[-1].offset + 1)
                 fetched.append((partition, part, records))
-        for partition, part, records in fetched:
-            if self._partitions.get(partition) is part:
-                await self._hand_over(partition, part, records)
-        await asyncio.sleep(0)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        if fetched and self._fetcher is not None:
+            self._fetcher.gather_until = began + self._gather_s
+        await self._hand_over(fetched)
+        took = clock() - began
+        self._gather_s = min(GATHER * took, GATHER_MOST_S) if took >= GATHER_FROM_S else 0.0
 
     async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
         missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}

@@ -8,19 +8,17 @@ between two records, so that the order per partition holds and nothing is lost o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
+from gateway.kafka.read.fan_out import FanOut
 from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.presence import Presence
 from gateway.kafka.read.start_positions import Start, starting_offsets
@@ -28,9 +26,6 @@ from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, 
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
-
-OFFERS_PER_TURN: Final = 256
-"""Offers between two looks at the event loop: about a millisecond, so that acknowledgements do not wait."""
 
 
 class LiveReader:
@@ -49,7 +44,8 @@ class LiveReader:
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
         self._waiting: dict[TopicPartition, dict[Subscriber, Waiting]] = {}  # for a leader, to catch up then
-        self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self._fan_out)
+        self.fan_out = FanOut(self._partitions, self._fall_behind)
+        self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self.fan_out.hand_over)
         self._presence = Presence(
             lookup,
             spawn,
@@ -60,9 +56,7 @@ class LiveReader:
             self._begin_anew,
             self._catch_up_waiting,
         )
-        # told a topic, a partition and the offset of the next record, each time some were offered
-        self.passed: Callable[[str, int, int], None] | None = None
-        self._records = self._offers = self._dropped = self._fell_behind = 0
+        self._fell_behind = 0
 
     async def start(self) -> None:
         """Begin to read; needs no Kafka yet."""
@@ -383,9 +377,9 @@ class LiveReader:
                 for name, topic in self._topics.items()
             },
             lag=lag,
-            records=self._records,
-            offers=self._offers,
-            dropped=self._dropped,
+            records=self.fan_out.records,
+            offers=self.fan_out.offers,
+            dropped=self.fan_out.dropped,
             fell_behind=self._fell_behind,
             behind=sum(len(part.behind) for part in self._partitions.values()),
             gaps=self._consumer.gaps,
@@ -395,48 +389,6 @@ class LiveReader:
             named=self._consumer.named,
             catch_up=self._catch_up_reader.statistics(),
         )
-
-    async def _fan_out(self, partition: TopicPartition, part: Partition, records: list[Any]) -> None:
-        topic, behind = part.topic, part.behind
-        offers = 0
-        for record in records:
-            if record.offset < part.position:
-                continue  # watched anew since it was asked for, further on
-            for watch in topic.watches:
-                if watch.since and watch.is_early(record):
-                    continue
-                try:
-                    subscribers = watch.select(record)
-                except Exception as error:  # our bug, in one record; the others must come
-                    failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
-                    continue
-                for subscriber, context in subscribers:
-                    offers += 1
-                    if behind and subscriber in behind:
-                        continue
-                    try:
-                        taken = subscriber.offer_nowait(record, context)
-                    except Exception as error:  # our bug, in one subscriber: the others do not pay for it
-                        # What may not be lost is tried once more by the catch-up reader.
-                        failures.tell("delivery", error, f"{topic.name}-{record.partition} offset {record.offset}")
-                        taken = False
-                    if taken:
-                        self._offers += 1
-                    elif subscriber.lossy:
-                        self._dropped += 1
-                    else:
-                        self._fall_behind(part, watch, subscriber, partition, record.offset)
-            part.position = record.offset + 1
-            self._records += 1
-            if offers >= OFFERS_PER_TURN:
-                offers = 0
-                if self.passed is not None:
-                    self.passed(topic.name, partition.partition, part.position)
-                await asyncio.sleep(0)
-                if self._partitions.get(partition) is not part:
-                    return  # not watched any more
-        if self.passed is not None:
-            self.passed(topic.name, partition.partition, part.position)
 
     def _fall_behind(  # noqa: PLR0917 - as `catch_up`
         self,

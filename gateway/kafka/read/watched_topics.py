@@ -10,20 +10,25 @@ from aiokafka import TopicPartition
 
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicIdentity
-from gateway.kafka.contracts import Fanout, Subscriber
+from gateway.kafka.contracts import Fanout, LossySubscriber, Subscriber
 from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
 from gateway.statistics import counter, gauge
 from mapping.record import Received
+
+Chosen = Collection[tuple[Subscriber | LossySubscriber, Any]]
+"""Subscribers, each with the context of what it is to be offered."""
 
 
 class Watch:
     """A fan-out on one topic."""
 
-    __slots__ = ("fanout", "readings", "select", "since")
+    __slots__ = ("fanout", "readings", "select", "select_run", "since")
 
     def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
         self.fanout = fanout
-        self.select: Callable[[Received], Collection[tuple[Subscriber, Any]]] = fanout.select
+        self.select: Callable[[Received], Chosen] = fanout.select
+        self.select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
+        self.select_run = getattr(fanout, "select_run", None)
         self.since = since  # partitions of which it wants only what lies at or after an offset
         self.readings: dict[Reading, None] = {}  # of its subscribers that are behind
 
@@ -79,7 +84,7 @@ class Waiting(msgspec.Struct, frozen=True):
 class Topic:
     """Who watches a topic, and its partitions."""
 
-    __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "watching")
+    __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "piece", "watching")
 
     def __init__(self, name: str, identity: bytes) -> None:
         self.name = name
@@ -87,6 +92,7 @@ class Topic:
         # by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
         self.watching: dict[Fanout, Watch] = {}
         self._watches: tuple[Watch, ...] | None = ()
+        self.piece = 1  # records that are handed over together, as many as were little work so far
         self.partitions: dict[TopicPartition, Partition] = {}
         # partitions that had no leader when their watch began, and since when (ms) what is stored is wanted
         self.leaderless: dict[TopicPartition, int] = {}

@@ -123,7 +123,6 @@ class Client(ClientPort):
             return
         if self.session is not None:
             self.session.feed()
-            self.session.feed_lossy()
 
     def disconnected(self, reason: str) -> None:
         """The socket is gone; records on their way to Kafka stay on it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -17,16 +17,15 @@ import structlog
 
 from gateway.failures import failures
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Refused, Subscriber
+from gateway.kafka.contracts import LossySubscriber, Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
+from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Places, SessionSubscription
 from gateway.spawn import keep_on
-from mapping.mqtt import Delivery, from_record
+from mapping.mqtt import Delivery
 from mapping.record import Received
 from mapping.rules import Rules
-from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
-from protocols.mqtt.packets import Version
 from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
@@ -38,6 +37,7 @@ WILDCARDS: Final = ("+", "#")
 TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; a record tells very many of them
 PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
 
+Outlet = Subscriber | LossySubscriber
 Since = dict[tuple[str, int], int]
 """Kafka topic and partition -> offset."""
 
@@ -58,7 +58,7 @@ class SubscribedSession(Protocol):
     def __hash__(self) -> int:
         """By identity."""
 
-    def outbox_for(self, match: Match) -> Subscriber:
+    def outbox_for(self, match: Match) -> Outlet:
         """The outbox of deliveries that match so; the same for as long as the session's subscriptions stay."""
 
 
@@ -93,10 +93,17 @@ class _Held(msgspec.Struct, eq=False):
     looked: bool = False  # whether it was found out which exist; what appears after that is newer than the filter
 
 
-class _Plan(msgspec.Struct, eq=False):
-    """Who gets the messages of one topic."""
+_Shape = tuple[str, int, bool]
+"""What decides who gets a message, and how: MQTT topic, QoS and RETAIN flag."""
 
-    outboxes: list[tuple[Subscriber, Match]] = []  # those that get every one of them, each with how it matches
+
+class _Plan(msgspec.Struct, eq=False):
+    """Who gets the messages of one shape."""
+
+    size: int = 0  # what it counts for, of what may be remembered
+    waiting: int = 0  # entries in `judged` that want only what is stored later, when the plan was made
+
+    outboxes: list[tuple[Outlet, Match]] = []  # those that get every one of them, each with how it matches
     # subscriptions that may not want a message: No Local, or one that was stored before
     judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
@@ -122,11 +129,9 @@ class Router:
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._watching = asyncio.Lock()
         self._new: dict[str, asyncio.Event] = {}  # topics that have appeared, until what needs them watches them
-        self._last: tuple[Received, Delivery | None] | None = None
-        self._plans: dict[tuple[str, int, bool], _Plan] = {}
+        self.messages = Messages(rules)  # as clients get them
+        self._plans: dict[_Shape, _Plan] = {}
         self._planned = 0
-        self._prepared: dict[Version, tuple[Received, PreparedPublish]] = {}
-        self._packets: tuple[Received | None, list[bytes | None]] = (None, [])
         self._listeners: list[Callable[[str], None]] = []
         self.unmapped = 0  # records without an MQTT topic name
         topics.watch(self._topics_changed)
@@ -316,65 +321,51 @@ class Router:
         """Whether a subscription of a connected session matches an MQTT topic."""
         return bool(self._trie.match(topic))
 
-    def delivery(self, record: Received) -> Delivery | None:
-        """The record as MQTT sees it; computed once while the same record is offered around."""
-        last = self._last
-        if last is not None and last[0] is record:
-            return last[1]
-        delivery = from_record(record, self._rules)
-        self._last = (record, delivery)
-        return delivery
-
-    def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
-        """The encoded PUBLISH that all receivers of one version share; encoded once while a record is offered."""
-        found = self._prepared.get(version)
-        if found is None or found[0] is not record:
-            message = prepare_publish(delivery.topic, delivery.payload, delivery.properties, version)
-            found = self._prepared[version] = (record, message)
-        return found[1]
-
-    def packet(self, record: Received, v5: bool, retain: bool) -> bytes | None:
-        """The whole PUBLISH that all receivers of one version get at QoS 0; encoded once while a record is offered.
-
-        Returns:
-            None: it has an expiry, which is counted down and checked for each receiver.
-        """
-        packets = self._packets
-        if packets[0] is not record:
-            packets = self._packets = (record, [None] * 4)
-        packet = packets[1][2 * v5 + retain]
-        if packet is None:
-            delivery = self.delivery(record)
-            if delivery is None or delivery.expires is not None:
-                return None
-            version = Version.V5 if v5 else Version.V311
-            packet = encode_prepared(self.prepared(record, delivery, version), retain=retain)
-            packets[1][2 * v5 + retain] = packet
-        return packet
-
-    def select(self, record: Received) -> Collection[tuple[Subscriber, Match]]:
+    def select(self, record: Received) -> Collection[tuple[Outlet, Match]]:
         """The outboxes of the sessions whose filters match, and how they do."""
-        delivery = self.delivery(record)
+        return self.select_run((record,), 0)[0]
+
+    def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[Outlet, Match]], int]:
+        """`select` for the record at a place, and for how many from there on: those with its MQTT topic and its key."""
+        record, messages = records[at], self.messages
+        messages.begin_run(record)
+        delivery = messages.look_at(record)
         if delivery is None:
             self.unmapped += 1
-            return ()
+            return (), 1
         shape = (delivery.topic, delivery.qos, delivery.retain)
         plan = self._plans.get(shape)
         if plan is None:
             plan = self._plan(shape)
-        if not plan.judged:
-            return plan.outboxes
+        if plan.judged:
+            return self._judge(plan, shape, record, delivery), 1
+        behind = at + 1
+        while behind < len(records):
+            other = records[behind]
+            like = messages.look_at(other)
+            if like is None or (like.topic, like.qos, like.retain) != shape or other.key != record.key:
+                break
+            behind += 1
+        return plan.outboxes, behind - at
+
+    def _judge(
+        self, plan: _Plan, shape: _Shape, record: Received, delivery: Delivery
+    ) -> Collection[tuple[Outlet, Match]]:
+        """The outboxes of a plan with subscriptions that may not want the message."""
         outboxes = list(plan.outboxes)
+        waiting = 0
         for subscriber, entries in plan.judged:
-            subscriptions = [
-                entry.subscription for entry in entries if entry.since is None or not entry.is_early(record)
-            ]
+            subscriptions = [entry.subscription for entry in entries if not entry.is_early(record)]
+            waiting += sum(entry.since is not None for entry in entries)
             found = combine(delivery, subscriber.client_id, subscriptions)
             if found is not None:
                 outboxes.append((subscriber.outbox_for(found), found))
+        if plan.waiting and waiting <= plan.waiting // 2:  # many of them get every message from now on: plan anew
+            self._planned -= plan.size
+            del self._plans[shape]
         return outboxes
 
-    def _plan(self, shape: tuple[str, int, bool]) -> _Plan:
+    def _plan(self, shape: _Shape) -> _Plan:
         """Who gets the messages of one topic, QoS and RETAIN flag, for as long as no subscription changes."""
         topic, qos, retain = shape
         entries: dict[SubscribedSession, list[_Entry]] = {}
@@ -382,12 +373,13 @@ class Router:
             entries.setdefault(subscriber, []).append(entry)
         if self._planned >= PLANNED:
             self._forget_plans()
-        self._planned += 1 + len(entries)
-        plan = self._plans[shape] = _Plan()
+        plan = self._plans[shape] = _Plan(size=1 + len(entries))
+        self._planned += plan.size
         matches: dict[Match, Match] = {}  # those that are alike are one object
         for subscriber, matching in entries.items():
             if any(entry.since is not None or entry.subscription.options.no_local for entry in matching):
                 plan.judged.append((subscriber, matching))
+                plan.waiting += sum(entry.since is not None for entry in matching)
                 continue
             match = merge(qos, retain, [entry.subscription for entry in matching])
             match = matches.setdefault(match, match)

@@ -7,10 +7,12 @@ publishes and subscribes to, and the end.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.flow import subject
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
@@ -121,17 +123,23 @@ class ClientPort(abc.ABC):
             self.flush_soon()
         return sent
 
-    def send_packet(self, packet: bytes) -> None:
-        """Send a PUBLISH at QoS 0 that is encoded already; see `takes_packets`."""
-        connection, counters = self._connection, self._counters
-        if not connection.send_encoded(packet):
-            counters.too_large += 1
-            return
-        counters.delivered += 1
+    def send_packets(self, packets: Packets, run: Sequence[Received]) -> bool:
+        """Send a run that is encoded already (see `takes_packets`), as far as the client may read it.
+
+        Returns:
+            False when it has something that is too large for the client: nothing is sent.
+        """
+        connection = self._connection
+        if not self.may_receive(packets.topic, run[0]):  # they have one topic and one key
+            return True
+        if not connection.send_encoded(packets.data, packets.largest):
+            return False
+        self._counters.delivered += len(run)
         if connection.unsent > WRITE_AT:
             self.flush()
         elif self._pump is not None:
             self._pump.flush_soon()
+        return True
 
     def send_pubrel(self, packet_id: int) -> None:
         """Send PUBREL."""

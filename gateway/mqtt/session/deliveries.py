@@ -7,14 +7,15 @@ leaves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from gateway.mqtt.counters import Counters
+from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.retained import Retained
-from gateway.mqtt.routing.router import Match, Router
+from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.inflight import InflightMessages
@@ -38,7 +39,7 @@ _NOTHING: Final = SessionSubscription(Subscription("", 0))
 class DeliveryParts(msgspec.Struct, frozen=True):
     """What the deliveries of all sessions need."""
 
-    router: Router  # turns a record into its MQTT form, once for all who get it
+    messages: Messages  # the records that are offered
     retained: Retained  # the messages that new subscriptions get
     counters: Counters  # of the process
     wall_clock: Callable[[], int]  # epoch milliseconds
@@ -240,30 +241,27 @@ class Deliveries:
 
     # deliveries
 
-    def send_lossy(self, record: Received, match: Match) -> bool:
-        """Send one message of the log at QoS 0, if there is capacity ."""
+    def send_lossy(self, run: Sequence[Received], match: Match) -> int:
+        """Send messages of the log at QoS 0 that all match so; for how many there was capacity."""
         client = self.client
         if client is None or not client.takes_more:
-            return False
-        if self.copies is not None:
-            self._hold_if_early(client, record)
-        packet = None
-        if client.takes_packets and not match.identifiers:
-            packet = self._parts.router.packet(record, client.is_v5, match.retain)
-        if packet is None:
+            return 0
+        if self.copies is None and client.takes_packets and not match.identifiers:
+            packets = self._parts.messages.packets(run, client.is_v5, match.retain)
+            if packets is not None and client.send_packets(packets, run):
+                return len(run)
+        for sent, record in enumerate(run):
+            if not client.takes_more:
+                return sent
             self.deliver(record, match)
-            return True
-        delivery = self._parts.router.delivery(record)
-        if delivery is not None and client.may_receive(delivery.topic, record):
-            client.send_packet(packet)
-        return True
+        return len(run)
 
     def deliver(self, record: Received, match: Match) -> None:
         """Send one message of the log at QoS 1 or 2."""
         if self._back and match.qos:
             self.deliver_again(record, match)
             return
-        delivery = self._parts.router.delivery(record)
+        delivery = self._parts.messages.delivery(record)
         if delivery is not None:
             if self.copies is not None and self.client is not None:
                 self._hold_if_early(self.client, record)
@@ -272,7 +270,7 @@ class Deliveries:
     def _hold_if_early(self, client: ClientPort, record: Received) -> None:
         """Have messages wait when the next one is the client's own and its PUBREC was not sent."""
         assert self.copies is not None
-        delivery = self._parts.router.delivery(record)
+        delivery = self._parts.messages.delivery(record)
         if delivery is not None and self.copies.is_early(record, delivery):
             client.hold_messages()
 
@@ -287,7 +285,7 @@ class Deliveries:
                 self._abandon(lost)
             if verdict.finished:
                 return
-        delivery = self._parts.router.delivery(record)
+        delivery = self._parts.messages.delivery(record)
         if delivery is None:
             if entry is not None:
                 self._abandon(entry)
@@ -311,7 +309,7 @@ class Deliveries:
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
-        client, delivery = self.client, self._parts.router.delivery(record)
+        client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:
             share.again(record, failed=False)
         elif not client.may_receive(delivery.topic, record):
@@ -388,7 +386,7 @@ class Deliveries:
         parts = self._parts
         assert self.client is not None
         if delivery.expires is None and not match.identifiers:
-            return parts.router.prepared(record, delivery, self.client.version)
+            return parts.messages.prepared(record, delivery, self.client.version)
         if delivery.expires is not None and delivery.expires <= parts.wall_clock():
             parts.counters.expired += 1
             return None

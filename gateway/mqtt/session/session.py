@@ -6,8 +6,7 @@ is nothing but these records. What is delivered from the log is queued in the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -35,24 +34,20 @@ from protocols.mqtt.topics import is_shared
 
 log = structlog.get_logger(__name__)
 
-BATCH: Final = 1000  # demand of an outbox that only the socket bounds
-
 
 class Outbox:
-    """What may be dropped (QoS 0: `lossy`), or what may not; a record's context is how the subscriptions match it."""
+    """What may not be dropped; a record's context is how the subscriptions match it."""
 
-    __slots__ = ("_counters", "_deliveries", "lossy")
+    __slots__ = ("_deliveries",)
 
-    def __init__(self, deliveries: Deliveries, counters: Counters, *, lossy: bool) -> None:
+    lossy = False
+
+    def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
-        self._counters = counters
-        self.lossy = lossy
 
     @property
     def demand(self) -> int:
         """How many more records would be taken now."""
-        if self.lossy:
-            return BATCH if self._deliveries.takes_more else 0
         return self._deliveries.capacity
 
     def lacks(self) -> tuple[str, str] | None:
@@ -63,11 +58,6 @@ class Outbox:
     def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
         """Send the record; False when there is no capacity. One without a context is caught up on."""
         deliveries = self._deliveries
-        if self.lossy:
-            if context is not None and deliveries.send_lossy(record, context):
-                return True
-            self._counters.dropped += 1
-            return False
         if not deliveries.capacity:
             return False
         if context is not None:
@@ -75,6 +65,24 @@ class Outbox:
         else:
             deliveries.deliver_again(record)
         return True
+
+
+class LossyOutbox:
+    """What may be dropped (QoS 0): what it had no capacity for is not sent later."""
+
+    __slots__ = ("_counters", "_deliveries")
+
+    lossy = True
+
+    def __init__(self, deliveries: Deliveries, counters: Counters) -> None:
+        self._deliveries = deliveries
+        self._counters = counters
+
+    def offer_run(self, records: Sequence[Received], context: Match) -> int:
+        """Send records as long as there is capacity: how many."""
+        taken = self._deliveries.send_lossy(records, context)
+        self._counters.dropped += len(records) - taken
+        return taken
 
 
 class SessionParts(msgspec.Struct, frozen=True):
@@ -121,7 +129,7 @@ class Session:
         )
         self.shares = Shares(self.deliveries, parts.shares)
         self._parts = parts
-        self._lossy: Outbox | None = None
+        self._lossy: LossyOutbox | None = None
         self._lossless: Outbox | None = None
         self._places: Places = {}  # of a session without a connection
         # names of what the router holds for this session, beside `subscriptions` once attached
@@ -293,9 +301,8 @@ class Session:
         for topic_filter in self.subscriptions.by_filter:
             parts.router.unsubscribe(self, topic_filter)
         self._drop()
-        for outbox in (self._lossy, self._lossless):
-            if outbox is not None:
-                parts.live_reader.forget(outbox)
+        if self._lossless is not None:
+            parts.live_reader.forget(self._lossless)
         self._lossy = self._lossless = None
         self.subscriptions.forget_matches()
         self.shares.leave()
@@ -338,12 +345,11 @@ class Session:
 
     def _make_outboxes(self) -> Outbox:
         if self._lossless is None:
-            counters = self._parts.counters
-            self._lossless = Outbox(self.deliveries, counters, lossy=False)
-            self._lossy = Outbox(self.deliveries, counters, lossy=True)
+            self._lossless = Outbox(self.deliveries)
+            self._lossy = LossyOutbox(self.deliveries, self._parts.counters)
         return self._lossless
 
-    def outbox_for(self, match: Match) -> Outbox:
+    def outbox_for(self, match: Match) -> Outbox | LossyOutbox:
         """The outbox of this delivery's QoS (contract: `gateway.mqtt.routing.router.SubscribedSession`)."""
         outbox = self._lossless if match.qos else self._lossy
         assert outbox is not None
@@ -355,11 +361,6 @@ class Session:
         if self._lossless is not None:
             self._parts.live_reader.resume(self._lossless)
         self.shares.wake()
-
-    def feed_lossy(self) -> None:
-        """The socket has capacity again."""
-        if self._lossy is not None:
-            self._parts.live_reader.resume(self._lossy)
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:

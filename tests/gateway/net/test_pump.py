@@ -200,3 +200,26 @@ async def test_a_thousand_that_are_to_write_do_so_in_turns_and_each_once(caplog:
     busiest = collections.Counter(turns[0] for turns in written.values()).most_common(1)[0][1]
     assert busiest <= WRITES_PER_TURN
     assert caplog.text.count("RuntimeError: our bug, in one of them") == 1
+
+
+async def test_who_waits_for_what_is_written_waits_for_that_and_for_nothing_that_comes_later() -> None:
+    turns: list[int] = []
+    writes = Writes()
+
+    class Again:
+        """Has more to write whenever it has written."""
+
+        def flush_now(self) -> None:
+            turns.append(len(turns))
+            writes.add(cast("Pump", self))
+
+    many = 3 * WRITES_PER_TURN
+    for _ in range(many):
+        writes.add(cast("Pump", Again()))
+    written = writes.written()
+    await asyncio.sleep(0)
+    assert len(turns) == WRITES_PER_TURN  # others have their turn before the next
+    assert not written.done()
+    await written
+    assert many <= len(turns) < many + 2 * WRITES_PER_TURN
+    await Writes().written()  # nothing waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -48,11 +48,11 @@ class Parts:
         self.live_reader = LiveReader(client_settings(config, "tail"), self.spawn, self.lookup, self.catch_up_reader)
         self.router = Router(Rules(), self.topics, self.live_reader, self.spawn)
         self.seen: list[bytes | None] = []
-        self.router.select = self._select  # type: ignore[method-assign]
+        self.router.select_run = self._select_run  # type: ignore[method-assign]
 
-    def _select(self, record: Received) -> tuple[()]:
-        self.seen.append(record.value)
-        return ()
+    def _select_run(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
+        self.seen.append(records[at].value)
+        return (), 1
 
     async def _noted_ends(self, partitions: Collection[TopicPartition], **options: bool) -> dict[TopicPartition, int]:
         self.questions.append({place.topic for place in partitions})

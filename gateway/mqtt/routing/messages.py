@@ -1,0 +1,106 @@
+"""Records as MQTT's clients get them: mapped once and encoded once for all who get them while they are offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mapping.mqtt import Delivery, from_record
+from mapping.record import Received
+from mapping.rules import Rules
+from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
+from protocols.mqtt.packets import Version
+
+_FORMS = 4
+"""In which whole packets differ: the version, and the RETAIN flag."""
+
+
+class _Message:
+    """What is known of one record."""
+
+    __slots__ = ("delivery", "prepared", "record")
+
+    def __init__(self, record: Received, delivery: Delivery | None) -> None:
+        self.record = record
+        self.delivery = delivery  # None: it has no MQTT topic name
+        self.prepared: dict[Version, PreparedPublish] = {}
+
+
+class Packets(msgspec.Struct, frozen=True, gc=False):
+    """The whole PUBLISHes of a run at QoS 0."""
+
+    data: bytes
+    largest: int  # bytes of the largest of them
+    topic: str  # of all of them
+
+
+class Messages:
+    """The records that are offered now, and the last other one that somebody asked for."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._run: dict[int, _Message] = {}  # by `id`
+        self._last: _Message | None = None
+        self._packets: tuple[Sequence[Received] | None, list[Packets | None]] = (None, [])
+
+    def begin_run(self, first: Received) -> None:
+        """Others are offered from now on."""
+        found = self._run.get(id(first))
+        self._run.clear()
+        if found is not None and found.record is first:
+            self._run[id(first)] = found  # it was looked at to see where the last run ends
+
+    def look_at(self, record: Received) -> Delivery | None:
+        """`delivery` of a record that belongs to the run, or to the next one."""
+        found = self._run.get(id(record))
+        if found is None or found.record is not record:
+            found = self._run[id(record)] = _Message(record, from_record(record, self._rules))
+        return found.delivery
+
+    def delivery(self, record: Received) -> Delivery | None:
+        """The record as MQTT sees it; None when it has no MQTT topic name."""
+        return self._find(record).delivery
+
+    def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
+        """The encoded PUBLISH that all receivers of one version share; the record has no expiry."""
+        prepared = self._find(record).prepared
+        found = prepared.get(version)
+        if found is None:
+            found = prepared[version] = prepare_publish(delivery.topic, delivery.payload, delivery.properties, version)
+        return found
+
+    def packets(self, run: Sequence[Received], v5: bool, retain: bool) -> Packets | None:
+        """What all receivers of one version get of a run at QoS 0: records with one MQTT topic.
+
+        Returns:
+            None: one has an expiry, which is counted down and checked for each receiver.
+        """
+        known, forms = self._packets
+        if known is not run:
+            forms = [None] * _FORMS
+            self._packets = (run, forms)
+        found = forms[2 * v5 + retain]
+        if found is None:
+            found = forms[2 * v5 + retain] = self._encode(run, Version.V5 if v5 else Version.V311, retain)
+        return found
+
+    def _encode(self, run: Sequence[Received], version: Version, retain: bool) -> Packets | None:
+        packets: list[bytes] = []
+        topic = ""
+        for record in run:
+            delivery = self.delivery(record)
+            if delivery is None or delivery.expires is not None:
+                return None
+            topic = delivery.topic
+            packets.append(encode_prepared(self.prepared(record, delivery, version), retain=retain))
+        return Packets(b"".join(packets), max(map(len, packets)), topic)
+
+    def _find(self, record: Received) -> _Message:
+        found = self._run.get(id(record))
+        if found is not None and found.record is record:
+            return found
+        found = self._last
+        if found is None or found.record is not record:
+            found = self._last = _Message(record, from_record(record, self._rules))
+        return found

@@ -1,0 +1,163 @@
+"""How what a fetch has brought is handed to subscribers: in order, once, and never ahead of what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka import TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.kafka.contracts import Subscriber
+from gateway.kafka.read.fan_out import PIECE_BYTES, PIECE_RECORDS, FanOut
+from gateway.kafka.read.watched_topics import Partition, Topic, Watch
+from mapping.record import Received
+from tests.support.reader_kit import Sink
+
+PLACE = TopicPartition("fan", 0)
+FIRST = 100
+
+
+def records(values: Sequence[bytes]) -> list[Received]:
+    return [Received("fan", None, value, (), 0, 0, FIRST + number) for number, value in enumerate(values)]
+
+
+class Chooser:
+    """Chooses by the first byte of a record."""
+
+    def __init__(self, sinks: dict[int, list[Sink]]) -> None:
+        self.sinks = sinks
+
+    def select(self, record: Received) -> list[tuple[Sink, None]]:
+        assert record.value is not None
+        return [(sink, None) for sink in self.sinks.get(record.value[0], ())]
+
+
+class RunChooser(Chooser):
+    """The same, for as many as have this first byte."""
+
+    def select_run(self, found: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
+        first, count = found[at].value, 1
+        assert first is not None
+        while at + count < len(found) and (found[at + count].value or b"")[0] == first[0]:
+            count += 1
+        return self.select(found[at]), count
+
+
+class Bench:
+    """A partition with watches; who falls behind is noted with the offset."""
+
+    def __init__(self, *fanouts: Any) -> None:
+        self.topic = Topic("fan", b"")
+        for fanout in fanouts:
+            self.topic.add(fanout, {})
+        self.part = self.topic.partitions[PLACE] = Partition(self.topic, FIRST)
+        self.fell: dict[Subscriber, int] = {}
+        self.fan_out = FanOut(self.topic.partitions, self._fall_behind)
+        self.turns = 0
+        self.fan_out.written = self._turn
+
+    def _fall_behind(
+        self, part: Partition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
+    ) -> None:
+        assert (part, partition) == (self.part, PLACE)
+        assert subscriber not in self.fell
+        self.fell[subscriber] = offset
+        part.behind[subscriber] = (watch, None)  # type: ignore[assignment]
+
+    async def _turn(self) -> None:
+        self.turns += 1
+
+
+@given(
+    values=st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=60),
+    rooms=st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 20)), st.booleans()), min_size=1, max_size=5),
+    piece=st.integers(1, 64),
+    cut=st.integers(0, 60),
+    runs=st.booleans(),
+)
+def test_everybody_is_offered_its_own_in_order_and_once(
+    values: list[bytes], rooms: list[tuple[int | None, bool]], piece: int, cut: int, runs: bool
+) -> None:
+    sinks = [Sink(room, lossy=lossy) for room, lossy in rooms]
+    plain = Sink()
+    chosen = {ord("a"): sinks, ord("b"): sinks[::2]}
+    bench = Bench(RunChooser(chosen) if runs else Chooser(chosen), Chooser({ord("c"): [plain], ord("a"): [plain]}))
+    bench.topic.piece = piece
+    found = records(values)
+    for fetched in (found[:cut], found[max(0, cut - 2) :]):  # the second begins with what was offered before
+        asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, fetched)]))
+    assert bench.part.position == FIRST + len(values)
+    assert plain.got == [record for record in found if record.value in (b"a", b"c")]
+    dropped = 0
+    for number, (sink, (room, lossy)) in enumerate(zip(sinks, rooms, strict=True)):
+        wanted = [one for one in found if one.value == b"a" or (one.value == b"b" and number % 2 == 0)]
+        assert sink.got == wanted[:room]
+        missed = wanted[len(sink.got) :]
+        dropped += len(missed) if lossy else 0
+        assert bench.fell.get(sink) == (missed[0].offset if missed and not lossy else None)  # type: ignore[call-overload]
+    assert bench.fan_out.dropped == dropped
+    assert bench.fan_out.records == len(values)
+
+
+async def test_the_next_piece_waits_until_what_was_offered_is_written() -> None:
+    sink = Sink()
+    bench = Bench(RunChooser({ord("a"): [sink]}))
+    gates: list[asyncio.Future[None]] = []
+
+    def written() -> asyncio.Future[None]:
+        gates.append(asyncio.get_running_loop().create_future())
+        return gates[-1]
+
+    class Slow(Sink):
+        """Each of its records is more than a turn's work."""
+
+        def offer_nowait(self, record: Received, context: object = None) -> bool:
+            spent = time.thread_time()
+            while time.thread_time() - spent < 0.03:
+                pass
+            return super().offer_nowait(record, context)
+
+    slow = Slow()
+    bench.topic.add(RunChooser({ord("a"): [slow]}), {})
+    bench.fan_out.written = written
+    task = asyncio.create_task(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a"] * 5))]))
+    for turn in range(1, 6):
+        await _turns(lambda at=turn: len(gates) == at)  # type: ignore[misc]
+        assert len(slow.got) == len(sink.got) == turn  # one that is too much work is alone in its piece
+        gates[-1].set_result(None)
+    await _turns(lambda: len(gates) == 6)
+    assert not task.done()  # nor is the fetch handed over before all of it is written
+    gates[-1].set_result(None)
+    await task
+
+
+def test_little_work_is_handed_over_together_up_to_a_bound() -> None:
+    sizes: list[int] = []
+
+    class Counting(RunChooser):
+        def select_run(self, found: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
+            chosen, count = super().select_run(found, at)
+            sizes.append(sum(len(one.value or b"") for one in found[at : at + count]))
+            return chosen, count
+
+    bench = Bench(Counting({ord("a"): [Sink()]}))
+    bench.topic.piece = PIECE_RECORDS
+    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a" * 1000] * 200))]))
+    assert max(sizes) <= PIECE_BYTES < 2 * max(sizes)
+    assert sum(sizes) == 200_000
+    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a" * 10] * 210)[200:])]))
+    one = records([b"a"] * 210 + [b"a" * 10 * PIECE_BYTES])[210:]
+    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, one)]))
+    assert sizes[-1] == 10 * PIECE_BYTES  # one that is larger is alone
+
+
+async def _turns(condition: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("not within 10,000 turns")
