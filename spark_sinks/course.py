@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 
 import msgspec
@@ -11,12 +12,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks.accounts import Accounts
+from spark_sinks.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import Flow
 from spark_sinks.pace import Pace
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.sources import Broker
-from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME
+from spark_sinks.triggers import CATCH_UP, CATCHING_UP, MICRO_BATCH, REAL_TIME
 
 LOOK_S = 1.0
 """Between two looks at how far a query in real time is behind..."""
@@ -35,6 +37,7 @@ class Course:
         broker: what Kafka says of its topics.
         connection: Kafka client settings by their Kafka names.
         starting_offsets: earliest or latest, where the checkpoint is new.
+        most: records of a micro-batch, in any case.
         found: gets what the accounts found, and what ended them, in their thread.
         say: gets a line for people.
     """
@@ -47,6 +50,7 @@ class Course:
         *,
         connection: Mapping[str, str],
         starting_offsets: str,
+        most: int,
         found: SimpleQueue[Examined | BaseException],
         say: Callable[[str], None],
     ) -> None:
@@ -61,6 +65,8 @@ class Course:
         self._reads = False
         self._stopped = False
         self._pace = Pace(flow.behind_s)
+        micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
+        self._size = BatchSize(most, max(SHORTEST_S, (micro or 0) / 1000))
         self.position: Offsets = {}  # where finished batches have ended
         self.ends: Offsets = {}  # where the topics ended at the last look
         self._next_look = 0.0
@@ -111,7 +117,8 @@ class Course:
 
     def _start(self, mode: str) -> None:
         self.mode = mode
-        self.query = self.flow.start(CATCH_UP if mode == CATCHING_UP else self.flow.trigger)
+        trigger = CATCH_UP if mode == CATCHING_UP else self.flow.trigger
+        self.query = self.flow.start(replace(trigger, most=self._size.now))
         self._runs[str(self.query.runId)] = mode
 
     def step(self) -> None:
@@ -160,7 +167,19 @@ class Course:
                 self._say(f"{self.flow.name} has fallen {lag:,} records behind: it catches up in micro-batches")
                 self.query.stop()
                 self._start(CATCHING_UP)
+        elif progress.run == str(self.query.runId) and self._resized(progress):
+            # A running query keeps its bound. What it has begun meanwhile is done again, the same records.
+            self._say(
+                f"{self.flow.name} took {progress.duration_ms / 1000:.0f} s for {progress.rows:,} records: its batches "
+                f"have up to {self._size.now:,} from now on"
+            )
+            self.query.stop()
+            self._start(self.mode)
         return msgspec.structs.replace(progress, trigger=mode, lag=lag)
+
+    def _resized(self, progress: Progress) -> bool:
+        """Whether batches are to have another size from this one on."""
+        return not self._stopped and self._size.finished(progress.rows, progress.duration_ms / 1000)
 
     def reads(self) -> bool:
         """Whether it has begun to read: what is sent from now on is processed without start-up delay."""

@@ -153,7 +153,7 @@ class DeclaredJob:
             ",".join(self.declared.source.topics),
             connection=options.connection,
             starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=None if trigger.mode == REAL_TIME else options.max_offsets_per_trigger,
+            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
             fail_on_data_loss=not options.accept_data_loss,
         )
         return self.checked(source)

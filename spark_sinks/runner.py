@@ -109,7 +109,8 @@ def run(
             for flow in kind.flows(spark, options):
                 course = Course(
                     spark, flow, broker,
-                    connection=options.connection, starting_offsets=options.starting_offsets, found=found, say=say,
+                    connection=options.connection, starting_offsets=options.starting_offsets,
+                    most=options.max_offsets_per_trigger, found=found, say=say,
                 )  # fmt: skip
                 course.begin()
                 courses.append(course)

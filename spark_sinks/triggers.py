@@ -24,10 +24,16 @@ class Trigger:
         mode: MICRO_BATCH, REAL_TIME or CATCHING_UP. Catching up reads in micro-batches what is in the topics when it
             starts, and ends by itself.
         interval_ms: of micro-batches (None: one after the other) or of real time's checkpoints (None: 5 minutes).
+        most: the most records of a micro-batch now; None: what the job allows.
     """
 
     mode: str = MICRO_BATCH
     interval_ms: int | None = None
+    most: int | None = None
+
+    def most_of(self, allowed: int) -> int | None:
+        """`maxOffsetsPerTrigger` of a job that allows so many; None: real time has no such bound."""
+        return None if self.mode == REAL_TIME else min(allowed, self.most or allowed)
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
         """Start the query that the writer describes."""

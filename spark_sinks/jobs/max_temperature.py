@@ -81,7 +81,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
             options.source,
             connection=options.connection,
             starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=None if trigger.mode == REAL_TIME else options.max_offsets_per_trigger,
+            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
             fail_on_data_loss=not options.accept_data_loss,
             headers=False,
         )
