@@ -36,6 +36,13 @@ def not_begun(archive: str, kind: str) -> ArchiveError:
     return ArchiveError(f"{archive}: no {kind} table has been begun there")
 
 
+def deleted_beside(archive: str) -> ArchiveError:
+    """Some rows of its files are deleted, by a list that is in another file."""
+    return ArchiveError(
+        f"{archive}: another engine has deleted rows without writing their files anew: let it compact the table first"
+    )
+
+
 def overtaken(archive: str, error: Exception) -> ArchiveError:
     """Others were quicker, again and again."""
     return ArchiveError(f"{archive}: others changed the table meanwhile, begin again: {error}")

@@ -19,6 +19,7 @@ from spark_sinks.archive.contract import (
     Maintained,
     another_checkpoint,
     check_columns,
+    deleted_beside,
     first_kept,
     not_begun,
     nullable,
@@ -89,6 +90,20 @@ def _opened(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
         return DeltaTable(uri, storage_options=dict(options))
     except TableNotFoundError:
         return None
+
+
+def files(uri: str, options: Mapping[str, str]) -> list[str]:
+    """The data files of the newest version; the columns `date` and `topic` are in the names of their directories.
+
+    Raises:
+        ArchiveError: there is no table, or another engine has deleted rows beside its files.
+    """
+    table = _opened(uri, options)
+    if table is None:
+        raise not_begun(uri, "Delta")
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise deleted_beside(uri)
+    return list(table.file_uris())
 
 
 def maintain(uri: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime) -> Maintained:

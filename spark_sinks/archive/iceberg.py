@@ -38,6 +38,7 @@ from spark_sinks.archive.contract import (
     Maintained,
     another_checkpoint,
     check_columns,
+    deleted_beside,
     first_kept,
     not_begun,
     nullable,
@@ -162,6 +163,21 @@ def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
         else:
             return True
     raise AssertionError("unreachable")
+
+
+def files(name: str, catalog: str, options: Mapping[str, str]) -> list[str]:
+    """The data files of the newest snapshot, with all columns.
+
+    Raises:
+        ArchiveError: there is no table, or another engine has deleted rows beside its files.
+    """
+    table = _opened(load_catalog(catalog, **options), name)
+    if table is None:
+        raise not_begun(name, "Iceberg")
+    tasks = list(table.scan().plan_files())
+    if any(task.delete_files for task in tasks):
+        raise deleted_beside(name)
+    return [task.file.file_path for task in tasks]
 
 
 def maintain(

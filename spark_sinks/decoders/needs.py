@@ -8,8 +8,9 @@ from typing import Final
 
 from spark_sinks.decoders import avro
 from spark_sinks.decoders.values import wanted
+from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.declaration import Declaration
-from spark_sinks.spec.jobs import Anomalies, JobSpec, installed
+from spark_sinks.spec.jobs import Anomalies, JobSpec, installed, lacking
 from spark_sinks.spec.parts import Source
 
 _DECODERS: Final = {
@@ -20,6 +21,8 @@ _STATE: Final = ("pandas", "pyarrow", "google.protobuf")
 
 def lacks(spec: Declaration) -> Iterator[str]:
     """One sentence for each thing that is not there, or does not fit."""
+    if isinstance(spec, Backfill):
+        yield from lacking(spec.source.format, place="source")
     if not isinstance(spec, JobSpec):
         return
     missing = _missing(_DECODERS.get(spec.source.decode, ()))

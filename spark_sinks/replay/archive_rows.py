@@ -12,7 +12,9 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
 
+from spark_sinks.archive.contract import ArchiveError
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.sources import Slice, SourceError
 from spark_sinks.spec.backfill import ArchiveSource
@@ -29,10 +31,7 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
     Raises:
         SourceError: there is no such archive.
     """
-    try:
-        rows = spark.read.option("basePath", source.archive).parquet(source.archive)
-    except AnalysisException as error:
-        raise SourceError(f"{source.archive}: no archive: {str(error).splitlines()[0]}") from error
+    rows = _rows(spark, source)
     if missing := {"topic", "partition", "offset", "timestamp", "key", "value", "headers", "date"} - set(rows.columns):
         raise SourceError(f"{source.archive}: no archive of records: it has no column {', '.join(sorted(missing))}")
     if source.topics:
@@ -47,13 +46,45 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
     own = Window.partitionBy("topic", "partition").orderBy("offset")
     return (
         rows.select(
-            F.col("topic").cast("string").alias("topic"), "partition", "offset",
+            "topic", "partition", "offset",
             F.unix_millis("timestamp").alias("timestamp"), "key", "value", "headers",
             F.max("timestamp").over(own).alias("_shown"),
         )
         .orderBy("_shown", "topic", "partition", "offset")
         .drop("_shown")
     )  # fmt: skip
+
+
+def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
+    """All rows of an archive as it is now."""
+    names = {} if source.format == "iceberg" else {"basePath": _of_hadoop(source.archive)}
+    try:
+        reader = spark.read.options(**names)
+        files = [_of_hadoop(file) for file in _files(source)]
+        found = reader.parquet(*files).schema
+        # Spark takes a directory topic=007 for a number.
+        typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
+        return reader.schema(StructType(typed)).parquet(*files)
+    except (AnalysisException, ArchiveError) as error:
+        raise SourceError(f"{source.archive}: no archive: {str(error).splitlines()[0]}") from error
+
+
+def _files(source: ArchiveSource) -> list[str]:
+    """What Spark reads: of a table the files of its newest version, which its own packages know."""
+    if source.format == "delta":
+        from spark_sinks.archive import delta  # noqa: PLC0415 - of the extra `lake`
+
+        return delta.files(source.archive, source.options)
+    if source.format == "iceberg":
+        from spark_sinks.archive import iceberg  # noqa: PLC0415 - as above
+
+        return iceberg.files(source.archive, source.catalog, source.options)
+    return [source.archive]
+
+
+def _of_hadoop(name: str) -> str:
+    """A name of object stores as Hadoop's file systems have it."""
+    return f"s3a://{name.removeprefix('s3://')}" if name.startswith("s3://") else name
 
 
 def _position(positions: Mapping[Place, int]) -> Column:

@@ -6,15 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from spark_sinks.spec.parts import Lake
 from spark_sinks.spec.replays import Between, Once, ReplayRun, ReplaySink
 from spark_sinks.spec.values import TopicName
 
 
-class ArchiveSource(Between):
+class ArchiveSource(Between, Lake):
     """Rows of an archive."""
 
-    archive: str
-    """directory or URL of the Parquet files that an `archive` job has written"""
     topics: tuple[TopicName, ...] = ()
     """only records of these topics; not set: all"""
 

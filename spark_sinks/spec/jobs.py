@@ -261,13 +261,13 @@ class Anomalies(JobSpec):
             yield "forget: belongs to thresholds with deviations"
 
 
-def lacking(archive: str, *, upkeep: bool = False) -> Iterator[str]:
+def lacking(archive: str, *, upkeep: bool = False, place: str = "sink") -> Iterator[str]:
     """One sentence for each package of the extra `lake` that an archive of this format needs and that is not there."""
     of_format = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
     for package in of_format.get(archive, ("pyarrow",) if upkeep else ()):
         if not installed(package):
             what = "the upkeep of Parquet files" if archive == "parquet" else archive
-            yield f"sink.format: {what} needs the package {package}: pip install 'trivium[lake]'"
+            yield f"{place}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
 
 def installed(package: str) -> bool:

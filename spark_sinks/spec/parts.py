@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -214,20 +214,15 @@ class LastSink(TopicSink):
     """also as MQTT retained messages `TOPIC/KEY`: a new subscriber has the last values at once"""
 
 
-class ArchiveSink(Section):
-    """Every record in files, exactly once."""
+class Lake(Section):
+    """Where an archive is, and what it is."""
 
     archive: Annotated[str, Field(min_length=1)]
     """Parquet: a directory, or the URL of a file system that renames a directory in one step (hdfs, abfss). Delta: the
     table's directory, or its URL (`s3://`, `gs://`, `abfss://`). Iceberg: the table's name, `NAMESPACE.TABLE`"""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
-    """`parquet`: directories of plain files, any amount. `delta`, `iceberg`: a table; its batches pass the driver's
-    memory, and it needs the extra `lake`"""
-    files: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Parquet: per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
-    segment: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Parquet: so many batches have a directory that `trivium spark maintain` merges when they are complete. An archive
-    keeps the number of its first start"""
+    """`parquet`: directories of plain files, any amount. `delta`, `iceberg`: a table, which needs the extra `lake`;
+    the batches of the job that writes it pass the driver's memory"""
     catalog: str = "default"
     """Iceberg: the catalog's name in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"""
     options: dict[str, str] = {}
@@ -235,12 +230,26 @@ class ArchiveSink(Section):
     them, and secrets, from the environment"""
 
     @model_validator(mode="after")
-    def _fits(self) -> ArchiveSink:
+    def _is_of_its_format(self) -> Self:
         for name, formats in _FORMATS_OF.items():
             if name in self.model_fields_set and self.format not in formats:
                 raise ValueError(f"{name}: an archive in {self.format} has none; {formats[0]} has")
         if self.format == "iceberg" and not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)+", self.archive):
             raise ValueError(f"archive: a table of Iceberg is NAMESPACE.TABLE, not {self.archive!r}")
+        return self
+
+
+class ArchiveSink(Lake):
+    """Every record in files, exactly once."""
+
+    files: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Parquet: per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
+    segment: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    """Parquet: so many batches have a directory that `trivium spark maintain` merges when they are complete. An archive
+    keeps the number of its first start"""
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
         scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
         if self.format == "parquet" and scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
             raise ValueError(
@@ -323,7 +332,8 @@ class Run(Section):
     interval: Duration | None = None
     """between micro-batches (not set: one after the other), or between checkpoints in real time (not set: 5m)"""
     max_offsets_per_trigger: Annotated[int, Field(ge=1)] = 100_000
-    """the most records of a micro-batch: bounds memory, and keeps the partitions abreast after an outage"""
+    """the most records of a micro-batch: bounds memory, and keeps the partitions abreast after an outage. Where such a
+    batch takes long, fewer"""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     """of the first start; afterwards the checkpoint says where to go on"""
     accept_data_loss: bool = False

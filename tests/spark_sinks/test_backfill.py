@@ -3,61 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
+from spark_sinks.archive import delta, iceberg
+from spark_sinks.archive.delta import DeltaArchive
+from spark_sinks.archive.iceberg import IcebergArchive
 from spark_sinks.job_file import read
+from spark_sinks.replay.archive_rows import selected
 from spark_sinks.replay.backfill import backfill
 from spark_sinks.replay.run import Replayed
+from spark_sinks.replay.sources import SourceError
+from spark_sinks.spec.parts import Maintain
 from tests.support.topics import read_committed
 
 START_MS = 1_700_000_000_000
+DAY = datetime.date(2023, 11, 14)
+NOW = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
 BACKFILL = """
 job = "backfill"
 name = "TARGET"
-source = { archive = "ARCHIVE", topics = ["house"] }
+source = { SOURCE, topics = ["007"] }
 sink = { kafka = "TARGET" }
 run = { bootstrap_servers = "BOOTSTRAP", rate = 40 }
 """
 
 
-async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_partitions(
-    spark: SparkSession, new_topic: Any, bootstrap: str, tmp_path: Path
-) -> None:
-    target = await new_topic(partitions=1)
-    rows = [
-        (
-            batch,
-            "house" if batch < 2 else "other",
-            partition,
-            offset,
-            START_MS + 10 * offset + partition,
-            f"k{offset % 3}",
-        )
-        for batch in range(3)
-        for offset in range(30 * batch, 30 * batch + 30)
-        for partition in range(2)
-    ]
-    table = pa.table(
+def batch(number: int) -> pa.Table:
+    """30 records of two partitions each, as Spark collects them; of the last batch they are another topic's."""
+    places = [(partition, offset) for offset in range(30 * number, 30 * number + 30) for partition in range(2)]
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.table(
         {
-            "segment": [0] * len(rows),
-            "batch": [row[0] for row in rows],
-            "date": ["2023-11-14"] * len(rows),
-            "topic": [row[1] for row in rows],
-            "partition": pa.array([row[2] for row in rows], pa.int32()),
-            "offset": [row[3] for row in rows],
-            "timestamp": pa.array([1_000 * row[4] for row in rows], pa.timestamp("us", "UTC")),
-            "key": [row[5].encode() for row in rows],
-            "value": [b"%d" % row[3] for row in rows],
-            "headers": [[{"key": "unit", "value": b"C"}]] * len(rows),
+            "date": [DAY] * len(places),
+            "topic": ["007" if number < 2 else "08"] * len(places),
+            "partition": pa.array([partition for partition, _ in places], pa.int32()),
+            "offset": [offset for _, offset in places],
+            "timestamp": pa.array([1_000 * at(*place) for place in places], pa.timestamp("us", "UTC")),
+            "key": [b"k%d" % (offset % 3) for _, offset in places],
+            "value": [b"%d" % offset for _, offset in places],
+            "headers": pa.array([[{"key": "unit", "value": b"C"}]] * len(places), pa.list_(pair)),
         }
     )
-    pq.write_to_dataset(table, tmp_path / "lake", partition_cols=["segment", "batch", "date", "topic"])
-    text = BACKFILL.replace("TARGET", target).replace("ARCHIVE", str(tmp_path / "lake"))
+
+
+def at(partition: int, offset: int) -> int:
+    """Kafka's timestamp, epoch ms."""
+    return START_MS + 10 * offset + partition
+
+
+def parquet(directory: Path) -> str:
+    for number in range(3):
+        made = batch(number).append_column("segment", [[0] * 60]).append_column("batch", [[number] * 60])
+        pq.write_to_dataset(made, directory / "lake", partition_cols=["segment", "batch", "date", "topic"])
+    return f'archive = "{directory}/lake"'
+
+
+def table_of_delta(directory: Path) -> str:
+    for number in range(3):
+        DeltaArchive(str(directory / "lake"), "ours", {}).append(batch(number), number)
+    assert delta.maintain(str(directory / "lake"), {}, Maintain(), NOW).merged, "files that the table has no more"
+    return f'archive = "{directory}/lake", format = "delta"'
+
+
+def table_of_iceberg(directory: Path) -> str:
+    options = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/lake"}
+    for number in range(3):
+        IcebergArchive("plant.sensors", "ours", "test", options).append(batch(number), number)
+    assert iceberg.maintain("plant.sensors", "test", options, Maintain(), NOW).merged, "as above"
+    told = ", ".join(f'{name} = "{value}"' for name, value in options.items())
+    return f'archive = "plant.sensors", format = "iceberg", catalog = "test", options = {{ {told} }}'
+
+
+@pytest.mark.parametrize("made", [parquet, table_of_delta, table_of_iceberg])
+async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_partitions(
+    spark: SparkSession, new_topic: Any, bootstrap: str, tmp_path: Path, made: Callable[[Path], str]
+) -> None:
+    target = await new_topic(partitions=1)
+    text = BACKFILL.replace("TARGET", target).replace("SOURCE", made(tmp_path))
     (tmp_path / "backfill.toml").write_text(text.replace("BOOTSTRAP", bootstrap))
     job: Any = read(tmp_path / "backfill.toml").spec
 
@@ -76,7 +106,16 @@ async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_p
     assert (await run(40)).records == 40
     assert (await run(None)).records == 80
     records = await read_committed(bootstrap, target, 120)
-    assert [record.timestamp for record in records] == sorted(row[4] for row in rows if row[1] == "house")
+    assert [record.timestamp for record in records] == [at(n % 2, n // 2) for n in range(120)]
     assert [dict(record.headers)["origin.offset"] for record in records] == [b"%d" % (n // 2) for n in range(120)]
+    assert {dict(record.headers)["origin.topic"] for record in records} == {b"007"}
     assert all(record.headers[0] == ("unit", b"C") for record in records)
     assert {record.key for record in records} == {b"k0", b"k1", b"k2"}
+
+
+def test_an_archive_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    for source in (f'archive = "{tmp_path}/none"', f'archive = "{tmp_path}/none", format = "delta"'):
+        (tmp_path / "backfill.toml").write_text(BACKFILL.replace("SOURCE", source))
+        job: Any = read(tmp_path / "backfill.toml").spec
+        with pytest.raises(SourceError, match=f"{tmp_path}/none: no archive: "):
+            selected(spark, job.source, {})
