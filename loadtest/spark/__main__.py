@@ -1,4 +1,4 @@
-"""`python -m loadtest.spark backlog | kills | archive | replay | audit | cluster | rates | latency`: judged plainly.
+"""`python -m loadtest.spark SCENARIO`: jobs of Spark, judged plainly.
 
 Each starts Kafka (that of `trivium up`) unless it is given one.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.gateway import GatewayProcess
-from loadtest.spark import audit, backlog, cluster, kills, latency, replay
+from loadtest.spark import audit, backlog, behind, cluster, kills, last, latency, replay, state
 
 TRIGGERS = ("micro-batch", "real-time")
 
@@ -36,6 +36,17 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=1_000, help="records a second")
     one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("last", help="the job of last values is killed again and again while values come")
+    one.add_argument("--kills", type=int, default=20)
+    one.add_argument("--rate", type=int, default=200, help="records a second")
+    one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
+    one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("proofs", help="`kills` with each trigger, `last`, and `archive` in each format")
+    one.add_argument("--kills", type=int, default=20, help="of each")
+    one.add_argument("--together", type=int, default=2, help="so many run beside each other")
+    one.add_argument("--proof-limit", type=float, default=1_200.0, help="seconds after which one is ended")
+    one.add_argument("--only", action="append", default=[], metavar="NAME", help="as its verdict names it")
+    one.add_argument("--seed", type=int, default=0)
     one = scenarios.add_parser("replay", help="dead letters are replayed twice, by a job that is killed meanwhile")
     one.add_argument("--letters", type=int, default=10_000)
     one.add_argument("--kills", type=int, default=5)
@@ -52,10 +63,20 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--readings", type=int, default=400_000, help="ten million take 2 GB of disk")
     one.add_argument("--rounds", type=int, default=3)
     one.add_argument("--step-limit", type=float, default=600.0, help="seconds after which a step is stopped")
+    one.add_argument("--step", action="append", default=[], metavar="STEP", help="only this one (again: and that)")
     one.add_argument(
         "--least", type=_least, action="append", default=[], metavar="STEP=RATE",
         help="what a step must reach, records per CPU second",
     )  # fmt: skip
+    one = scenarios.add_parser("state", help="one row of state for each of very many devices, on disk")
+    one.add_argument("--devices", type=int, default=1_000_000)
+    one.add_argument("--again", type=int, default=200_000, help="devices that send once more after each restart")
+    one.add_argument("--heap", default="1g", help="Java heap of the job")
+    one = scenarios.add_parser("behind", help="a job that falls far behind, beside a client of the gateway")
+    one.add_argument("--readings", type=int, default=400_000)
+    one.add_argument("--most", type=int, default=40_000, help="records of a batch at most")
+    one.add_argument("--rate", type=int, default=100, help="messages of the client a second")
+    one.add_argument("--seconds", type=float, default=20.0, help="of the client without the job")
     one = scenarios.add_parser("latency", help="from an MQTT sensor through Spark to an MQTT subscriber")
     one.add_argument("--rate", type=int, default=1_000, help="readings a second, of all sensors")
     one.add_argument("--sensors", type=int, default=1_000)
@@ -85,17 +106,30 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gatewa
         return await audit.run(bootstrap, directory, audit.Plan(given.records, given.minutes, given.seed))
     if given.scenario == "cluster":
         return await cluster.run(bootstrap, directory, given.rate, given.trigger)
+    if given.scenario == "last":
+        return await last.run(bootstrap, directory, last.Plan(given.kills, given.rate, given.trigger, given.seed))
+    if given.scenario == "proofs":
+        from loadtest.spark import proofs  # noqa: PLC0415 - with readers of three formats
+
+        asked = proofs.Plan(given.kills, given.together, given.proof_limit, tuple(given.only), given.seed)
+        return await proofs.run(bootstrap, directory, asked)
     if given.scenario == "archive":
-        from loadtest.spark import archive  # noqa: PLC0415 - with readers of three formats
+        from loadtest.spark import archive  # noqa: PLC0415 - as above
 
         return await archive.run(bootstrap, directory, archive.Plan(given.format, given.kills, given.rate, given.seed))
+    if given.scenario == "state":
+        return await state.run(bootstrap, directory, state.Plan(given.devices, given.again, given.heap))
+    if given.scenario == "behind":
+        late = behind.Plan(given.readings, given.most, given.rate, given.seconds)
+        return await behind.run(bootstrap, directory, late, gateway)
     if given.scenario == "latency":
         triggers = (given.trigger,) if given.trigger else TRIGGERS[::-1]
         load = latency.Plan(given.rate, given.sensors, given.warm_up, given.seconds, triggers, given.p50, given.p99)
         return await latency.run(bootstrap, directory, load, gateway)
     from loadtest.spark import rates  # noqa: PLC0415 - Spark in its own process
 
-    return await rates.run(bootstrap, rates.Plan(given.readings, given.rounds, given.step_limit, tuple(given.least)))
+    least, only = tuple(given.least), tuple(given.step)
+    return await rates.run(bootstrap, rates.Plan(given.readings, given.rounds, given.step_limit, least, only))
 
 
 async def main() -> int:

@@ -21,6 +21,7 @@ import duckdb
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from loadtest.beside import beside
+from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS, Parquet
 from loadtest.spark.readings import make_topics
@@ -34,6 +35,7 @@ maintain = {{ unused = "{unused}" }}
 """
 SETTLE_READS: Final = 180  # a second apart
 UPKEEP_S: Final = 300.0
+UPKEEP_PAUSE_S: Final = 1.0
 
 
 class Plan(NamedTuple):
@@ -51,6 +53,7 @@ class Reader:
     def __init__(self, lake: Parquet) -> None:
         self.lake = lake
         self.reads = 0
+        self.rows = 0  # at the last one
         self.missed = 0  # reads of Parquet that found a file gone, which is an error: they are repeated
         self.wrong: list[str] = []
 
@@ -66,6 +69,7 @@ class Reader:
         self.reads += 1
         if not found.right:
             self.wrong.append(f"{found.rows:,} rows, {found.distinct:,} distinct, of {found.expected:,}")
+        self.rows = found.rows
         return found.rows
 
     async def for_ever(self) -> None:
@@ -86,73 +90,91 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             FILE.format(topic=topics.source, sink=lake.sink, checkpoint=directory / "checkpoint", unused=unused)
         )
     job = Job(bootstrap, topics, directory, file=file)
-    failed: list[str] = []
-    async with beside(reader.for_ever()):
-        try:
-            code = await _rounds(job, reader, file, plan, failed)
-        finally:
-            await job.kill()
+    upkeep = Upkeep(file, reader, random.Random(plan.seed + 1))
+    async with job, beside(reader.for_ever(), upkeep.for_ever()):
+        code = await _rounds(job, reader, plan)
     before = len(lake.files())
-    failed += await _ended(await _upkeep(last_file))
+    await upkeep.once(last_file, None)
     log = sum((await _ends(bootstrap, topics.source)).values())
     found = await asyncio.to_thread(lake.read)
     disk = await asyncio.to_thread(lake.rows_on_disk)
     print(
         f"{plan.format}, {plan.kills} kills: log {log:,}, rows {found.rows:,}, distinct {found.distinct:,}, on disk "
         f"{disk:,}; files {before:,} before the last upkeep, {len(lake.files()):,} after; {reader.reads:,} reads "
-        f"meanwhile, {len(reader.wrong)} wrong, {reader.missed} repeated"
+        f"meanwhile, {len(reader.wrong)} wrong, {reader.missed} repeated; upkeep done {upkeep.done} times, killed "
+        f"{upkeep.killed} times"
     )
-    for told in (*reader.wrong[:10], *failed):
+    for told in (*reader.wrong[:10], *upkeep.failed):
         print(told)
-    kept = not reader.wrong and not failed and code == 0
+    kept = not reader.wrong and not upkeep.failed and code == 0
     return 0 if kept and found.rows == found.distinct == disk == log else 1
 
 
-async def _rounds(job: Job, reader: Reader, file: Path, plan: Plan, failed: list[str]) -> int:
+class Upkeep:
+    """Looks after the archive all the time; every second upkeep is killed, at a random moment of it."""
+
+    def __init__(self, file: Path, reader: Reader, chance: random.Random) -> None:
+        self.done = 0
+        self.killed = 0
+        self.failed: list[str] = []
+        self._file = file
+        self._reader = reader
+        self._chance = chance
+
+    async def for_ever(self) -> None:
+        """Until it is cancelled."""
+        took = 0.0
+        while True:
+            await asyncio.sleep(UPKEEP_PAUSE_S)
+            if not self._reader.rows:  # there is no archive yet
+                continue
+            began = time.monotonic()
+            kills = took and self._chance.random() < 0.5
+            await self.once(self._file, self._chance.uniform(0, took) if kills else None)
+            took = max(took, time.monotonic() - began)
+
+    async def once(self, file: Path, kill_after_s: float | None) -> None:
+        """An upkeep; None: to its end."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "spark", "maintain", str(file),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        ended = asyncio.create_task(process.communicate())
+        try:
+            await asyncio.wait([ended], timeout=UPKEEP_S if kill_after_s is None else kill_after_s)
+        finally:  # cancelled with the scenario, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            told, _ = await ended
+        if process.returncode == -signal.SIGKILL and kill_after_s is not None:
+            self.killed += 1
+        elif process.returncode == 0:
+            self.done += 1
+        else:
+            self.failed.append(f"the upkeep ended with {process.returncode}: {told.decode().strip()}")
+
+
+async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
     """Records come, the job is killed again and again, and goes on to the log's end; its exit code."""
-    chance = random.Random(plan.seed)
+
+    def told(kill: int, moment: str) -> None:
+        files = len(reader.lake.files())
+        print(
+            f"{plan.format}: kill {kill} of {plan.kills} ({moment}): {reader.rows:,} rows, {files:,} files", flush=True
+        )
+
     async with (
         AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=5) as producer,
         beside(_send(producer, job.topics.source, plan.rate)),
     ):
-        for kill in range(plan.kills):
-            await job.start()
-            rows = await asyncio.to_thread(reader.read)
-            upkeep = await _upkeep(file) if rows else None
-            await asyncio.sleep(chance.uniform(0, 6))
-            await job.kill()
-            if upkeep is not None:
-                failed += await _ended(upkeep, kill=True)
-            rows = await asyncio.to_thread(reader.read)
-            print(f"kill {kill + 1} of {plan.kills}: {rows:,} rows, {len(reader.lake.files()):,} files", flush=True)
+        await killing.rounds(job, plan.kills, random.Random(plan.seed), accounts=False, told=told)
         await job.start()
-        failed += await _ended(await _upkeep(file)) if plan.kills else []
     log = sum((await _ends(job.bootstrap, job.topics.source)).values())
     for _ in range(SETTLE_READS):
         if await asyncio.to_thread(reader.read) >= log:
             break
         await asyncio.sleep(1)
     return await job.stop()
-
-
-async def _upkeep(file: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", "spark", "maintain", str(file),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-
-
-async def _ended(upkeep: asyncio.subprocess.Process, *, kill: bool = False) -> list[str]:
-    """What was wrong with it, but that it was killed."""
-    if kill and upkeep.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(upkeep.pid, signal.SIGKILL)
-    async with asyncio.timeout(UPKEEP_S):
-        told, _ = await upkeep.communicate()
-    text = told.decode().strip()
-    if text:
-        print(text, flush=True)
-    return [] if upkeep.returncode in {0, -signal.SIGKILL} else [f"the upkeep failed: {text}"]
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, rate: int) -> None:

@@ -103,10 +103,10 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
             sender = Sender(producer, topics.source)
             sending = asyncio.create_task(_send(sender, rate))
             async with asyncio.timeout(UP_S):
-                while not _rows(job):  # noqa: ASYNC110 - the job's lines tell
+                while not job.rows():  # noqa: ASYNC110 - the job's lines tell
                     await asyncio.sleep(0.2)
             await asyncio.sleep(FIRST_S)
-            before = _rows(job)
+            before = job.rows()
             await cluster.kill(first)
             print(f"a worker and its executor killed after {before:,} readings", flush=True)
             await asyncio.sleep(FIRST_S)
@@ -119,13 +119,8 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
         code = await job.stop()
     finally:
         await cluster.stop()
-    print(f"{trigger} on {cluster.master}: {_rows(job):,} readings, exit code {code}: {verdict}")
+    print(f"{trigger} on {cluster.master}: {job.rows():,} readings, exit code {code}: {verdict}")
     return 0 if verdict.kept and code == 0 else 1
-
-
-def _rows(job: Job) -> int:
-    """Readings in batches that were reported."""
-    return sum(line["rows"] for line in job.reports if line["kind"] == "progress")
 
 
 async def _send(sender: Sender, rate: int) -> None:

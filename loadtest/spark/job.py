@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ class Job:
     Attributes:
         bootstrap: Kafka's address.
         topics: of max-temperature; a job file has its own.
+        checkpoint: its directory.
         reports: the lines of all its runs so far.
     """
 
@@ -38,13 +40,14 @@ class Job:
     ) -> None:
         self.bootstrap = bootstrap
         self.topics = topics
+        self.checkpoint = directory / "checkpoint"
         self.reports: list[dict[str, Any]] = []
         self._ready = directory / "spark-ready.json"
         self._log = directory / "spark.err"
         own = ["--source", topics.source, "--target", topics.target, "--dead-letter", topics.dead_letter]
         self._argv = [
             sys.executable, "-m", "gateway", "spark", command, "max-temperature" if file is None else str(file),
-            "--bootstrap-servers", bootstrap, "--checkpoint", str(directory / "checkpoint"),
+            "--bootstrap-servers", bootstrap, "--checkpoint", str(self.checkpoint),
             "--ready-file", str(self._ready), *(["--quick-start"] if quick_start else []),
             *(own if file is None else []), *options,
         ]  # fmt: skip
@@ -52,7 +55,12 @@ class Job:
         self._reading: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Start it, in a group of processes with its JVM, and wait until it reads."""
+        """Start it and wait until it reads."""
+        await self.launch()
+        await self.wait_ready()
+
+    async def launch(self) -> None:
+        """Start it, in a group of processes with its JVM, and do not wait."""
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -60,17 +68,25 @@ class Job:
             )
         self._process = process
         self._reading = asyncio.create_task(self._read(process))
-        async with asyncio.timeout(READY_S):
-            while not self._ready.exists():
-                if process.returncode is not None:
-                    raise RuntimeError(f"the job ended: {self._log.read_text()[-2000:]}")
-                await asyncio.sleep(0.1)
+
+    async def wait_ready(self) -> None:
+        """Wait until it reads; RuntimeError: it ended instead."""
+        await self.wait_until(self._ready.exists, READY_S)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             if line.startswith(b'{"kind"'):  # spark-submit has lines of its own
                 self.reports.append(json.loads(line))
+
+    async def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Wait until its reports say so; RuntimeError: it ended instead, TimeoutError: the time is up."""
+        assert self._process is not None
+        async with asyncio.timeout(limit_s):
+            while not condition():
+                if self._process.returncode is not None:
+                    raise RuntimeError(f"the job ended: {self._log.read_text()[-2000:]}")
+                await asyncio.sleep(0.1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,9 +98,27 @@ class Job:
     def cpu(self) -> float:
         """Processor seconds of it and its JVM so far (Linux)."""
         assert self._process is not None
+        return sum(process_cpu(process) for process in (self._process.pid, *self._children()))
+
+    def most_resident(self) -> int:
+        """The most memory that its JVM had so far, bytes (Linux)."""
+        told = [
+            Path(f"/proc/{child}/status").read_text().partition("VmHWM:")[2].split()[0] for child in self._children()
+        ]
+        return max(map(int, told)) * 1024
+
+    def _children(self) -> list[int]:
+        assert self._process is not None
         pid = self._process.pid
-        jvm = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return sum(process_cpu(process) for process in (pid, *map(int, jvm)))
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def batches(self) -> list[dict[str, Any]]:
+        """Reports of batches that have read something, of all its runs."""
+        return [line for line in self.reports if line["kind"] == "progress" and line["rows"]]
+
+    def rows(self) -> int:
+        """Records in them."""
+        return sum(line["rows"] for line in self.batches())
 
     async def kill(self) -> None:
         """SIGKILL for it and its JVM; nothing when it does not run."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.readings import LATE, Sender, make_topics, settled
 
@@ -43,14 +44,15 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     ):
         sender = Sender(producer, topics.source)
         sending = asyncio.create_task(_send(sender, plan.rate, chance))
-        for kill in range(plan.kills):
-            await job.start()
-            await asyncio.sleep(chance.uniform(0.5, 9))
-            await job.kill()
+
+        def told(kill: int, moment: str) -> None:
             print(
-                f"kill {kill + 1} of {plan.kills}: {len(sender.expected):,} windows, {len(sender.late)} late",
+                f"{plan.trigger}: kill {kill} of {plan.kills} ({moment}): {len(sender.expected):,} windows, "
+                f"{len(sender.late)} late",
                 flush=True,
             )
+
+        await killing.rounds(job, plan.kills, chance, accounts=True, told=told)
         await job.start()
         await asyncio.sleep(5)
         sending.cancel()

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from aiokafka import AIOKafkaProducer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -22,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.embedded.jars import ensure_jars
 from loadtest.gateway import process_cpu
+from loadtest.spark.filling import fill, in_turn
 from loadtest.spark.readings import Topics, make_topics
 from spark_sinks import declared
 from spark_sinks.job import Flow
@@ -53,8 +53,6 @@ source = {{ topics = ["{source}"], decode = "none" }}
 sink = {{ archive = "{directory}/lake" }}
 run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_once} }}
 """
-# As the gateway writes a record: a handful of headers.
-HEADERS: Final = [("content-type", b"application/json"), ("mqtt-topic", b"sensors/a"), ("mqtt-qos", b"1")]
 
 
 class Plan(NamedTuple):
@@ -64,6 +62,7 @@ class Plan(NamedTuple):
     rounds: int
     step_s: float  # a step is stopped then
     least: tuple[tuple[str, float], ...] = ()  # steps, and records per CPU second that each must reach
+    only: tuple[str, ...] = ()  # of the steps; none: all
 
 
 Start = Callable[[Topics, Path], StreamingQuery]
@@ -72,25 +71,29 @@ Start = Callable[[Topics, Path], StreamingQuery]
 async def run(bootstrap: str, plan: Plan) -> int:
     """Fill two topics, take turns, print the medians; 0: every step read everything, or as much as its time allowed."""
     warm, topics = await make_topics(bootstrap, PARTITIONS), await make_topics(bootstrap, PARTITIONS)
-    await _fill(bootstrap, warm.source, min(WARM_UP, plan.readings))
-    await _fill(bootstrap, topics.source, plan.readings)
+    began = time.monotonic()
+    for topic, count in ((warm.source, min(WARM_UP, plan.readings)), (topics.source, plan.readings)):
+        await fill(bootstrap, topic, PARTITIONS, in_turn(count, SENSORS, STEP_MS))
+    print(f"filled with {plan.readings:,} readings in {time.monotonic() - began:.0f} s", flush=True)
     spark = session(
         "rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR", driver_memory="2g",
         conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"},
     )  # fmt: skip
-    steps = _steps(spark, bootstrap)
+    steps = {name: step for name, step in _steps(spark, bootstrap).items() if not plan.only or name in plan.only}
     rates: dict[str, list[float]] = {name: [] for name in steps}
     least = dict(plan.least)
-    kept = True
+    kept = steps.keys() >= set(plan.only)
     for turn in range(plan.rounds):
         for name, step in steps.items():
             if not turn:
                 _run(spark, step, warm, plan.step_s)
+            began = time.monotonic()
             rows, seconds, whole = _run(spark, step, topics, plan.step_s)
+            wall = time.monotonic() - began
             rates[name].append(rows / seconds)
             kept &= rows > 0 and (not whole or rows == plan.readings)
             note = "" if whole else f", stopped after {plan.step_s:g} s"
-            print(f"{name}: {rows:,} records, {seconds:.1f} CPU s{note}", flush=True)
+            print(f"{name}: {rows:,} records, {seconds:.1f} CPU s, {wall:.1f} s{note}", flush=True)
     for name, found in rates.items():
         fast = median(found) >= least.get(name, 0)
         kept &= fast
@@ -100,26 +103,6 @@ async def run(bootstrap: str, plan: Plan) -> int:
         )
     spark.stop()
     return 0 if kept else 1
-
-
-async def _fill(bootstrap: str, topic: str, readings: int) -> None:
-    """Readings in order, batch by batch: ten million one by one would take minutes."""
-    begin = int(time.time() * 1000) - readings * STEP_MS
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        batches = [producer.create_batch() for _ in range(PARTITIONS)]
-        for number in range(readings):
-            at = begin + number * STEP_MS
-            sensor = number % SENSORS
-            partition = sensor % PARTITIONS
-            value = b'{"temperature": %.1f, "time": %d, "sent": %d}' % (number % 61 / 2, at, at + 3)
-            key = b"s%d" % sensor
-            while batches[partition].append(key=key, value=value, timestamp=at, headers=HEADERS) is None:
-                await producer.send_batch(batches[partition], topic, partition=partition)
-                batches[partition] = producer.create_batch()
-        for partition, batch in enumerate(batches):
-            if batch.record_count():
-                await producer.send_batch(batch, topic, partition=partition)
-        await producer.flush()
 
 
 def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:

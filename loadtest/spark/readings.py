@@ -43,15 +43,17 @@ class Verdict(NamedTuple):
         return self.missing == self.wrong == self.vanished == self.late_letters_of_good == 0
 
 
-async def make_topics(bootstrap: str, partitions: int = 3) -> Topics:
-    """New topics."""
+async def make_topics(bootstrap: str, partitions: int = 3, *, compacted: bool = False) -> Topics:
+    """New topics; `compacted`: that of the results."""
     name = f"readings-{time.time_ns()}"
     topics = Topics(name, f"{name}-maximum", f"{name}-dlq")
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        settings = {"retention.ms": "-1"}
-        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings) for topic in topics])
+        settings = {topic: {"retention.ms": "-1"} for topic in topics}
+        if compacted:
+            settings[topics.target] = {"cleanup.policy": "compact"}
+        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings[name]) for name in topics])
     finally:
         await admin.close()
     return topics

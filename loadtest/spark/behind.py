@@ -1,0 +1,196 @@
+"""Scenario `behind`: a slow job with a long backlog, beside a client of the gateway and one of Kafka.
+
+The job's batches must become short by themselves, and neither client may notice it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+
+from loadtest.beside import beside
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.gateway import GatewayProcess
+from loadtest.report import Latencies
+from loadtest.spark.filling import fill, in_turn
+from loadtest.spark.job import Job
+from loadtest.spark.readings import Topics, make_topics
+
+SENSORS: Final = 1_000
+WANTED_S: Final = 10.0
+"""What the job makes its batches last at most, and half as much again before it changes them."""
+SHORT: Final = 3
+"""So many batches in a row must be short."""
+DONE_S: Final = 600.0
+BESIDE_MS: Final = {50: 5.0, 99: 50.0}
+"""By how much a percentile may be greater beside the job, or by half, whichever is more."""
+JOB: Final = """
+import time
+from pyspark.sql import functions as F
+from spark_sinks.spec.jobs import Transform
+from spark_sinks.spec.parts import Column, ResultSink, Run, Source
+
+JOB = Transform(
+    name="slow",
+    source=Source(topics=("{source}",), columns={{"temperature": Column()}}, dead_letters="{letters}"),
+    sink=ResultSink(kafka="{target}"),
+    run=Run(checkpoint="{checkpoint}", max_offsets_per_trigger={most}),
+)
+
+
+@F.udf("string")
+def asked(key):
+    time.sleep(0.001)  # as somebody else's service would take
+    return key
+
+
+def transform(readings):
+    return readings.select("key", asked("key").alias("value"))
+"""
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    readings: int
+    most: int  # of a batch
+    rate: int
+    seconds: float
+
+
+class Client(asyncio.Protocol):
+    """A publisher of QoS 1 that remembers how long its answers took."""
+
+    def __init__(self) -> None:
+        self.latencies = Latencies()
+        self.refused = 0
+        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._splitter = Splitter()
+        self._sent: dict[int, float] = {}
+        self._packet_id = 0
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send CONNECT."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(connect_packet("modest"))
+
+    def data_received(self, data: bytes) -> None:
+        """CONNACK, PUBACK."""
+        for first, body in self._splitter.feed(data):
+            if first == 0x20:
+                self.connected.set_result(None)
+            elif first == 0x40:
+                self.latencies.record(time.perf_counter() - self._sent.pop(int.from_bytes(body[:2])))
+                self.refused += len(body) > 2 and body[2] >= 0x80
+
+    def publish(self, topic: str) -> None:
+        """One message."""
+        self._packet_id = self._packet_id % 65_535 + 1
+        self._sent[self._packet_id] = time.perf_counter()
+        self._transport.write(publish_packet(topic, b"{}", 1, self._packet_id))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+
+class Seen(NamedTuple):
+    """What the clients saw: of the gateway, and of Kafka."""
+
+    gateway: Latencies
+    kafka: Latencies
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} p50 {found.milliseconds(50):.1f} ms, p99 {found.milliseconds(99):.1f} ms of {found.count:,}"
+            for name, found in zip(self._fields, self, strict=True)
+        )
+
+    def harmed(self, before: Seen) -> bool:
+        """Whether they saw worse than before."""
+        return any(
+            now.milliseconds(of) > was.milliseconds(of) + max(more, was.milliseconds(of) / 2)
+            for now, was in zip(self, before, strict=True)
+            for of, more in BESIDE_MS.items()
+        )
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
+    """Measure alone and beside the job; 0: its batches became short, and nobody has noticed it."""
+    own = None if gateway else GatewayProcess(directory, bootstrap)
+    if own is not None:
+        await own.start()
+    served = own or gateway
+    assert served is not None
+    topics, beside_it = await make_topics(bootstrap), await make_topics(bootstrap)
+    await fill(bootstrap, topics.source, 3, in_turn(plan.readings, SENSORS, 20))
+    file = directory / "slow.py"
+    file.write_text(
+        JOB.format(
+            source=topics.source, target=topics.target, letters=topics.dead_letter,
+            checkpoint=directory / "checkpoint", most=plan.most,
+        )
+    )  # fmt: skip
+    client = Client()
+    host, port = served.address("mqtt")
+    await asyncio.get_running_loop().create_connection(lambda: client, host, port)
+    await client.connected
+    try:
+        async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
+            alone = await _measured(bootstrap, client, beside_it, plan.rate, asyncio.sleep(plan.seconds))
+            print(f"alone: {alone}", flush=True)
+            await job.start()
+            await job.wait_until(lambda: len(job.batches()) > 0, DONE_S)
+            with_it = await _measured(
+                bootstrap, client, beside_it, plan.rate, job.wait_until(lambda: _short(job), DONE_S)
+            )
+            print(f"beside the job: {with_it}", flush=True)
+            resident, left = job.most_resident(), plan.readings - job.rows()
+            code = await job.stop()
+    finally:
+        client.close()
+        if own is not None:
+            await own.stop()
+    told = ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches())
+    print(f"batches: {told}; {left:,} records were left; JVM {resident >> 20:,} MiB at most")
+    return 0 if not with_it.harmed(alone) and left > 0 and client.refused == code == 0 else 1
+
+
+def _short(job: Job) -> bool:
+    newest = job.batches()[-SHORT:]
+    return len(newest) == SHORT and all(line["duration_ms"] < 1_500 * WANTED_S for line in newest)
+
+
+async def _measured(bootstrap: str, client: Client, topics: Topics, rate: int, while_: Awaitable[None]) -> Seen:
+    """What both see while something lasts."""
+    client.latencies, kafka = Latencies(), Latencies()
+    async with (
+        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
+        beside(_publish(client, topics.source, rate), _produce(producer, topics.target, kafka, rate)),
+    ):
+        await while_
+    return Seen(client.latencies, kafka)
+
+
+async def _publish(client: Client, topic: str, rate: int) -> None:
+    number, began = 0, time.monotonic()
+    while True:
+        for _ in range(int((time.monotonic() - began) * rate) - number):
+            number += 1
+            client.publish(f"{topic}/d{number % 50}")
+        await asyncio.sleep(0.005)
+
+
+async def _produce(producer: AIOKafkaProducer, topic: str, latencies: Latencies, rate: int) -> None:
+    while True:
+        began = time.perf_counter()
+        await producer.send_and_wait(topic, b"{}")
+        latencies.record(time.perf_counter() - began)
+        await asyncio.sleep(1 / rate)

@@ -1,0 +1,114 @@
+"""Scenario `state`: a row of state for each of very many devices, kept on disk by RocksDB; stopped, killed, restarted.
+
+What is told: rows and bytes of state, how long batches take, the memory of the JVM, which must not grow with the state
+beyond its heap and what RocksDB is given, and how long a restart takes until it has read the next batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from loadtest.spark.filling import Reading, fill
+from loadtest.spark.job import Job
+from loadtest.spark.readings import Topics, make_topics
+from loadtest.verify import stored
+
+PARTITIONS: Final = 3
+BESIDE_HEAP: Final = 1 << 30
+"""Of the JVM's memory: its code, its threads, and RocksDB's caches and buffers."""
+DONE_S: Final = 1_800.0
+MIB: Final = 1 << 20
+FILE: Final = """
+job = "last-known"
+source = {{ topics = ["{source}"], decode = "none", dead_letters = "{letters}" }}
+sink = {{ kafka = "{target}" }}
+run = {{ checkpoint = "{checkpoint}", driver_memory = "{heap}" }}
+"""
+
+
+class Plan(NamedTuple):
+    """What to do."""
+
+    devices: int
+    again: int
+    heap: str
+
+
+async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
+    """Fill, restart after a stop and after a kill, compare; 0: every device is there, and the memory is bounded."""
+    topics = await make_topics(bootstrap, PARTITIONS, compacted=True)
+    file = directory / "state.toml"
+    file.write_text(
+        FILE.format(
+            source=topics.source, target=topics.target, letters=topics.dead_letter,
+            checkpoint=directory / "checkpoint", heap=plan.heap,
+        )
+    )  # fmt: skip
+    await fill(bootstrap, topics.source, PARTITIONS, _all(plan.devices))
+    async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
+        resident = [await _seen(job, "first start")]
+        code = await job.stop()
+        await fill(bootstrap, topics.source, PARTITIONS, _some(plan, 1))
+        resident.append(await _seen(job, "after a stop"))
+        await job.kill()
+        await fill(bootstrap, topics.source, PARTITIONS, _some(plan, 2))
+        resident.append(await _seen(job, "after a kill"))
+        code = await job.stop() or code
+    rows = job.batches()[-1]["state_rows"]
+    wrong = await _wrong(bootstrap, topics)
+    on_disk = sum(path.stat().st_size for path in (directory / "checkpoint").rglob("*") if path.is_file())
+    bounded = max(resident) <= _bytes(plan.heap) + BESIDE_HEAP
+    print(
+        f"{plan.devices:,} devices: {rows:,} rows of state, checkpoint {on_disk / MIB:,.0f} MiB, JVM "
+        f"{max(resident) / MIB:,.0f} MiB at most with a heap of {plan.heap}; {wrong:,} devices not as they were last"
+    )
+    return 0 if rows == plan.devices and bounded and wrong == code == 0 else 1
+
+
+async def _seen(job: Job, what: str) -> int:
+    """Start it and wait until it has read all; the most memory that its JVM had, bytes."""
+    before = len(job.batches())
+    began = time.monotonic()
+    await job.start()
+    ready = time.monotonic() - began
+    await job.wait_until(lambda: len(job.batches()) > before, DONE_S)
+    first = time.monotonic() - began
+    await job.wait_until(lambda: job.batches()[-1]["lag"] == 0, DONE_S)
+    seconds, resident = time.monotonic() - began, job.most_resident()
+    new = job.batches()[before:]
+    took = [line["duration_ms"] / 1000 for line in new]
+    print(
+        f"{what}: reads after {ready:.1f} s, first batch done after {first:.1f} s, all after {seconds:.1f} s; "
+        f"{len(new)} batches of {median(took):.1f} s ({max(took):.1f} at most); {job.cpu():.1f} CPU s; state "
+        f"{new[-1]['state_rows']:,} rows, {new[-1]['state_bytes'] >> 20:,} MiB; JVM {resident >> 20:,} MiB at most",
+        flush=True,
+    )
+    return resident
+
+
+def _all(devices: int) -> Iterator[Reading]:
+    now = int(time.time() * 1000)
+    return (Reading(device, device, now) for device in range(devices))
+
+
+def _some(plan: Plan, number: int) -> Iterator[Reading]:
+    now = int(time.time() * 1000)
+    step = max(1, plan.devices // plan.again)
+    return (Reading(device, device + number, now) for device in range(0, plan.devices, step))
+
+
+async def _wrong(bootstrap: str, topics: Topics) -> int:
+    """Devices whose newest result is not their newest reading."""
+    newest = [
+        {record.key: record.value async for record in stored(bootstrap, topic, partition_bytes=8 << 20)}
+        for topic in (topics.source, topics.target)
+    ]
+    return sum(newest[1].get(key) != value for key, value in newest[0].items())
+
+
+def _bytes(heap: str) -> int:
+    return int(heap[:-1]) << {"m": 20, "g": 30}[heap[-1]]
