@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,6 +25,9 @@ LOOK_S = 1.0
 """Between two looks at how far a query in real time is behind..."""
 LAG_LOOK_S = 5.0
 """... and in micro-batches, where nothing but the metrics depends on it."""
+WORKER_TRIES = 5
+NO_WORKER = re.compile("failed to connect back|CANNOT_OPEN_SOCKET")
+"""What Spark says when its driver's Python was not there within ten seconds: a limit without a setting."""
 LAST_LETTERS_S = 3.0
 """What a stop gives the accounts of the batches that have just finished."""
 
@@ -62,6 +66,7 @@ class Course:
         self._starting_offsets = starting_offsets
         self._say = say
         self._runs: dict[str, str] = {}  # every run's id: the mode it was started in
+        self._workers_missed = 0  # in a row
         self._reads = False
         self._stopped = False
         self._pace = Pace(flow.behind_s)
@@ -125,6 +130,11 @@ class Course:
         """Look after the query; raises what ended it."""
         if not self.query.isActive:
             error = self.query.exception()
+            if error is not None and NO_WORKER.search(str(error)) and self._workers_missed < WORKER_TRIES:
+                self._workers_missed += 1
+                self._say(f"{self.flow.name}: Spark's Python was not there within 10 s, the query is started again")
+                self._start(self.mode)
+                return
             if error is not None or self.mode != CATCHING_UP:
                 raise error or RuntimeError(f"query {self.flow.name} ended by itself")
             self._reads = True
@@ -157,6 +167,7 @@ class Course:
         if self._accounts:
             self._accounts.batch_finished()
         mode = self._runs[progress.run]
+        self._workers_missed = 0
         lag = progress.lag
         if progress.end is not None and offsets_sum(progress.end) >= self._read:
             self.position = progress.end

@@ -7,6 +7,7 @@ one with state leave out is found in its finished batches afterwards (`spark_sin
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 SHORTEST_BEHIND_S: Final = 5.0
+REGISTRY_MS: Final = 10_000
+"""Between two looks at a registry's topic in real time, where nothing else is said."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -103,7 +106,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
             name=declared.title,
             topics=declared.source.topics,
             checkpoint=job.checkpoint,
-            trigger=Trigger(options.trigger, options.interval_ms),
+            trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
             start=job.start,
             rejects=job.rejects,
             behind_s=job.behind_s,
@@ -130,6 +133,11 @@ class DeclaredJob:
     def behind_s(self) -> float:
         """How far behind it may be in real time."""
         return SHORTEST_BEHIND_S
+
+    @property
+    def interval_ms(self) -> int | None:
+        """Where the options say nothing of it; None: as the trigger has it."""
+        return None
 
     def _once(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         found = self.left_out(source, watermark_ms)
@@ -251,6 +259,12 @@ class Enrich(Stateless):
 
     declared: spec.Enrich
 
+    @property
+    def interval_ms(self) -> int | None:
+        """In real time a checkpoint is when the registry's topic is read anew."""
+        real_time = self.options.trigger == REAL_TIME
+        return REGISTRY_MS if real_time and self.declared.registry.topic is not None else None
+
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
         declared = self.declared
@@ -279,6 +293,9 @@ class AnomaliesWithMeans(DeclaredJob):
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
+        # Spark gives the Python that begins this ten seconds, however busy the machine is: what it imports is compiled
+        # and in memory then.
+        importlib.import_module("pyspark.sql.streaming.transform_with_state_driver_worker")
         declared, conf = self.declared, self.spark.conf
         made = thresholds.with_means(
             results.good(self.stream(trigger)),

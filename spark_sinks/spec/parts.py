@@ -330,7 +330,8 @@ class Run(Section):
     trigger: Literal["micro-batch", "real-time"] = "micro-batch"
     """`micro-batch`: the most readings a CPU second. `real-time`: milliseconds from reading to result"""
     interval: Duration | None = None
-    """between micro-batches (not set: one after the other), or between checkpoints in real time (not set: 5m)"""
+    """between micro-batches (not set: one after the other), or between checkpoints in real time (not set: 5m, of
+    `enrich` with a topic 10s)"""
     max_offsets_per_trigger: Annotated[int, Field(ge=1)] = 100_000
     """the most records of a micro-batch: bounds memory, and keeps the partitions abreast after an outage. Where such a
     batch takes long, fewer"""
