@@ -1,28 +1,29 @@
 """`python -m loadtest SCENARIO`: load on a gateway, judged by what is in Kafka afterwards.
 
-`steady` works on a gateway started with `trivium up --ready-file FILE`; the others start their own.
+`run` works on a gateway of yours, `compare` on results of it; the others start their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import json
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 
-from loadtest.clients.topics import create_topic
 from loadtest.faults import bench
 from loadtest.faults.run import run as run_faults
 from loadtest.gateway import GatewayProcess
-from loadtest.numbering import Numbering
 from loadtest.options import arguments
 from loadtest.report import Report
+from loadtest.run import commands
 from loadtest.scenarios import (
     amqp_kills,
     amqp_memory,
@@ -41,48 +42,9 @@ from loadtest.scenarios.fuzz import SETTINGS, Fuzz
 from loadtest.scenarios.fuzz import Plan as Storm
 from loadtest.scenarios.kills import Plan, Round
 from loadtest.scenarios.memory import Crowd, Scales, allow_files, weigh
-from loadtest.scenarios.steady import PROTOCOLS, Load, judge, send
+from loadtest.scenarios.steady import PROTOCOLS
 from loadtest.scenarios.table import make_way
 from loadtest.scenarios.table import measure as mqtt_table
-from loadtest.verify import Ledger
-
-
-async def steady(options: argparse.Namespace) -> int:
-    """Run it; 0 when nothing acknowledged was lost and no connection failed."""
-    try:
-        ready = json.loads(options.ready_file.read_text())
-    except (OSError, ValueError) as error:
-        print(f"no gateway is ready: cannot read {options.ready_file}: {error}", file=sys.stderr)
-        return 1
-    report = Report("steady")
-    good = True
-    for protocol in PROTOCOLS if options.protocol == "all" else (options.protocol,):
-        numbering = Numbering()
-        topic = f"load-{protocol}-{numbering.run}"
-        await create_topic(ready["kafka"], topic, options.partitions)
-        load = Load(
-            protocol,
-            ready[protocol],
-            topic,
-            options.connections,
-            options.window if protocol != "http" else max(options.window, options.batch),
-            options.messages,
-            options.size,
-            options.batch,
-            options.rate,
-            options.qos,
-        )
-        ledger = Ledger()
-        measured = await send(load, numbering, ledger, ready["pid"])
-        verdict = await judge(ready["kafka"], load, numbering, ledger)
-        report.add(protocol=protocol, **measured.row(), **verdict.row())
-        good = good and verdict.honest and not measured.errors
-        for text in measured.errors[:5]:
-            print(f"{protocol}: {text}", file=sys.stderr)
-    report.print()
-    if options.json:
-        options.json.write_text(report.to_json())
-    return 0 if good else 1
 
 
 @contextlib.asynccontextmanager
@@ -336,14 +298,26 @@ async def table(options: argparse.Namespace) -> int:
     return conclude(options, report, problems)
 
 
+async def sized(options: argparse.Namespace) -> int:
+    """`size`: 0 when there is an answer."""
+    if options.result is not None:
+        return await commands.sized(options, say)
+    allow_files()
+    async with own_gateway(options) as (gateway, _):
+        return await commands.sized(options, say, gateway)
+
+
 def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """The options of these names that were given."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AMQP")}
-RUN: Final = {
-    "steady": steady, "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
+RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] = {
+    "run": partial(commands.run, say=say),
+    "compare": partial(commands.compared, _say=say),
+    "size": sized,
+    "kills": kills, "fuzz": fuzz, "memory": memory, "table": table, "amqp": table, "sse": sse,
     "many-topics": everything,
     "many": many_of_all,
     "fair": fair_shares,
@@ -359,7 +333,26 @@ RUN: Final = {
 def main() -> None:
     """The command."""
     options = arguments(__doc__)
-    sys.exit(uvloop.run(RUN[options.scenario](options)))
+    sys.exit(uvloop.run(until_told(RUN[options.scenario](options))))
+
+
+async def until_told(work: Coroutine[Any, Any, int]) -> int:
+    """Do it; SIGTERM and SIGINT cancel it, so that what it has started is stopped. The exit code is then a shell's."""
+    loop, task, told = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
+    assert task is not None
+
+    def stop(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return 128 + told[0]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from loadtest.child import command_line
+
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
 START_S: Final = 180.0  # Kafka, when it is embedded, has 120
 STOP_S: Final = 20.0
@@ -19,7 +21,7 @@ _BUGS: Final = ("Traceback", "was contained", "exception was never retrieved", "
 
 
 class GatewayProcess:
-    """One `trivium up`. The first start takes free ports; later ones the same again.
+    """One `trivium up`. The first start takes free ports; later ones the same again. It ends with us, however we end.
 
     Attributes:
         addresses: what the ready file says.
@@ -70,7 +72,7 @@ class GatewayProcess:
             argv = ["sh", "-c", f'ulimit -n {self._open_files}; exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *argv,
+                *command_line(*argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

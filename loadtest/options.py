@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from loadtest.faults import bench
+from loadtest.run import commands
 from loadtest.scenarios import (
     amqp_kills,
     amqp_memory,
@@ -43,22 +44,7 @@ def arguments(description: str | None) -> argparse.Namespace:
             )
         return made
 
-    steady = scenario("steady", "windows kept full, or a rate; then verified", starts=())
-    steady.add_argument("--ready-file", type=Path, required=True, help="what `trivium up --ready-file` wrote")
-    steady.add_argument("--protocol", choices=(*PROTOCOLS, "all"), default="all")
-    steady.add_argument("--connections", type=int, default=10)
-    steady.add_argument("--window", type=int, default=100, help="unanswered messages per connection")
-    steady.add_argument(
-        "--messages",
-        type=int,
-        default=200_000,
-        help="in total, per protocol; they are made beforehand, about 0.4 kB of memory each",
-    )
-    steady.add_argument("--size", type=int, default=100, help="payload bytes")
-    steady.add_argument("--batch", type=int, default=100, help="records per HTTP request")
-    steady.add_argument("--qos", type=int, choices=(0, 1, 2), default=1, help="MQTT only")
-    steady.add_argument("--rate", type=float, help="messages per second in total; default: as fast as answered")
-    steady.add_argument("--partitions", type=int, default=3)
+    commands.add_options(scenario)
     kills = scenario("kills", "the gateway is killed under load; nothing acknowledged may be lost")
     kills.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt")
     plan, amqp = Plan(), amqp_kills.Plan()

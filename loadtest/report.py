@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
-import itertools
+import collections
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any, Final
 
 from hdrh.histogram import HdrHistogram
@@ -23,14 +25,15 @@ class Latencies:
     """
 
     def __init__(self) -> None:
-        self._histogram = HdrHistogram(1, _LONGEST_US, 3)
+        self._histogram = histogram()
         self._aside = array.array("d")
-        self._many: list[tuple[float, int]] = []
         self.record = self._aside.append  # seconds; the method call is half of what it costs
+        self.extend = self._aside.extend
 
-    def record_many(self, seconds: float, count: int) -> None:
-        """The same latency `count` times."""
-        self._many.append((seconds, count))
+    def take(self) -> HdrHistogram:
+        """All that there are, in microseconds, and begin anew."""
+        taken, self._histogram = self._counted(), histogram()
+        return taken
 
     def merge(self, other: Latencies) -> None:
         """Add all of another's."""
@@ -43,21 +46,31 @@ class Latencies:
 
     def milliseconds(self, percentile: float) -> float:
         """The latency in ms that `percentile` percent do not exceed; 0 when there are none."""
-        histogram = self._counted()
-        if not histogram.get_total_count():
-            return 0.0
-        return float(histogram.get_value_at_percentile(percentile)) / 1000
+        return _milliseconds(self._counted(), percentile)
 
     def summary(self) -> dict[str, float]:
         """The percentiles by name, in ms."""
         return {f"p{percentile:g}": self.milliseconds(percentile) for percentile in PERCENTILES}
 
     def _counted(self) -> HdrHistogram:
-        for seconds, count in itertools.chain(zip(self._aside, itertools.repeat(1)), self._many):
-            self._histogram.record_value(min(_LONGEST_US, max(1, round(seconds * 1e6))), count)
+        for microseconds, count in collections.Counter([round(seconds * 1e6) for seconds in self._aside]).items():
+            self._histogram.record_value(min(_LONGEST_US, max(1, microseconds)), count)
         del self._aside[:]
-        self._many.clear()
         return self._histogram
+
+
+def _milliseconds(one: HdrHistogram, percentile: float) -> float:
+    return float(one.get_value_at_percentile(percentile)) / 1000 if one.get_total_count() else 0.0
+
+
+def percentiles(one: HdrHistogram) -> dict[str, float]:
+    """The percentiles of a histogram by name, in ms."""
+    return {f"p{percentile:g} ms": _milliseconds(one, percentile) for percentile in PERCENTILES}
+
+
+def histogram() -> HdrHistogram:
+    """An empty one, for microseconds."""
+    return HdrHistogram(1, _LONGEST_US, 3)
 
 
 class Report:
@@ -98,3 +111,35 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+_STYLE: Final = (
+    "body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse;font-size:13px;margin:1em 0}"
+    "td,th{border:1px solid #bbb;padding:.2em .5em;text-align:left}"
+    ".bad{color:#b00}svg{max-width:100%;height:auto}"
+)
+
+
+def html_page(
+    title: str, note: str, sections: Iterable[tuple[str, Iterable[str]]], problems: Iterable[str] = ()
+) -> str:
+    """A page that needs nothing else: headings with tables and drawings, which are HTML already."""
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>',
+        f"<h1>{escape(title)}</h1><p>{escape(note)}</p>",
+        *(f'<p class="bad">{escape(problem)}</p>' for problem in problems),
+    ]
+    for heading, contents in sections:
+        parts += [f"<h2>{escape(heading)}</h2>", *contents]
+    return "\n".join(parts) + "\n</html>\n"
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a table; they may differ in their columns."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_text(row.get(name, '')))}</td>" for name in names) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"

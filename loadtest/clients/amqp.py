@@ -1,6 +1,6 @@
 """A windowed AMQP 1.0 sender on a bare socket.
 
-It obeys link credit, matches dispositions by delivery id, and sends each payload as a message of one kind.
+It obeys link credit and matches dispositions by delivery id.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from loadtest.clients.amqp_wire import (
     END,
     FLOW,
     GOODBYE,
-    GREETING,
     SASL_OUTCOME,
     Splitter,
     attach_sender,
+    greeting,
     opening,
     read_value,
     transfer,
@@ -31,33 +31,35 @@ from loadtest.clients.pace import Pace
 from loadtest.clients.sender import OnAck, WindowedSender
 
 
-class Sender(WindowedSender):
-    """Sends prepared payloads unsettled over one link, within the peer's credit.
+def transfers(payloads: Sequence[bytes], kind: Kind = minimal) -> list[bytes]:
+    """The packets of a `Sender`: a message of one kind for each payload."""
+    return [transfer(index, struct.pack(">I", index), kind(index, payload)) for index, payload in enumerate(payloads)]
 
-    Refusals are counted by the descriptor code of the delivery's outcome.
+
+class Sender(WindowedSender):
+    """Sends unsettled transfers over one link, within the peer's credit; number `index` has that delivery-id.
+
+    Refusals are counted by the descriptor code of the delivery's outcome. `login`: user and password, for PLAIN.
     """
 
-    greeting = GREETING
     goodbye = GOODBYE
 
     def __init__(
         self,
         container: str,
         address: str,
-        payloads: Sequence[bytes],
+        packets: Sequence[bytes],
         pace: Pace,
         on_ack: OnAck,
         *,
-        kind: Kind = minimal,
+        login: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        frames = [
-            transfer(index, struct.pack(">I", index), kind(index, payload)) for index, payload in enumerate(payloads)
-        ]
-        super().__init__(frames, pace, on_ack)
+        super().__init__(packets, pace, on_ack)
+        self.greeting = greeting(*login)
         self._container = container
         self._address = address
         self._splitter = Splitter()
-        self._settled = bytearray(self.total)
+        self._settled = bytearray()
         self._limit = 0  # until credit comes
 
     def data_received(self, data: bytes) -> None:
@@ -76,7 +78,7 @@ class Sender(WindowedSender):
             assert self._transport is not None
             self._transport.write(opening(self._container) + attach_sender("load", self._container, self._address))
         elif code == FLOW and len(fields) > 6 and fields[4] is not None:
-            self._limit = min(self.total, (fields[5] or 0) + (fields[6] or 0))
+            self._limit = (fields[5] or 0) + (fields[6] or 0)
             self._is_connected()
         elif code == DISPOSITION:
             self._disposed(fields)
@@ -88,6 +90,7 @@ class Sender(WindowedSender):
         last = fields[2] if len(fields) > 2 and fields[2] is not None else first
         state = fields[4][0] if len(fields) > 4 and fields[4] is not None else 0
         now, behind = time.perf_counter(), last + 1
+        self._settled.extend(bytes(self.sent - len(self._settled)))
         if state == ACCEPTED and self._settled.find(1, first, behind) < 0:
             self._settled[first:behind] = b"\x01" * (behind - first)
             self._timed_run(first, behind, now)
@@ -96,5 +99,5 @@ class Sender(WindowedSender):
         for index in range(first, behind):
             if not self._settled[index]:
                 self._settled[index] = 1
-                self._timed(index, now)
+                self._timed_run(index, index + 1, now)
                 self._answer(index, None if state == ACCEPTED else state)

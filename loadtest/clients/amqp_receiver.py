@@ -12,12 +12,12 @@ from loadtest.clients.amqp_wire import (
     DETACH,
     END,
     GOODBYE,
-    GREETING,
     SASL_OUTCOME,
     Splitter,
     accept,
     attach_receiver,
     credit,
+    greeting,
     opening,
     read_value,
 )
@@ -31,7 +31,8 @@ class Receiver(asyncio.Protocol):
 
     Attributes:
         attached: done when the link is there; carries the error when the connection fails before.
-        payloads: what came, in order.
+        payloads: what came, in order, if they are kept.
+        count: how many came.
         last: when the last of it came (`time.perf_counter`).
     """
 
@@ -45,19 +46,24 @@ class Receiver(asyncio.Protocol):
         settled: bool = False,
         first: bool = False,
         told: Callable[[bytes, float], None] | None = None,
+        keep: bool = True,
+        login: tuple[str | None, str | None] = (None, None),
     ) -> None:
         """Nothing is sent yet.
 
         Args:
             container: its name.
             address: of the source.
-            size: bytes of a payload.
+            size: bytes of a payload; 0: of the whole frame.
             window: credit; it is given anew when half of it is used.
             settled: whether messages are to come settled.
             first: from the first record that is stored.
             told: each payload, and when it came.
+            keep: the payloads.
+            login: user and password, for PLAIN.
         """
         self.payloads: list[bytes] = []
+        self.count = 0
         self.last = 0.0
         self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._container = container
@@ -67,6 +73,8 @@ class Receiver(asyncio.Protocol):
         self._settled = settled
         self._first = first
         self._told = told
+        self._keep = keep
+        self._greeting = greeting(*login)
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
         self._accepted = 0
@@ -75,25 +83,27 @@ class Receiver(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(GREETING)
+        self._transport.write(self._greeting)
 
     def data_received(self, data: bytes) -> None:
         """Frames."""
         transport = self._transport
         assert transport is not None
-        payloads, size = self.payloads, self._size
-        before = len(payloads)
+        payloads: list[bytes] = []
+        size = self._size
         for body in self._splitter.feed(data):
             if body.startswith(_TRANSFER_START):
                 payloads.append(body[-size:])
             else:
                 self._control(body)
-        count = len(payloads)
-        if count == before:
+        if not payloads:
             return
+        self.count = count = self.count + len(payloads)
         self.last = time.perf_counter()
+        if self._keep:
+            self.payloads += payloads
         if self._told is not None:
-            for payload in payloads[before:]:
+            for payload in payloads:
                 self._told(payload, self.last)
         out = b""
         if not self._settled:

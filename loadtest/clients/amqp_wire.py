@@ -57,8 +57,14 @@ def frame(body: bytes, kind: int = _AMQP) -> bytes:
     return struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body
 
 
-GREETING: Final = b"AMQP\x03\x01\x00\x00" + frame(performative(0x41, symbol("ANONYMOUS"), b"\xa0\x04load"), _SASL)
-"""SASL with ANONYMOUS: answered with the mechanisms and the outcome; then the AMQP layer begins."""
+def greeting(user: str | None = None, password: str | None = None) -> bytes:
+    """SASL with ANONYMOUS or PLAIN: answered with the mechanisms and the outcome; then the AMQP layer begins."""
+    name, said = ("ANONYMOUS", b"load") if user is None else ("PLAIN", f"\0{user}\0{password or ''}".encode())
+    first = performative(0x41, symbol(name), b"\xb0" + struct.pack(">I", len(said)) + said)
+    return b"AMQP\x03\x01\x00\x00" + frame(first, _SASL)
+
+
+GREETING: Final = greeting()
 
 GOODBYE: Final = frame(performative(CLOSE))
 

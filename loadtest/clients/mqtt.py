@@ -17,15 +17,14 @@ from typing import Final, cast
 from loadtest.clients.mqtt_wire import (
     Splitter,
     connect_packet,
-    packet,
     publish_packet,
     read_varint,
     subscribe_packet,
-    text,
 )
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import OnAck, Sender, WindowedSender
 
+Login = tuple[str | None, str | None]
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 LAST_ID: Final = 65535
 
@@ -35,25 +34,33 @@ def packet_id(index: int) -> int:
     return index % LAST_ID + 1
 
 
+def publishes(topic: str, payloads: Sequence[bytes], qos: int = 1) -> list[bytes]:
+    """The packets of a `Publisher` for one topic."""
+    return [publish_packet(topic, payload, qos, packet_id(index)) for index, payload in enumerate(payloads)]
+
+
 class Publisher(WindowedSender):
-    """Publishes prepared payloads at QoS 1 or 2; refusals are counted by reason code."""
+    """Sends PUBLISH packets at QoS 1 or 2, number `index` with `packet_id(index)`.
+
+    Refusals are counted by reason code. `login`: user and password.
+    """
 
     goodbye = b"\xe0\x00"
 
     def __init__(
-        self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: OnAck, *, qos: int = 1
+        self,
+        client_id: str,
+        packets: Sequence[bytes],
+        pace: Pace,
+        on_ack: OnAck,
+        *,
+        qos: int = 1,
+        login: Login = (None, None),
     ) -> None:
-        head = text(topic)
-        first = 0x30 | qos << 1
-        packets = [
-            packet(first, head + struct.pack(">H", packet_id(index)) + b"\0" + payload)
-            for index, payload in enumerate(payloads)
-        ]
         super().__init__(packets, pace, on_ack)
-        self.greeting = connect_packet(client_id)
+        self.greeting = connect_packet(client_id, *login)
         self.out_of_order = 0
         self._final = PUBACK if qos == 1 else PUBCOMP
-        self._ids = array.array("H", (packet_id(index) for index in range(self.total)))
         self._splitter = Splitter()
 
     def data_received(self, data: bytes) -> None:
@@ -83,7 +90,8 @@ class Publisher(WindowedSender):
                 self._transport.write(bytes(answer))
                 continue
             begin, end = self.answered, self.answered + behind - first
-            if kind != self._final or identifiers[first:behind] != self._ids[begin:end]:
+            place = begin % LAST_ID
+            if kind != self._final or identifiers[first:behind] != _IDS[place : place + behind - first]:
                 self.out_of_order += behind - first
             self._timed_run(begin, end, now)
             self._answer_run(begin, end)
@@ -115,6 +123,7 @@ class Publisher(WindowedSender):
         self._answer(index, None if reason in (0x00, 0x10) else reason)
 
 
+_IDS: Final = array.array("H", 2 * [*range(1, LAST_ID + 1)])
 _ACKS: Final = bytes((PUBACK, PUBREC, PUBCOMP))
 
 
@@ -187,8 +196,16 @@ _FLOOD_CHUNK: Final = 500  # messages written at once
 class Subscriber(asyncio.Protocol):
     """Subscribes to one filter and hands every payload to `on_message`; QoS 1 is acknowledged at once."""
 
-    def __init__(self, client_id: str, topic_filter: str, qos: int, on_message: Callable[[bytes], None]) -> None:
-        self._connect = connect_packet(client_id)
+    def __init__(
+        self,
+        client_id: str,
+        topic_filter: str,
+        qos: int,
+        on_message: Callable[[bytes], None],
+        *,
+        login: Login = (None, None),
+    ) -> None:
+        self._connect = connect_packet(client_id, *login)
         self._subscribe = subscribe_packet(1, [(topic_filter, qos)])
         self._on_message = on_message
         self._splitter = Splitter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -30,10 +31,18 @@ class Pace:
         self._clock = clock
         self._phase = phase
         self._started: float | None = None
+        self._first = 0
 
-    def start(self) -> None:
-        """Sending begins, and the clock of the rate."""
-        self._started = self._clock()
+    def start(self, sent: int = 0, at: float | None = None) -> None:
+        """Sending begins with message `sent`, and the clock of the rate: now, or `at`."""
+        self._first = sent
+        self._started = self._clock() if at is None else at
+
+    def due(self, index: int) -> float:
+        """When message `index` is to be sent: as planned by the rate, however late that is done; else now."""
+        if self.rate is None or self._started is None:
+            return self._clock()
+        return self._started + (index - self._first + 1 - self._phase) / self.rate
 
     def room(self, sent: int, answered: int) -> int:
         """How many of the next messages may be sent."""
@@ -41,6 +50,6 @@ class Pace:
             return 0
         room = self.window - (sent - answered)
         if self.rate is not None:
-            due = int((self._clock() - self._started) * self.rate + self._phase)
-            room = min(room, due - sent)
+            due = math.floor((self._clock() - self._started) * self.rate + self._phase)
+            room = min(room, self._first + due - sent)
         return max(0, room)

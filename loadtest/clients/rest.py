@@ -14,33 +14,43 @@ from loadtest.clients.sender import OnAck, Sender
 TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value is the payload as it is
 
 
-class Producer(Sender):
-    """Posts prepared payloads, `batch` records a request; one request is in flight on a connection at a time.
+def request(head: str, body: bytes) -> bytes:
+    """A POST whose head is missing its length only."""
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-    Latencies are those of requests; refusals are counted by status.
+
+def produce_head(host: str, topic: str, media: str = TEXT_RECORDS) -> str:
+    """The head of a request that stores records, without its length and its end."""
+    return f"POST /topics/{topic} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {media}\r\n"
+
+
+def requests(
+    host: str, topic: str, payloads: Sequence[bytes], *, batch: int = 1, key: str | None = None
+) -> list[bytes]:
+    """The requests of a `Producer`: `batch` payloads in each, as text, all with one key."""
+    head = produce_head(host, topic)
+    keyed = {} if key is None else {"key": key}
+    records = [{**keyed, "value": payload.decode()} for payload in payloads]
+    return [
+        request(head, json.dumps({"records": records[at : at + batch]}).encode())
+        for at in range(0, len(records), batch)
+    ]
+
+
+class Producer(Sender):
+    """Posts requests of `batch` records each; one is in flight on a connection at a time.
+
+    Latencies are those of requests; refusals are counted by status. `total`: records.
     """
 
-    def __init__(
-        self,
-        host: str,
-        topic: str,
-        payloads: Sequence[bytes],
-        pace: Pace,
-        on_ack: OnAck,
-        *,
-        batch: int = 1,
-        key: str | None = None,
-    ) -> None:
-        super().__init__(len(payloads), pace, on_ack)
-        self._payloads = payloads
+    def __init__(self, requests: Sequence[bytes], total: int, pace: Pace, on_ack: OnAck, *, batch: int = 1) -> None:
+        super().__init__(total, pace, on_ack)
         self._batch = batch
-        self._head = f"POST /topics/{topic} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {TEXT_RECORDS}\r\n"
-        self._key = key
-        self._requests = [self._request(at) for at in range(0, len(payloads), batch)]
+        self._requests = requests
         self._buffer = b""
         self._next = 0
         self._waiting = False
-        self._sent_at = 0.0
+        self._due_at = 0.0
 
     @property
     def sent(self) -> int:
@@ -70,26 +80,22 @@ class Producer(Sender):
     def push(self) -> None:
         """Post the next batch when none is in flight and the pace allows it."""
         assert self._transport is not None
-        if self._waiting or self._next >= len(self._requests) or self._transport.is_closing():
+        due = min(self._batch, self.total - self.sent)
+        if due <= 0 or self._transport.is_closing() or self.pace.room(self.sent, self.answered) < due:
             return
-        if self.pace.room(self.sent, self.answered) < min(self._batch, self.total - self.sent):
+        if self._waiting:
+            self._held = True
             return
         self._waiting = True
-        self._sent_at = time.perf_counter()
+        self._due_at = self.pace.due(self.sent + due - 1)
         self._transport.write(self._requests[self._next])
         self._next += 1
-
-    def _request(self, at: int) -> bytes:
-        records = [{"value": payload.decode()} for payload in self._payloads[at : at + self._batch]]
-        if self._key is not None:
-            records = [{"key": self._key, **record} for record in records]
-        body = json.dumps({"records": records}).encode()
-        return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        self._wrote(self._due_at)
 
     def _respond(self, status: int, body: bytes) -> None:
         self._waiting = False
         at = (self._next - 1) * self._batch
-        self.latencies.record(time.perf_counter() - self._sent_at)
+        self.latencies.record(time.perf_counter() - self._due_at)
         results = json.loads(body)["offsets"] if status == 200 else [{"error_code": status}] * self._batch
         for index, result in zip(range(at, min(at + self._batch, self.total)), results, strict=False):
             self._answer(index, None if "offset" in result else result["error_code"])

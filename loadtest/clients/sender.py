@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import array
 import asyncio
-import collections
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -22,7 +23,9 @@ class Sender(asyncio.Protocol, abc.ABC):
     """One connection with a number of messages to send.
 
     `on_ack` is told the positive answers; the others are counted in `refused` by the protocol's code.
-    `connected` and `finished` carry the error when the connection fails before.
+    `connected` and `finished` carry the error when the connection fails before. With a rate `latencies` count from the
+    moment at which a message was due, whatever kept it back, so that a server that stalls is not asked less often; and
+    `late` has how far behind that the sender was by itself, when neither window nor peer kept it back.
     """
 
     greeting = b""
@@ -33,8 +36,10 @@ class Sender(asyncio.Protocol, abc.ABC):
         self.pace = pace
         self.answered = 0
         self.latencies = Latencies()
+        self.late = Latencies()
         self.refused: dict[int, int] = {}
         self._on_ack = on_ack
+        self._held = False  # something that was due had to wait, for an answer or for the peer's leave
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
         self.connected: asyncio.Future[None] = loop.create_future()
@@ -48,6 +53,16 @@ class Sender(asyncio.Protocol, abc.ABC):
     @abc.abstractmethod
     def push(self) -> None:
         """Write what the pace allows."""
+
+    def more(self, count: int) -> None:
+        """So many messages more; `finished` is a new one."""
+        self.total += count
+        self.finished = asyncio.get_running_loop().create_future()
+
+    def halt(self) -> None:
+        """Send no more: what is not answered yet is all there is to come."""
+        self.total = self.sent
+        self._count(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting."""
@@ -64,6 +79,14 @@ class Sender(asyncio.Protocol, abc.ABC):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(self.goodbye)
             self._transport.close()
+
+    def _wrote(self, due: float) -> None:
+        """Something was written that was due then."""
+        if self.pace.rate is None:
+            return
+        if not self._held:
+            self.late.record(time.perf_counter() - due)
+        self._held = self.total > self.sent and self.pace.room(self.sent, self.sent) > 0
 
     def _is_connected(self) -> None:
         if not self.connected.done():
@@ -94,35 +117,37 @@ class Sender(asyncio.Protocol, abc.ABC):
 
 
 class WindowedSender(Sender):
-    """A sender of prepared packets, each a message, with at most the pace's window unanswered.
+    """A sender of packets, each a message, with at most the pace's window unanswered.
 
-    `sent_at` says when each was written.
+    `due_at` says when each was due; without a rate, when it was written.
     """
 
     def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(packets), pace, on_ack)
         self._packets = packets
-        self.sent_at: list[float] = []
-        self._limit = self.total  # messages that the peer lets us send in total
+        self.due_at = array.array("d")
+        self._limit = sys.maxsize  # messages that the peer lets us send in total
 
     @property
     def sent(self) -> int:
         """Messages written."""
-        return len(self.sent_at)
+        return len(self.due_at)
 
     def push(self) -> None:
         """Write what the pace and the peer allow."""
         assert self._transport is not None
-        sent = len(self.sent_at)
-        room = min(self.pace.room(sent, self.answered), self._limit - sent, CHUNK)
-        if room > 0 and not self._transport.is_closing():
-            self._transport.write(b"".join(self._packets[sent : sent + room]))
-            self.sent_at.extend([time.perf_counter()] * room)
-
-    def _timed(self, index: int, now: float) -> None:
-        self.latencies.record(now - self.sent_at[index])
+        sent = len(self.due_at)
+        room = min(self.pace.room(sent, self.answered), self._limit - sent, self.total - sent, CHUNK)
+        if room <= 0 or self._transport.is_closing():
+            self._held = self._held or (self.pace.rate is not None and self.pace.room(sent, sent) > 0)
+            return
+        self._transport.write(b"".join(self._packets[sent : sent + room]))
+        if self.pace.rate is None:
+            self.due_at.extend([time.perf_counter()] * room)
+        else:
+            self.due_at.extend([self.pace.due(index) for index in range(sent, sent + room)])
+        self._wrote(self.due_at[sent])
 
     def _timed_run(self, first: int, behind: int, now: float) -> None:
-        """The same for a run; messages written at once have one time."""
-        for sent_at, count in collections.Counter(self.sent_at[first:behind]).items():
-            self.latencies.record_many(now - sent_at, count)
+        """The messages from `first` to before `behind` were answered."""
+        self.latencies.extend([now - due for due in self.due_at[first:behind]])

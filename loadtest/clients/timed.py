@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import uvloop
 
-from loadtest.clients.mqtt import Publisher
+from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.pace import Pace
 from loadtest.numbering import Numbering
 
@@ -28,13 +28,13 @@ class Told(NamedTuple):
     """What it found; times are those of `time.perf_counter`, which is one for all processes of a machine.
 
     Attributes:
-        sent_at: when each message was written.
+        due_at: when each message was due by the rate; without one, when it was written.
         seconds: until the last was answered.
         puback_ms: percentiles of what PUBACKs took, by name.
         refused: how many were answered with a failure.
     """
 
-    sent_at: list[float]
+    due_at: list[float]
     seconds: float
     puback_ms: dict[str, float]
     refused: int
@@ -71,7 +71,7 @@ async def _publish(arguments: list[str]) -> None:
     numbering = Numbering(run)
     payloads = [numbering.payload(0, sequence, size) for sequence in range(messages)]
     pace = Pace(window, rate or None)
-    make = partial(Publisher, f"{topic}-publisher", topic, payloads, pace, lambda first, behind: None)
+    make = partial(Publisher, f"{topic}-publisher", publishes(topic, payloads), pace, lambda first, behind: None)
     loop = asyncio.get_running_loop()
     _, publisher = await loop.create_connection(make, host, int(port))
     await publisher.connected
@@ -86,7 +86,7 @@ async def _publish(arguments: list[str]) -> None:
     await publisher.finished
     seconds = time.perf_counter() - began
     publisher.close()
-    print(json.dumps([publisher.sent_at, seconds, publisher.latencies.summary(), sum(publisher.refused.values())]))
+    print(json.dumps([list(publisher.due_at), seconds, publisher.latencies.summary(), sum(publisher.refused.values())]))
 
 
 if __name__ == "__main__":

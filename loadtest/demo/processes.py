@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any, Final
 
-from loadtest.demo.child import command_line
+from loadtest.child import command_line
 from loadtest.demo.directory import Directory
 
 READY_POLL_S: Final = 0.05

@@ -8,14 +8,10 @@ from typing import Any, Final
 
 from loadtest import plot
 from loadtest.faults.bench import MIB, Outcome
+from loadtest.report import html_page, html_table
 from loadtest.scenarios.steady import PROTOCOLS
 
 TITLE: Final = "Faults under load"
-_STYLE: Final = (
-    "body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;font-size:13px}td,th{border:1px solid #bbb;padding:.2em .5em;text-align:left}"
-    ".bad{color:#b00}svg{max-width:100%;height:auto}"
-)
 
 
 def markdown(outcomes: Sequence[Outcome], note: str) -> str:
@@ -41,20 +37,11 @@ def _cell(value: Any) -> str:
 
 def page(outcomes: Sequence[Outcome], note: str) -> str:
     """The same with plots."""
-    rows = [outcome.row() for outcome in outcomes]
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{TITLE}</title><style>{_STYLE}</style>',
-        f"<h1>{TITLE}</h1><p>{escape(note)}</p><table><tr>{head}</tr>{body}</table>",
-    ]
+    sections = [("All", [html_table([outcome.row() for outcome in outcomes])])]
     for outcome in outcomes:
-        parts.append(f"<h2>{escape(outcome.fault.name)}</h2><p>{escape(outcome.fault.what)}.</p>")
-        parts += [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
-        parts.append(_plot(outcome))
-    return "\n".join(parts) + "\n</html>\n"
+        told = [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
+        sections.append((outcome.fault.name, [f"<p>{escape(outcome.fault.what)}.</p>", *told, _plot(outcome)]))
+    return html_page(TITLE, note, sections)
 
 
 def _plot(outcome: Outcome) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
-from loadtest.clients.amqp import Sender
+from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_messages import Kind, many_keys, minimal, typical
 from loadtest.clients.amqp_receiver import Receiver
 from loadtest.clients.pace import Pace
@@ -127,16 +127,16 @@ class Through(NamedTuple):
         payloads = [numbering.payload(0, number, SIZE) for number in range(int(self.messages * share))]
         latencies = Latencies()
         numbers = {payload[:HEADER_BYTES]: number for number, payload in enumerate(payloads)}
-        sent_at: list[float] = []
+        due_at: Sequence[float] = ()
 
         def told(payload: bytes, now: float) -> None:
-            latencies.record(now - sent_at[numbers[payload[:HEADER_BYTES]]])
+            latencies.record(now - due_at[numbers[payload[:HEADER_BYTES]]])
 
         receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, told=told)
         await _attach([receiver], gateway)
         pace = Pace(self.window, None)
         sender = await _connect_sender(gateway, topic, payloads, pace)
-        sent_at = sender.sent_at
+        due_at = sender.due_at
         cpu, began = process_cpu(gateway.pid), time.perf_counter()
         pace.start()
         sender.push()
@@ -258,7 +258,7 @@ async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
 
 
 async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], pace: Pace) -> Sender:
-    make = partial(Sender, f"{topic}-sender", topic, payloads, pace, lambda first, behind: None)
+    make = partial(Sender, f"{topic}-sender", topic, transfers(payloads), pace, lambda first, behind: None)
     _, sender = await asyncio.get_running_loop().create_connection(make, *gateway.address("amqp"))
     await sender.connected
     return sender

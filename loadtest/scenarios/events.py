@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from loadtest.clients.events import EventListener, Shared
-from loadtest.clients.mqtt import Publisher
+from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_cpu
@@ -68,13 +69,13 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     await create_topic(kafka, topic, 1)
     payloads = [numbering.payload(0, sequence, crowd.size) for sequence in range(crowd.messages)]
     latencies = Latencies()
-    sent_at: list[float] = []
+    due_at: Sequence[float] = ()
     last = 0.0
 
     def told(number: int, now: float) -> None:
         nonlocal last
         last = now
-        latencies.record(now - sent_at[number])
+        latencies.record(now - due_at[number])
 
     shared = Shared()
     path = f"/topics/{topic}/stream?format=text"
@@ -85,10 +86,12 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
         await asyncio.gather(*(loop.create_connection(partial(_same, one), *http) for one in some))
         await asyncio.gather(*(one.begun for one in some))
     pace = Pace(crowd.messages, crowd.rate)
-    make = partial(Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None)
+    make = partial(
+        Publisher, f"{topic}-publisher", publishes(f"{topic}/news", payloads), pace, lambda first, behind: None
+    )
     _, publisher = await loop.create_connection(make, *mqtt)
     await publisher.connected
-    sent_at = publisher.sent_at
+    due_at = publisher.due_at
     cpu, began = process_cpu(pid), time.perf_counter()
     pace.start()
     publisher.push()

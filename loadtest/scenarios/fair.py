@@ -105,7 +105,9 @@ async def _modest(gateway: GatewayProcess, topic: str, sensor: Modest, seconds: 
     messages = max(1, int(seconds * _RATE))
     host, port = gateway.address("amqp")
     payloads = [b"x"] * messages
-    link = amqp.Sender(f"fair-{secrets.token_hex(4)}", topic, payloads, Pace(messages, _RATE), lambda *_: None)
+    link = amqp.Sender(
+        f"fair-{secrets.token_hex(4)}", topic, amqp.transfers(payloads), Pace(messages, _RATE), lambda *_: None
+    )
     await asyncio.get_running_loop().create_connection(lambda: link, host, port)
     await link.connected
     began = time.monotonic()
@@ -149,10 +151,11 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
             protocol: str = protocol, payloads: list[bytes] = payloads, pace: Pace = pace, name: str = name
         ) -> Sender:
             if protocol == "mqtt":
-                return mqtt.Publisher(name, f"{topic}/{name}", payloads, pace, lambda *_: None)
+                return mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace, lambda *_: None)
             if protocol == "amqp":
-                return amqp.Sender(name, topic, payloads, pace, lambda *_: None)
-            return rest.Producer(gateway.addresses["http"], topic, payloads, pace, lambda *_: None, batch=plan.window)
+                return amqp.Sender(name, topic, amqp.transfers(payloads), pace, lambda *_: None)
+            posts = rest.requests(gateway.addresses["http"], topic, payloads, batch=plan.window)
+            return rest.Producer(posts, total, pace, lambda *_: None, batch=plan.window)
 
         _, one = await loop.create_connection(make, host, port)
         senders.append(one)

@@ -116,13 +116,13 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
         follower.close()
     latencies = Latencies()
     for number, now in heard:
-        latencies.record(now - found.sent_at[number])
+        latencies.record(now - found.due_at[number])
     beside = modest.between(since, until).summary()
     await modest.stop()
     return Spread(
         deliveries,
         fan.messages * fan.subscribers - deliveries,
-        max((now for _, now in heard), default=began) - found.sent_at[0],
+        max((now for _, now in heard), default=began) - found.due_at[0],
         found.seconds,
         latencies,
         cpu / deliveries * 1e6 if deliveries else 0.0,

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, cast
 
-from loadtest.clients.mqtt import Publisher
+from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, read_varint, subscribe_packet
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
@@ -261,7 +261,9 @@ async def _step(gateway: Scales, make: Callable[[], Step]) -> Step:
 async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Crowd) -> None:
     payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
     pace = Pace(50, None)
-    make = partial(Publisher, f"{topic}-publisher", f"{topic}/news", payloads, pace, lambda first, behind: None)
+    make = partial(
+        Publisher, f"{topic}-publisher", publishes(f"{topic}/news", payloads), pace, lambda first, behind: None
+    )
     _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address)
     await publisher.connected
     pace.start()

@@ -113,7 +113,7 @@ async def _warm_up(load: Load, host: str, port: int) -> None:
     pace = Pace(1, None)
     pace.start()
     make = partial(
-        mqtt.Publisher, "load-warm-up", f"{load.topic}/warm-up", [b"warm-up"], pace, lambda first, behind: None
+        mqtt.Publisher, "load-warm-up", mqtt.publishes(f"{load.topic}/warm-up", [b"warm-up"]), pace, lambda *_: None
     )
     _, one = await asyncio.get_running_loop().create_connection(make, host, port)
     await one.finished
@@ -140,7 +140,10 @@ def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledg
         topic = f"{load.topic}/{key}"
         if load.qos == 0:
             return lambda: mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
-        return lambda: mqtt.Publisher(f"load-{key}", topic, payloads, pace, acknowledge, qos=load.qos)
+        packets = mqtt.publishes(topic, payloads, load.qos)
+        return lambda: mqtt.Publisher(f"load-{key}", packets, pace, acknowledge, qos=load.qos)
     if load.protocol == "amqp":
-        return lambda: amqp.Sender(key, load.topic, payloads, pace, acknowledge, kind=load.kind or keyed(key))
-    return lambda: rest.Producer(load.address, load.topic, payloads, pace, acknowledge, batch=load.batch, key=key)
+        transfers = amqp.transfers(payloads, load.kind or keyed(key))
+        return lambda: amqp.Sender(key, load.topic, transfers, pace, acknowledge)
+    posts = rest.requests(load.address, load.topic, payloads, batch=load.batch, key=key)
+    return lambda: rest.Producer(posts, len(payloads), pace, acknowledge, batch=load.batch)

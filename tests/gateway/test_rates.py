@@ -51,8 +51,8 @@ async def sending(
 
     def make() -> Sender:
         if protocol == "mqtt":
-            return mqtt.Publisher(name, f"{topic}/{name}", payloads, pace, lambda *_: None)
-        return amqp.Sender(name, topic, payloads, pace, lambda *_: None)
+            return mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace, lambda *_: None)
+        return amqp.Sender(name, topic, amqp.transfers(payloads), pace, lambda *_: None)
 
     loop = asyncio.get_running_loop()
     _, sender = await loop.create_connection(make, *gateway.address(protocol), local_addr=(address, 0))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.child import command_line
 from loadtest.demo import directory as places
-from loadtest.demo.child import command_line
 from loadtest.demo.directory import Directory, InUseError, free_port
 from loadtest.demo.processes import Process, ProcessError
 from tests.support.gateway import wait_until
@@ -123,7 +123,7 @@ async def test_who_does_not_get_ready_is_named(child: Callable[[str], Process]) 
 async def test_a_child_ends_with_its_parent_however_that_ends() -> None:
     """The launcher, under a parent that is killed."""
     code = (
-        "import subprocess, sys, time; from loadtest.demo.child import command_line; "
+        "import subprocess, sys, time; from loadtest.child import command_line; "
         "print(subprocess.Popen(command_line(sys.executable, '-c', 'import time; time.sleep(60)')).pid, flush=True); "
         "time.sleep(60)"
     )

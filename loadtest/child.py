@@ -1,4 +1,4 @@
-"""The launcher of the demo's processes: becomes the given command, which is asked to stop when its parent ends.
+"""The launcher of our child processes: becomes the given command, which is asked to stop when its parent ends.
 
 It runs as a file of its own, before the command, because the signal must be asked for in the child between fork and
 exec, where a parent with threads may not run Python code. SIGTERM and not SIGKILL: the gateway and Spark stop in order.

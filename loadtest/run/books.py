@@ -1,0 +1,53 @@
+"""What a load test's senders were told, held against what Kafka has: in a byte for each message."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from loadtest.run.shapes import DUE
+from loadtest.verify import Verdict, stored
+
+
+class Books:
+    """The messages of a run that were found.
+
+    Args:
+        sent: how many each sender has sent.
+    """
+
+    def __init__(self, sent: Mapping[int, int]) -> None:
+        self._counts = {sender: bytearray(count) for sender, count in sent.items()}
+        self._highest: dict[tuple[int, int], int] = collections.defaultdict(lambda: -1)
+        self._reordered = 0
+
+    def found(self, sender: int, sequence: int, partition: int) -> None:
+        """One is stored; its order counts among those of its sender in its partition."""
+        counts = self._counts[sender]
+        counts[sequence] = min(255, counts[sequence] + 1)
+        if counts[sequence] > 1:
+            return
+        if sequence < self._highest[sender, partition]:
+            self._reordered += 1
+        else:
+            self._highest[sender, partition] = sequence
+
+    def judge(self, acknowledged: Mapping[int, Iterable[Sequence[int]]]) -> Verdict:
+        """The verdict; `acknowledged`: of each sender runs of numbers, from the first to before the last."""
+        runs = [(self._counts[sender], run) for sender, some in acknowledged.items() for run in some]
+        told = sum(behind - first for _, (first, behind) in runs)
+        lost = sum(counts.count(0, first, behind) for counts, (first, behind) in runs)
+        there = sum(len(counts) - counts.count(0) for counts in self._counts.values())
+        again = sum(map(sum, self._counts.values())) - there
+        return Verdict(told, there, lost, again, self._reordered, there - (told - lost))
+
+
+async def read(bootstrap: str, topic: str, run: str, books: Books) -> None:
+    """Find the run's messages in a topic."""
+    wanted = run.encode()
+    async with contextlib.aclosing(stored(bootstrap, topic)) as records:
+        async for record in records:
+            match = DUE.search(record.value or b"")
+            if match is not None and match[1] == wanted:
+                books.found(int(match[2]), int(match[3]), record.partition)

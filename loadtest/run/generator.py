@@ -1,0 +1,311 @@
+"""One process of a load test: `python -m loadtest.run.generator`, started by `loadtest.run.pool`.
+
+It reads orders from its standard input, a JSON object a line, and answers on its standard output: first what it is to
+connect, then steps. It ends with its standard input, however its parent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import heapq
+import json
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+import uvloop
+from hdrh.histogram import HdrHistogram
+
+from loadtest.clients import amqp, amqp_receiver, mqtt, rest
+from loadtest.clients.pace import Pace
+from loadtest.clients.sender import Sender
+from loadtest.numbering import Numbering
+from loadtest.report import Latencies, histogram
+from loadtest.run.scenario import Scenario
+from loadtest.run.shapes import DUE, Packets, Requests, Shape
+
+AT_ONCE: Final = 50  # connections that are made at the same time
+AGAIN_S: Final = 0.005  # until a sender that was held back is looked at again
+TICK_S: Final = 0.001
+ENDLESS: Final = 1 << 60
+
+
+class Runs:
+    """Numbers that mostly come in runs: `[first, behind]` each."""
+
+    def __init__(self) -> None:
+        self.runs: list[list[int]] = []
+
+    def add(self, first: int, behind: int) -> None:
+        """All from `first` to before `behind`."""
+        if self.runs and self.runs[-1][1] == first:
+            self.runs[-1][1] = behind
+        else:
+            self.runs.append([first, behind])
+
+
+class Listener(asyncio.Protocol):
+    """Reads server-sent events, and hands on whatever comes."""
+
+    def __init__(self, path: str, fields: str, told: Callable[[bytes, float], None]) -> None:
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
+        self._told = told
+        self._head = b""
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """The head and the first event, which says how to come again; then events."""
+        if self.begun.done():
+            whole = self._rest + data
+            end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            self._rest = whole[end:]
+            if end:
+                self._told(whole[:end], time.perf_counter())
+            return
+        self._head += data
+        if b"retry:" in self._head:
+            self.begun.set_result(None)
+        elif b"\r\n\r\n" in self._head and b" 200 " not in self._head.split(b"\r\n", 1)[0]:
+            self.begun.set_exception(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        if not self.begun.done():
+            self.begun.set_exception(exc or ConnectionResetError("connection closed"))
+
+    def close(self) -> None:
+        """Leave."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Generator:
+    """The process's share of a load test."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._scenario = Scenario.model_validate(order["scenario"])
+        self._numbering = Numbering(order["run"])
+        self._topic: str = order["topic"]
+        self._senders: dict[int, tuple[int, Sender]] = {}
+        self._acknowledged: dict[int, Runs] = {}
+        self._readers: list[Any] = []
+        self._order = order
+        self._latencies, self._late, self._through = Latencies(), Latencies(), Latencies()
+        self._received = 0
+        target = self._scenario.target
+        self._login: tuple[str | None, str | None] = (target.user, order["password"])
+        token = base64.b64encode(":".join(map(str, self._login)).encode()).decode()
+        self._fields = "" if target.user is None else f"Authorization: Basic {token}\r\n"
+        self._tls = ssl.create_default_context(cafile=str(target.ca)) if target.ca is not None else None
+
+    async def connect(self) -> None:
+        """Make all connections; OSError when one cannot be made or is refused."""
+        parts = [self._reader(*one) for one in self._order["readers"]]
+        parts += [self._sender(*one) for one in self._order["senders"]]
+        for first in range(0, len(parts), AT_ONCE):
+            async with asyncio.timeout(self._scenario.patience):
+                await asyncio.gather(*parts[first : first + AT_ONCE])
+
+    async def _join(self, protocol: str, made: Any) -> None:
+        host, port = self._scenario.target.address(protocol)
+        await asyncio.get_running_loop().create_connection(lambda: made, host, port, ssl=self._tls)
+
+    async def _sender(self, part: int, number: int) -> None:
+        plan = self._scenario.send[part]
+        runs = self._acknowledged[number] = Runs()
+        pace = Pace(plan.in_flight, None, phase=1 - number / self._order["total"])
+        shape = Shape(
+            plan.protocol, plan.messages, self._topic, plan.size, plan.topics, self._numbering, number,
+            seed=self._scenario.seed, qos=plan.qos, batch=plan.batch,
+            host="{}:{}".format(*self._scenario.target.address(plan.protocol)), login=self._fields,
+        )  # fmt: skip
+        name = f"load-{self._numbering.run}-{number}"
+        sender: Sender
+        if plan.protocol == "mqtt":
+            sender = mqtt.Publisher(name, Packets(shape, pace), pace, runs.add, qos=plan.qos, login=self._login)
+        elif plan.protocol == "amqp":
+            sender = amqp.Sender(name, self._topic, Packets(shape, pace), pace, runs.add, login=self._login)
+        else:
+            pace.window = max(plan.in_flight, plan.batch)
+            sender = rest.Producer(Requests(shape, pace), 0, pace, runs.add, batch=plan.batch)
+        sender.latencies, sender.late = self._latencies, self._late
+        await self._join(plan.protocol, sender)
+        await sender.connected
+        self._senders[number] = part, sender
+
+    async def _reader(self, part: int, number: int) -> None:
+        protocol = self._scenario.receive[part].protocol
+        name = f"load-{self._numbering.run}-reader-{number}"
+        one: Any
+        if protocol == "mqtt":
+            one = mqtt.Subscriber(
+                name, f"{self._topic}/#", 1, lambda data: self._got(data, time.perf_counter()), login=self._login
+            )
+            begun = one.subscribed
+        elif protocol == "amqp":
+            one = amqp_receiver.Receiver(name, self._topic, size=0, told=self._got, keep=False, login=self._login)
+            begun = one.attached
+        else:
+            one = Listener(f"/topics/{self._topic}/stream?format=text", self._fields, self._got)
+            begun = one.begun
+        await self._join(protocol, one)
+        await begun
+        self._readers.append(one)
+
+    def _got(self, data: bytes, now: float) -> None:
+        """A message, or several events."""
+        for run, _, _, due in DUE.findall(data):
+            if run.decode() == self._numbering.run:
+                self._received += 1
+                self._through.record(now - int(due) / 1e6)
+
+    @property
+    def _answered(self) -> int:
+        return sum(sender.answered for _, sender in self._senders.values())
+
+    async def step(self, begin: float, duration: float, total: float | None) -> None:
+        """Send for some seconds from `begin` (`time.perf_counter`) on: at a rate in total, or as fast as answered."""
+        end = begin + duration
+        senders = [sender for _, sender in self._senders.values()]
+        for part, sender in self._senders.values():
+            plan = self._scenario.send[part]
+            sender.pace.rate = None if total is None else self._scenario.rate_of(part, total)
+            count = ENDLESS if sender.pace.rate is None else round(sender.pace.rate * duration)
+            sender.more(count // plan.batch * plan.batch if plan.protocol == "http" else count)
+            sender.pace.start(sender.sent, begin)
+        planned = sum(sender.total - sender.sent for sender in senders)
+        sent, answered = sum(sender.sent for sender in senders), self._answered
+        self._late.take()
+        latencies, through, late = histogram(), histogram(), histogram()
+        await asyncio.sleep(begin - time.perf_counter())
+        cpu = time.process_time()
+
+        def tick(now: float) -> None:
+            second, delivered = self._latencies.take(), self._through.take()
+            for whole, some in ((latencies, second), (through, delivered), (late, self._late.take())):
+                whole.add(some)
+            tell({"tick": {
+                "at": now - begin, "answered": self._answered - answered, "received": self._received,
+                "latencies": _encoded(second),
+            }})  # fmt: skip
+
+        await self._send(senders, begin, end, tick, paced=total is not None)
+        cpu = time.process_time() - cpu
+        took = time.perf_counter() - begin
+        in_time = self._answered - answered
+        unsent = 0
+        for sender in senders:
+            if total is not None:  # so long at least each of these has waited, or it would count for nothing
+                waiting = range(sender.sent, sender.total)
+                unsent += len(waiting)
+                self._latencies.extend([end - sender.pace.due(index) for index in waiting])
+            sender.halt()
+        finished = [sender.finished for sender in senders]
+        _, waiting_for = await asyncio.wait(finished, timeout=self._scenario.patience)
+        tick(time.perf_counter())
+        refused: dict[str, int] = {}
+        for part, sender in self._senders.values():
+            for code, count in sender.refused.items():
+                name = f"{self._scenario.send[part].protocol} 0x{code:x}"
+                refused[name] = refused.get(name, 0) + count
+            sender.refused.clear()
+        tell({
+            "planned": planned if total is not None else None, "unsent": unsent, "in_time": in_time,
+            "sent": sum(sender.sent for sender in senders) - sent, "answered": self._answered - answered,
+            "unanswered": len(waiting_for) and sum(sender.total - sender.answered for sender in senders),
+            "received": self._received, "refused": refused,
+            "errors": sorted({str(one.exception()) for one in finished if one.done() and one.exception()}),
+            "cpu": cpu, "seconds": took, "latencies": _encoded(latencies), "through": _encoded(through),
+            "late": _encoded(late),
+        })  # fmt: skip
+
+    async def _send(
+        self, senders: Iterable[Sender], begin: float, end: float, tick: Callable[[float], None], *, paced: bool
+    ) -> None:
+        """Push whoever is due, until the end."""
+        queue = [(sender.pace.due(sender.sent) if paced else begin, number) for number, sender in enumerate(senders)]
+        of = list(senders)
+        heapq.heapify(queue)
+        next_tick = begin + 1.0
+        while (now := time.perf_counter()) < end:
+            while queue and queue[0][0] <= now:
+                _, number = heapq.heappop(queue)
+                sender = of[number]
+                sender.push()
+                if paced and sender.sent < sender.total:
+                    due = sender.pace.due(sender.sent)
+                    heapq.heappush(queue, (due if due > now else now + AGAIN_S, number))
+            if now >= next_tick:
+                tick(now)
+                next_tick += 1.0
+            wake = min(end, next_tick, queue[0][0] if queue else end)
+            await asyncio.sleep(max(TICK_S, wake - time.perf_counter()))
+
+    def books(self) -> dict[str, Any]:
+        """What each sender was acknowledged, and how many it sent."""
+        return {
+            "acknowledged": {number: runs.runs for number, runs in self._acknowledged.items()},
+            "sent": {number: sender.sent for number, (_, sender) in self._senders.items()},
+            "received": self._received,
+        }
+
+    def received(self) -> dict[str, int]:
+        """Messages that its readers have got, and that its senders were acknowledged."""
+        return {"received": self._received, "expected": self._answered}
+
+    def close(self) -> None:
+        """Say goodbye on all connections."""
+        for one in (*self._readers, *(sender for _, sender in self._senders.values())):
+            one.close()
+
+
+def _encoded(one: HdrHistogram) -> str:
+    return str(one.encode().decode())
+
+
+def tell(answer: Any) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    """The process."""
+    reader = asyncio.StreamReader(limit=1 << 26)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    generator = Generator(json.loads(await reader.readline()))
+    try:
+        await generator.connect()
+    except (OSError, TimeoutError, ExceptionGroup) as error:
+        tell({"failed": f"cannot connect: {str(error) or type(error).__name__}"})
+        return
+    gc.freeze()
+    gc.disable()  # nothing here is in a circle, and a collection would be a late message
+    tell({"connected": True})
+    while line := await reader.readline():
+        order = json.loads(line)
+        if "step" in order:
+            begin, duration, total = order["step"]
+            await generator.step(begin, duration, total)
+        elif "received" in order:
+            tell(generator.received())
+        else:
+            tell(generator.books())
+    generator.close()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        uvloop.run(main())

@@ -1,0 +1,129 @@
+"""The generators of a load test: as many processes as asked for, each with its share of the connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from loadtest.child import command_line
+from loadtest.run.scenario import Scenario
+
+END_S: Final = 10.0
+"""Until a generator that was told to end is killed."""
+
+Answer = dict[str, Any]
+
+
+class GeneratorError(Exception):
+    """A generator has failed, with the reason for the user."""
+
+
+class Generator:
+    """One process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._busy = False
+
+    @classmethod
+    async def start(cls) -> Generator:
+        """Start it, in a session of its own: what interrupts us is told to it by us."""
+        process = await asyncio.create_subprocess_exec(
+            *command_line(sys.executable, "-m", "loadtest.run.generator"),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 27, start_new_session=True,
+        )  # fmt: skip
+        return cls(process)
+
+    def order(self, what: Answer) -> None:
+        """Tell it to do something."""
+        assert self._process.stdin is not None
+        self._busy = True
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+
+    async def answer(self) -> Answer:
+        """Its next answer; GeneratorError when there is none any more."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise GeneratorError(f"a generator has ended: exit code {await self._process.wait()}")
+        answer: Answer = json.loads(line)
+        self._busy = "tick" in answer
+        if "failed" in answer:
+            raise GeneratorError(answer["failed"])
+        return answer
+
+    async def end(self) -> None:
+        """Let it say goodbye, unless it is in the middle of something; kill it when that takes too long."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._busy and self._process.returncode is None:
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except BaseException:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+            raise
+
+
+class Pool:
+    """All of them, connected."""
+
+    def __init__(self, generators: Sequence[Generator]) -> None:
+        self._generators = generators
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._generators)
+
+    async def ask(self, what: Answer, told: Callable[[int, Answer], None] | None = None) -> list[Answer]:
+        """Have all do something: the answers; those named `tick`, which come before, are `told`."""
+        for one in self._generators:
+            one.order(what)
+
+        async def whole(number: int, one: Generator) -> Answer:
+            while "tick" in (answer := await one.answer()):
+                if told is not None:
+                    told(number, answer["tick"])
+            return answer
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(whole(number, one)) for number, one in enumerate(self._generators)]
+        return [task.result() for task in tasks]
+
+
+@asynccontextmanager
+async def generators(scenario: Scenario, run: str, topic: str) -> AsyncIterator[Pool]:
+    """Start and connect them; they end with the block.
+
+    Raises:
+        GeneratorError: one cannot connect.
+    """
+    senders = [part for part, one in enumerate(scenario.send) for _ in range(one.connections)]
+    readers = [part for part, one in enumerate(scenario.receive) for _ in range(one.connections)]
+    count = min(scenario.processes, max(len(senders), len(readers)))
+    started: list[Generator] = []
+    try:
+        while len(started) < count:
+            started.append(await Generator.start())
+        for number, one in enumerate(started):
+            one.order({
+                "scenario": scenario.model_dump(mode="json"), "password": scenario.target.password, "run": run,
+                "topic": topic, "total": len(senders),
+                "senders": [(senders[at], at) for at in range(number, len(senders), count)],
+                "readers": [(readers[at], at) for at in range(number, len(readers), count)],
+            })  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            for one in started:
+                group.create_task(one.answer())
+        yield Pool(started)
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    finally:
+        await asyncio.gather(*(one.end() for one in started), return_exceptions=True)
