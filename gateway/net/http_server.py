@@ -21,7 +21,8 @@ from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
 from gateway.flow import subject
 from gateway.net.heads import HeadError, Heads
-from gateway.net.http_requests import RequestsInTurn
+from gateway.net.http_requests import Abandoned, RequestsInTurn
+from gateway.net.known_heads import Direct, KnownHeads
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
@@ -40,6 +41,7 @@ SMALL_BYTES: Final = 2048
 """A whole request of so few is less than its connection takes anyway; it is counted where its client's judge waits."""
 _HEAD_END: Final = b"\r\n\r\n"
 _SPACE: Final = 0x20
+_CHUNKS: Final = -1
 _LENGTH: Final = b"\r\nContent-Length: %d\r\n"
 """So, or in small letters, nearly everybody writes it; who does not is understood too, a little more slowly."""
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
@@ -55,9 +57,9 @@ class HttpConnection(RequestsInTurn):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
-        "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_last", "_left", "_max_bytes",
+        "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "rate", "unacknowledged",
+        "_whole", "rate", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -87,12 +89,15 @@ class HttpConnection(RequestsInTurn):
         self._head_bytes = 0  # of a head that is not whole
         self._requests = 0  # heads that were whole
         self._body: StreamReader | None = None  # of the last of them, when it is not whole
-        self._left = 0  # bytes of it that are still to come, where its head says so
+        self._left = 0  # bytes of it that are still to come; `_CHUNKS`: its head does not say
         self._behind = _Behind()
         self._broken = False
         self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
         self._last = b""  # what was parsed last: the end of a head may come in parts
         self._rest = b""  # what is not parsed yet, because enough is waiting
+        self._direct = None
+        self._known: KnownHeads | None = None  # None: there are none
+        self._whole: tuple[object, bytes] | None = None  # the last request that came in one read; its head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to count what a stranger sends."""
@@ -125,7 +130,7 @@ class HttpConnection(RequestsInTurn):
         """The socket is not ours any more: no cycle is left of this object and what it has read."""
         self.identified()
         self._forget_unread()
-        self._stranger = self._body = None
+        self._stranger = self._body = self._known = self._whole = None
 
     def identified(self) -> None:
         """The login of this request's client has succeeded: its body counts elsewhere from now on."""
@@ -150,6 +155,7 @@ class HttpConnection(RequestsInTurn):
         if not self._identified:
             self.identified()
         self._identified = False
+        self._whole = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one.
@@ -158,18 +164,23 @@ class HttpConnection(RequestsInTurn):
         """
         if self._broken:
             return
-        is_boundary = self._body is None and not (self._head_bytes or self._rest or self._upgraded)
-        is_whole = is_boundary and _is_one_request(
-            data, self._max_head_bytes
-        )  # the usual read: nothing is to be parted
+        body_ended = self._body is None or (self._left == 0 and self._body.is_eof())
+        is_boundary = body_ended and not (self._head_bytes or self._rest or self._upgraded)
+        if is_boundary and self._known is not None and self._take_directly(self._known, data):
+            return
+        head = _one_request(data, self._max_head_bytes) if is_boundary else 0
+        is_whole = head > 0  # the usual read: nothing is to be parted
         if not self._identified:
             if is_whole and not self._small and len(data) <= SMALL_BYTES:
                 self._small = len(data)
             elif data and not self._took(len(data)):
                 return
         if is_whole:
+            count = self._request_count
             self._parse(data)
             self._last = b""
+            if self._request_count == count + 1:
+                self._whole = self._messages[-1][0], data[:head]
             return
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -187,14 +198,37 @@ class HttpConnection(RequestsInTurn):
                 break
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
 
+    def _take_directly(self, known: KnownHeads, data: bytes) -> bool:
+        """Serve a request whose head is known, when it is whole and alone; False: it is to be parsed."""
+        found = known.find(data) if self.is_idle else None
+        return found is not None and found[0].take(self, found[1])
+
+    def begin_direct(self, request: Abandoned) -> None:
+        """A request is served directly, whose client is known."""
+        super().begin_direct(request)
+        self._identified = True
+
+    def end_direct(self) -> None:
+        """That request has its answer."""
+        self._handled()
+        super().end_direct()
+
+    def remember(self, request: web.BaseRequest, direct: Direct) -> None:
+        """Serve by `direct` what has the head of the request now handled, if that came in one read."""
+        whole = self._whole
+        if whole is not None and whole[0] is request._message:
+            if self._known is None:
+                self._known = KnownHeads()
+            self._known.remember(whole[1], direct)
+
     def _end_of_piece(self, data: bytes, start: int) -> int:
         """Where a head that begins at `start` may end, or the body that goes on there; else the end of `data`."""
         size = len(data)
         if self._upgraded:
             return size
         if self._body is not None and not self._body.is_eof():
-            if not self._left:
-                return size  # in chunks: only the parser knows where they end
+            if self._left <= 0:
+                return size  # in chunks, only the parser knows where they end; or it is held up in front of the end
             end = min(start + self._left, size)
             self._left -= end - start
             return end
@@ -235,7 +269,7 @@ class HttpConnection(RequestsInTurn):
                 self._break()
             elif not body.is_eof():
                 self._body = body
-                self._left = int(message.headers.get("Content-Length", 0))
+                self._left = int(message.headers.get("Content-Length", _CHUNKS))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading; aiohttp calls it whenever a body is read or ends, and seldom is anything held up by then."""
@@ -311,6 +345,12 @@ class HttpConnection(RequestsInTurn):
             super().log_exception(*arguments, **options)
 
     @property
+    def remote(self) -> str | None:
+        """The client's host, as `aiohttp.web.BaseRequest.remote`."""
+        peer = self.peername
+        return peer if peer is None else str(peer[0]) if isinstance(peer, tuple) else str(peer)
+
+    @property
     def upgraded(self) -> bool:
         """Whether the request now handled asked for another protocol: what follows it is no HTTP and not parsed."""
         return self._upgraded
@@ -342,19 +382,21 @@ def _peer(transport: asyncio.BaseTransport) -> str:
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
 
 
-def _is_one_request(data: bytes, max_head_bytes: int) -> bool:
-    """Whether `data` ends where its first head does, or where the body ends that this head announces.
+def _one_request(data: bytes, max_head_bytes: int) -> int:
+    """How long the head in `data` is, where `data` ends with it, or where the body ends that it announces; else 0.
 
     It is asked of every read, and in doubt the answer is no.
     """
     found = data.find(_HEAD_END)
     if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
-        return False
-    rest = len(data) - found - len(_HEAD_END)
+        return 0
+    head = found + len(_HEAD_END)
+    rest = len(data) - head
     if not rest:
-        return True
+        return head
     last = found + 2  # where the last line of the head ends
-    return data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
+    announced = data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
+    return head if announced else 0
 
 
 class _Behind:

@@ -221,18 +221,12 @@ class Authenticator:
         Raises:
             Busy: it was not checked: too many attempts wait, of this address or of all.
         """
+        known = self.known_password(user, password)
         backend = self._backend
-        if backend is None:
-            return self.anonymous()
+        if known is not None or backend is None:
+            return known
         began = self._clock()
         digest = self._digest(user, password)
-        expires = self._remembered.get(digest)
-        if expires is not None:
-            if began < expires:
-                self._counts.accepted_total += 1
-                self._counts.remembered_total += 1
-                return Identity(user, "password")
-            del self._remembered[digest]
         address = address_of(peer)
         self.check_busy(address)
         text = _text(password)
@@ -247,6 +241,30 @@ class Authenticator:
         self._counts.refused_total += 1
         await self._throttle.wait_refused(address, began)
         return None
+
+    def known_password(self, user: str, password: bytes | str) -> Identity | None:
+        """As `authenticate_password`, as far as that need ask nobody; None: it must, or it refuses."""
+        if self._backend is None:
+            return self.anonymous()
+        digest = self._digest(user, password)
+        expires = self._remembered.get(digest)
+        if expires is None:
+            return None
+        if self._clock() >= expires:
+            del self._remembered[digest]
+            return None
+        self._counts.accepted_total += 1
+        self._counts.remembered_total += 1
+        return Identity(user, "password")
+
+    def known_token(self, token: str, *, peer: str) -> Shown | None:
+        """As `authenticate_token`, as far as that need ask nobody; None: it must, or it refuses."""
+        if self._tokens is None or self._throttle.is_full(address_of(peer)):
+            return None
+        shown = self._tokens.known(token)
+        if shown is not None:
+            self.accepted()
+        return shown
 
     async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
         """Check a bearer token (a JSON Web Token) as `authenticate_password` does a password.

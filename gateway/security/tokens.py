@@ -78,6 +78,15 @@ class TokenJudge:
             self._remembered.popitem(last=False)
         return shown
 
+    def known(self, token: str) -> Shown | None:
+        """What a good token says whose signature was checked a moment ago; None: `judge` it."""
+        if len(token) > TOKEN_LIMIT or not token.isascii():
+            return None
+        found = self._remembered.get(hashlib.sha256(token.encode()).digest())
+        if found is None or self._clock() >= found[0] or found[1].expires_ms <= self._wall_clock():
+            return None
+        return found[1]
+
     def forget(self) -> None:
         """Check every signature anew."""
         self._remembered.clear()

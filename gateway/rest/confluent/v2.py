@@ -100,7 +100,7 @@ class ConfluentV2(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
-        with self._overload.enter(topic, call.request, grant.identity) as slot:
+        with call.enter(self._overload, topic) as slot:
             info = self._publisher.known_topic(topic) or await self._publisher.topic(
                 topic, principal=grant.identity.name
             )

@@ -171,7 +171,7 @@ class ConfluentV3(OperationSet):
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""
         writer = await self._writer(call, cluster, topic)
-        with self._overload.enter(topic, call.request, call.grant.identity) as slot:
+        with call.enter(self._overload, topic) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             body = await call.body()
             entries = decode_batch(body, BATCH_LIMIT)

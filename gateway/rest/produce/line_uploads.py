@@ -99,7 +99,7 @@ class Uploads(OperationSet):
             raise forbidden(f"publish to {topic}")
         if len(self._active) >= self._max_uploads:
             raise busy("Too many uploads; try again", close=True)
-        with self._overload.enter(topic, call.request, call.grant.identity) as slot:
+        with call.enter(self._overload, topic) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             slot.budget = upload.budget

@@ -18,20 +18,22 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
-from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import Results, Ticket, raise_common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
+from gateway.rest.server.direct_requests import DirectRequest
 from gateway.rest.server.operation_set import OperationSet
-from gateway.rest.server.overload import OverloadGuard
+from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import forbidden
+from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
-from mapping.record import GW_CLIENT, GW_PROTOCOL, Record
+from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest import PROTOCOL, event_record, standard_headers, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import not_found, unprocessable
-from protocols.rest.media import produce_format
+from protocols.rest.errors import RestError, not_found, unprocessable
+from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import encode_results
 
 
@@ -63,10 +65,14 @@ class Storing:
         submit_allowed(self._publisher, call.grant, records, ticket)
         del records, body  # as in the caller
         await ticket.done
+        return control_answer(self.answer_of(ticket))
+
+    def answer_of(self, ticket: Results) -> bytes:
+        """The body of the answer; RestError: what became of all records."""
         if ticket.failed:
             self.failed += ticket.failed
             raise_common_failure(ticket)
-        return control_answer(encode_results(ticket.results))
+        return encode_results(ticket.results)
 
     async def _look_up(self, topic: str, principal: str) -> None:
         """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
@@ -103,6 +109,51 @@ class Unacknowledged:
             self._storing.failed += len(tokens)
 
 
+class _Target(msgspec.Struct, frozen=True):
+    """What the head of a produce request says."""
+
+    topic: str
+    partition: int | None
+    embedded: Format
+
+
+class _Directly(msgspec.Struct, frozen=True):
+    """Serves produce requests with one head (`DirectOperation`)."""
+
+    produce: Produce
+    target: _Target
+
+    def accepts(self, size: int) -> bool:
+        return self.produce.accepts(self.target, size)
+
+    def begin(self, request: DirectRequest, grant: Grant, body: bytes) -> None:
+        self.produce.begin(request, self.target, grant, body)
+
+
+class _DirectTicket(Results):
+    """The records of a request that is served directly."""
+
+    __slots__ = ("_request", "_storing")
+
+    def __init__(self, count: int, principal: str, request: DirectRequest, storing: Storing) -> None:
+        super().__init__(count, principal)
+        self._request = request
+        self._storing = storing
+
+    def complete(self) -> None:
+        """Answer."""
+        try:
+            body = self._storing.answer_of(self)
+        except RestError as error:
+            self._request.fail(error)
+        else:
+            self._request.answer(body)
+
+    def broken(self, error: Exception) -> None:
+        """Fail the request after a bug in `settle` (`contracts.Owner`)."""
+        self._request.fail(error)
+
+
 class Produce(OperationSet):
     """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
 
@@ -121,41 +172,72 @@ class Produce(OperationSet):
     async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
         """`POST /topics/{topicname}`, and `POST /topics/{topicname}/partitions/{partitionid}`."""
         request, grant = call.request, call.grant
-        fields = request.headers
-        embedded = produce_format(fields.get("Content-Type"))
+        target = _Target(topic, partition, produce_format(request.headers.get("Content-Type")))
         unacknowledged = call.query["async"]
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
         if unacknowledged and key is not None:
             raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
-        with self._overload.enter(topic, request, grant.identity) as slot:
+        with call.enter(self._overload, topic) as slot:
             body = await self._bodies.read(request)
-            records = to_records(
-                body,
-                embedded,
-                topic=topic,
-                partition=partition,
-                limit=self._max_records,
-                headers=standard_headers(embedded, grant.identity.name),
-                trace=call.begin_publish(topic),
-            )
-            self._requests += 1
-            self._records += len(records)
-            slot.took(len(records), len(body))
-            if unacknowledged or not records:  # nothing else would refuse an unknown topic or partition
-                info = self._publisher.known_topic(topic) or await self._publisher.topic(
-                    topic, principal=grant.identity.name
-                )
-                if partition is not None and partition >= info.partitions:
-                    raise not_found(f"Topic {topic} has no partition {partition}")
+            records = self._read(body, target, grant, slot, call.begin_publish(topic))
             if unacknowledged:
+                await self._check(target, grant)
                 return self._send_unacknowledged(records, call)
             if not records:
-                return control_answer(encode_results(()))
+                return await self._nothing(target, grant)
+            if key is None:
+                call.serve_directly(_Directly(self, target))
             storing = self._storing.store(call, records, body, key)
             del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
             return await storing
+
+    def accepts(self, target: _Target, size: int) -> bool:
+        """See `DirectOperation`."""
+        return size <= self._bodies.max_bytes and self._publisher.known_topic(target.topic) is not None
+
+    def begin(self, request: DirectRequest, target: _Target, grant: Grant, body: bytes) -> None:
+        """As `send`, for a body that is there and a topic that is known; see `DirectOperation`."""
+        topic = target.topic
+        if not grant.publish.some(topic):
+            raise forbidden(f"publish to {topic}")
+        request.slot = slot = self._overload.enter(topic, request.connection, len(body), grant.identity)
+        records = self._read(body, target, grant, slot)
+        if not records:
+            request.answer_by(lambda: self._nothing(target, grant))
+            return
+        ticket = _DirectTicket(len(records), grant.identity.name, request, self._storing)
+        submit_allowed(self._publisher, grant, records, ticket)
+
+    def _read(self, body: bytes, target: _Target, grant: Grant, slot: ProduceSlot, trace: Headers = ()) -> list[Record]:
+        """The records of a body, counted; RestError: it has none that can be stored."""
+        records = to_records(
+            body,
+            target.embedded,
+            topic=target.topic,
+            partition=target.partition,
+            limit=self._max_records,
+            headers=standard_headers(target.embedded, grant.identity.name),
+            trace=trace,
+        )
+        self._requests += 1
+        self._records += len(records)
+        slot.took(len(records), len(body))
+        return records
+
+    async def _check(self, target: _Target, grant: Grant) -> None:
+        """Refuse an unknown topic or partition, where nothing else would."""
+        info = self._publisher.known_topic(target.topic) or await self._publisher.topic(
+            target.topic, principal=grant.identity.name
+        )
+        if target.partition is not None and target.partition >= info.partitions:
+            raise not_found(f"Topic {target.topic} has no partition {target.partition}")
+
+    async def _nothing(self, target: _Target, grant: Grant) -> web.Response:
+        """The answer to a request without records."""
+        await self._check(target, grant)
+        return control_answer(encode_results(()))
 
     def _send_unacknowledged(self, records: Sequence[Record], call: Call) -> web.Response:
         """`async=true`: 204 says that the records are on their way, not that Kafka has them."""
@@ -199,7 +281,7 @@ class CloudEvents(OperationSet):
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
-        with self._overload.enter(topic, request, grant.identity) as slot:
+        with call.enter(self._overload, topic) as slot:
             body = await self._bodies.read(request)
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()

@@ -18,18 +18,20 @@ from protocols.rest.responses import ErrorBody, Stored
 _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
-class Ticket:
-    """One request that waits for Kafka: the owner of its records, whose tokens are their indexes in the request."""
+class Results:
+    """What becomes of a request's records: their owner, whose tokens are their indexes in the request."""
 
-    __slots__ = ("_left", "done", "failed", "principal", "results")
+    __slots__ = ("_left", "failed", "principal", "results")
 
     def __init__(self, count: int, principal: str) -> None:
         self.principal = principal  # the client's; see `Publisher.submit`
         self.results: list[Stored | ErrorBody] = [_PENDING] * count  # what became of each record
         self.failed = 0  # how many records were not stored
-        # ends when every record has its result
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = count
+
+    def complete(self) -> None:
+        """Every record has its result."""
+        raise NotImplementedError
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Note the outcome that records share (`contracts.Owner`)."""
@@ -46,11 +48,6 @@ class Ticket:
             self.failed += len(tokens)
             self._settled(len(tokens))
 
-    def broken(self, error: Exception) -> None:
-        """Fail the request after a bug in `settle` (`contracts.Owner`)."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
     def found(self, index: int, stored: Stored) -> None:
         """Note a record that an earlier attempt has stored."""
         self.results[index] = stored
@@ -65,14 +62,35 @@ class Ticket:
     def _settled(self, count: int) -> None:
         self._left -= count
         assert self._left >= 0
-        if not self._left and not self.done.done():  # done already: the client left
+        if not self._left:
+            self.complete()
+
+
+class Ticket(Results):
+    """One request that waits for Kafka."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, count: int, principal: str) -> None:
+        super().__init__(count, principal)
+        # ends when every record has its result
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def complete(self) -> None:
+        """See `Results`."""
+        if not self.done.done():  # done already: the client left
             self.done.set_result(None)
+
+    def broken(self, error: Exception) -> None:
+        """Fail the request after a bug in `settle` (`contracts.Owner`)."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 _PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
 
 
-def common_failure(ticket: Ticket) -> RestError | None:
+def common_failure(ticket: Results) -> RestError | None:
     """The request's error, when every record failed with the same status."""
     first = ticket.results[0]
     if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
@@ -83,7 +101,7 @@ def common_failure(ticket: Ticket) -> RestError | None:
     return RestError(status, first.message, headers=retry_after(status))
 
 
-def raise_common_failure(ticket: Ticket) -> None:
+def raise_common_failure(ticket: Results) -> None:
     """Raise `common_failure`, where there is one."""
     failure = common_failure(ticket)
     if failure is not None:
@@ -94,7 +112,7 @@ def submit_allowed(
     publisher: Publisher,
     grant: Grant,
     records: Sequence[Record],
-    ticket: Ticket,
+    ticket: Results,
     *,
     tokens: Iterable[int] | None = None,
     sender: Sender | None = None,

@@ -154,7 +154,7 @@ class DeviceRequests(OperationSet):
         self._counts.requests_total += 1
         with self._replies.ask() as question:
             principal = call.grant.identity.name
-            with self._overload.enter(destination.topic, call.request, call.grant.identity) as slot:
+            with call.enter(self._overload, destination.topic) as slot:
                 body = await self._bodies.read(call.request)
                 slot.took(1, len(body))
                 record = self._question(call, destination, body, question.correlation_id, timeout_ms)

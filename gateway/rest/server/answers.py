@@ -14,7 +14,7 @@ from protocols.rest.responses import encode_error
 
 _CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
 _EMPTY: Final = {"Server": SERVER}
-_CONTROL_HEAD: Final = Head(_CONTROL)
+CONTROL_HEAD: Final = Head(_CONTROL)
 _RECORDS: Final = {
     embedded: Head({"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"})
     for embedded, media in RECORD_TYPES.items()
@@ -24,7 +24,7 @@ _RECORDS: Final = {
 def control_answer(body: bytes, status: int = 200) -> web.Response:
     """An answer of the control type."""
     if status == 200:
-        return QuickAnswer(body, _CONTROL_HEAD)
+        return QuickAnswer(body, CONTROL_HEAD)
     return web.Response(body=body, status=status, headers=_CONTROL)
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 
-from gateway.net.http_server import SERVER
+from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.body import BodyReader, answer_expectation
+from gateway.rest.server.direct_requests import DirectOperation, serve_directly
+from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
 from mapping.rest import trace_headers
 from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred
+
+if TYPE_CHECKING:
+    from gateway.rest.server.request_dispatcher import RequestDispatcher
 
 _NO_QUERY: Final[dict[str, list[str]]] = {}
 
@@ -24,19 +29,27 @@ class Call:
     """A request with its client's rights and its checked parameters: the argument of each handler."""
 
     __slots__ = (
-        "_bodies", "_continued", "answer_headers", "expires_ms", "grant", "operation", "query", "request", "span",
+        "_bodies", "_continued", "_dispatcher", "answer_headers", "connection", "expires_ms", "grant", "operation",
+        "query", "request", "span",
     )  # fmt: skip
 
     def __init__(
-        self, request: web.BaseRequest, operation: Operation, client: AuthenticatedClient, bodies: BodyReader
+        self,
+        request: web.BaseRequest,
+        operation: Operation,
+        client: AuthenticatedClient,
+        bodies: BodyReader,
+        dispatcher: RequestDispatcher,
     ) -> None:
         """Check the query; RestError: 400, the query is against the contract."""
         # the request itself; its body is read through `body`, or piece by piece through `pieces`
         self.request = request
+        self.connection = cast("HttpConnection", request.protocol)
         self.operation = operation  # its description in the contract
         self.grant, self.expires_ms = client  # the client's rights, and epoch ms until when; None: for ever
         self.answer_headers: dict[str, str] = {}  # header fields of the answer, errors too; see `begin`
         self._bodies = bodies
+        self._dispatcher = dispatcher
         self._continued = False
         self.span: RequestSpan | None = None  # the request's trace span; None where tracing is off
         # the declared parameters by name, typed; one that was not sent and has no default is missing
@@ -81,6 +94,10 @@ class Call:
             return b""
         check_body(declared.media[media], body)
         return body
+
+    def enter(self, overload: OverloadGuard, topic: str) -> ProduceSlot:
+        """See `OverloadGuard.enter`."""
+        return overload.enter(topic, self.connection, self.request.content_length or 0, self.grant.identity)
 
     def pieces(self, idle_s: float) -> AsyncIterator[bytes]:
         """The body as it comes, unchecked; see `BodyReader.pieces`. Ask for `media` before.
@@ -131,6 +148,10 @@ class Call:
             return self.span.begin_publish(topic)
         fields = self.request.headers
         return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
+
+    def serve_directly(self, operation: DirectOperation) -> None:
+        """Serve the next requests of this connection with this one's head by `operation`, where that can be."""
+        serve_directly(self, self._dispatcher, operation)
 
     def _go_on(self) -> None:
         """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
-from aiohttp import web
 
 from flowcontrol.admission import Admission, Refusal
+from gateway.net.http_server import HttpConnection
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
@@ -36,7 +36,7 @@ class ConcurrencyLimit:
         self._places = Admission(limit, limit_per_client)
         self._counts = ConcurrencyStatistics()
 
-    def enter(self, request: web.BaseRequest, identity: Identity) -> str:
+    def enter(self, connection: HttpConnection, identity: Identity) -> str:
         """Count a request in.
 
         Returns:
@@ -47,7 +47,7 @@ class ConcurrencyLimit:
         """
         client = identity.name
         if identity is ANONYMOUS or identity == ANONYMOUS:
-            client = f"/{request.remote}"  # no login's name: those have no limit on letters
+            client = f"/{connection.remote}"  # no login's name: those have no limit on letters
         refusal = self._places.enter(client)
         if refusal is None:
             return client

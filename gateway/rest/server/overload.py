@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
-from typing import Final, Self, cast
-
-from aiohttp import web
+from typing import Final, Self
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
@@ -49,15 +47,17 @@ class OverloadGuard:
         """Those in work."""
         return list(self._slots)
 
-    def enter(self, topic: str, request: web.BaseRequest, identity: Identity) -> ProduceSlot:
-        """Count a request in; it is counted out at the end of the `with` block.
+    def enter(self, topic: str, connection: HttpConnection, size: int, identity: Identity) -> ProduceSlot:
+        """Count a request in; it is counted out at the end of the `with` block, or by `leave`.
+
+        `size`: how many bytes its body is announced to have; 0: not known.
 
         Raises:
             RestError: 429 or 503 with Retry-After.
         """
-        slot = ProduceSlot(self._slots, topic, request, identity.name)
+        slot = ProduceSlot(self._slots, topic, connection, size, identity.name)
         if self._rates.are_set:
-            slot.rate = self._affordable(request, identity, slot.subject)
+            slot.rate = self._affordable(connection, identity, slot.subject)
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
@@ -66,23 +66,22 @@ class OverloadGuard:
             budget = publisher.budgets.topic(topic)
             if not budget.gate.is_open:
                 raise self._refuse(f"Topic {topic} is slower than its senders; try again")
-        size = request.content_length or 0
         # What is larger than the whole budget would never fit: it is too large for a request (413), or goes alone.
         if SMALL < size <= budget.bytes_limit and not budget.fits(size):
             raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")
-        unacknowledged = cast("HttpConnection", request.protocol).unacknowledged
+        unacknowledged = connection.unacknowledged
         if unacknowledged is not None and not unacknowledged.gate.is_open:
             raise self._refuse("Kafka is slower than you; try again")
         if len(self._slots) >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")
+        self._slots[slot] = None
         return slot
 
-    def _affordable(self, request: web.BaseRequest, identity: Identity, subject: str) -> Rate | None:
+    def _affordable(self, connection: HttpConnection, identity: Identity, subject: str) -> Rate | None:
         """What a client's requests are limited by; RestError: it owes for earlier ones."""
-        connection = cast("HttpConnection", request.protocol)
         if connection.rate is None:
             connection.rate = self._rates.connection()
-        rate = self._rates.sender(identity, request.remote or "", connection.rate)
+        rate = self._rates.sender(identity, connection.remote or "", connection.rate)
         if rate is not None:
             wait_s, reason = rate.wait()
             if wait_s > 0:
@@ -112,26 +111,32 @@ class OverloadGuard:
 
 
 class ProduceSlot:
-    """One produce request, in work inside its `with` block; a `gateway.flow.Flowing`."""
+    """One produce request in work, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_principal", "_request", "_slots", "_topic", "budget", "rate", "records")
+    __slots__ = ("_connection", "_principal", "_size", "_slots", "_topic", "budget", "rate", "records")
 
-    def __init__(self, slots: dict[ProduceSlot, None], topic: str, request: web.BaseRequest, principal: str) -> None:
+    def __init__(
+        self, slots: dict[ProduceSlot, None], topic: str, connection: HttpConnection, size: int, principal: str
+    ) -> None:
         self._slots = slots
         self._topic = topic
-        self._request = request
+        self._connection = connection
+        self._size = size
         self._principal = principal
         self.records = 0  # that wait for Kafka, where its body is read
         self.budget: ConnectionBudget | None = None  # an upload's, whose records and bytes change
         self.rate: Rate | None = None  # None: its client may publish as much as it likes
 
     def __enter__(self) -> Self:
-        self._slots[self] = None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Count it out."""
         del self._slots[self]
 
     def took(self, records: int, size: int) -> None:
@@ -154,8 +159,7 @@ class ProduceSlot:
 
     @property
     def _peer(self) -> str:
-        transport = self._request.transport
-        peer = None if transport is None else transport.get_extra_info("peername")
+        peer = self._connection.peername if self._connection.transport is not None else None
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
 
     @property
@@ -166,11 +170,11 @@ class ProduceSlot:
     @property
     def load(self) -> int:
         """See `gateway.flow.Flowing`."""
-        return (self._request.content_length or 0) if self.budget is None else self.budget.bytes
+        return self._size if self.budget is None else self.budget.bytes
 
     def flow(self) -> ConnectionFlow:
         """See `gateway.flow.Flowing`: a request has no window, all of it is on the way at once."""
-        budget, transport = self.budget, self._request.transport
+        budget, transport = self.budget, self._connection.transport
         records = self.records if budget is None else budget.records
         return ConnectionFlow(
             protocol="http",

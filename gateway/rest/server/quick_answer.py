@@ -42,6 +42,10 @@ class Head:
             self._bytes = f"HTTP/1.1 200 OK\r\n{text}Content-Length: ".encode("ascii")
         return self._bytes
 
+    def with_body(self, body: bytes) -> bytes:
+        """The whole answer."""
+        return b"%b%d\r\n\r\n%b" % (self.now(), len(body), body)
+
 
 class QuickAnswer(web.Response):
     """An answer whose head is ready; aiohttp's own in every respect as soon as anything about it is changed."""
@@ -84,5 +88,5 @@ class QuickAnswer(web.Response):
         self._keep_alive = True
         self._eof_sent = True
         self._body_length = len(body)
-        await request.writer.write_eof(b"%b%d\r\n\r\n%b" % (self._head.now(), len(body), body))
+        await request.writer.write_eof(self._head.with_body(body))
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, cast
 
 import structlog
 from aiohttp import web
@@ -38,6 +38,21 @@ TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
+class _Work:
+    """One request, as far as it has come."""
+
+    __slots__ = ("call", "client", "fields", "name", "refuse")
+
+    def __init__(
+        self, fields: dict[str, str], name: str = "none", refuse: Callable[[RestError], web.Response] = error_answer
+    ) -> None:
+        self.fields = fields  # of its answer, whatever that is
+        self.name = name
+        self.refuse = refuse
+        self.call: Call | None = None
+        self.client: str | None = None  # counted in, see `ConcurrencyLimit.enter`
+
+
 class RequestDispatcher:
     """The operations of one listener, found by the contract's paths."""
 
@@ -66,12 +81,12 @@ class RequestDispatcher:
             ValueError: the contract has an operation without a handler, or the other way round.
         """
         self.draining = False
-        self._login = login
+        self.login = login
         self._bodies = bodies
         self._websockets = websockets
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._cors = cors
-        self._compress_from = compress_from
+        self.compress_from = compress_from
         self._tracing = tracing
         self._router = Router(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
@@ -87,78 +102,88 @@ class RequestDispatcher:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Only cancellation and a lost connection leave it as exceptions."""
-        name = "none"
-        refuse: Callable[[RestError], web.Response] = error_answer
-        call: Call | None = None
-        client: str | None = None
-        shared = self._cors.fields(request)
+        work = _Work(self._cors.fields(request))
+        return await self._answered(request, work, self._run(request, work))
+
+    async def finish(
+        self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """As `handle`, for a request of the operation `name` that is done but for what `run` gives or raises."""
+        work = _Work(self._cors.fields(request), name, self._handlers[name][1])
+        return await self._answered(request, work, run())
+
+    async def _run(self, request: web.BaseRequest, work: _Work) -> web.StreamResponse:
+        """Find the operation and let it answer; `work` says how far that went."""
+        raw_path = self._path(request)
+        endpoint = self._websockets.get(raw_path)
+        if endpoint is not None:
+            work.name = OPEN_WEBSOCKET
+            return endpoint.upgrade(request)
+        if request.method == "OPTIONS" and (raw_path == "*" or is_preflight(request)):
+            work.name = OPTIONS
+            if raw_path == "*":
+                return allowed(self._router.methods())
+            return self._cors.preflight(request, self._router.methods(raw_path))
+        operation, texts = self._router.match(request.method, raw_path)
+        work.name = name = operation.name
+        handler, work.refuse = self._handlers[name]
+        client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
+        connection = cast("HttpConnection", request.protocol)
+        connection.identified()
+        work.client = self.concurrency.enter(connection, client.grant.identity)
+        work.call = call = Call(request, operation, client, self._bodies, self)
+        if work.fields:
+            call.answer_headers.update(work.fields)
+        work.fields = call.answer_headers
+        if self._tracing is not None:
+            call.span = self._tracing.begin(name, request.method, operation.template, request.headers)
+        if request.method == "HEAD" and name in TAKING:
+            return web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
+        return await handler(call, *operation.path_values(texts))
+
+    async def _answered(
+        self, request: web.BaseRequest, work: _Work, running: Awaitable[web.StreamResponse]
+    ) -> web.StreamResponse:
+        """The answer of what runs, or to its failure, with all that every answer gets; counted."""
         answer: web.StreamResponse
         try:
-            raw_path = self._path(request)
-            endpoint = self._websockets.get(raw_path)
-            if endpoint is not None:
-                name = OPEN_WEBSOCKET
-                answer = endpoint.upgrade(request)
-            elif request.method == "OPTIONS" and (raw_path == "*" or is_preflight(request)):
-                name = OPTIONS
-                if raw_path == "*":
-                    answer = allowed(self._router.methods())
-                else:
-                    answer = self._cors.preflight(request, self._router.methods(raw_path))
-            else:
-                operation, texts = self._router.match(request.method, raw_path)
-                name = operation.name
-                handler, refuse = self._handlers[name]
-                client_rights = await self._login.authenticate(
-                    request, token_in_query=TOKEN_PARAMETER in operation.query
-                )
-                connection = request.protocol
-                if isinstance(connection, HttpConnection):
-                    connection.identified()
-                client = self._concurrency.enter(request, client_rights.grant.identity)
-                call = Call(request, operation, client_rights, self._bodies)
-                if shared:
-                    call.answer_headers.update(shared)
-                if self._tracing is not None:
-                    route = operation.template
-                    call.span = self._tracing.begin(name, request.method, route, request.headers)
-                if request.method == "HEAD" and name in TAKING:
-                    answer = web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
-                else:
-                    answer = await handler(call, *operation.path_values(texts))
+            answer = await running
         except RestError as error:
-            answer = refuse(error)
+            answer = work.refuse(error)
         except Refused as refused:
-            answer = refuse(refusal(refused))
+            answer = work.refuse(refusal(refused))
         except NotAssignedError as error:
-            answer = refuse(not_found(str(error), Fault.NOT_ASSIGNED))
+            answer = work.refuse(not_found(str(error), Fault.NOT_ASSIGNED))
         except UpgradeError as refused:
             answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
-            if call is not None and call.span is not None:
-                call.span.end(None)
+            if work.call is not None and work.call.span is not None:
+                work.call.span.end(None)
             raise  # the client left
         except Exception as error:
-            failures.tell("request", error, name)
+            failures.tell("request", error, work.name)
             if request.writer.output_size > 0:
                 raise ConnectionError("an answer was begun and cannot be taken back") from error
-            answer = refuse(RestError(500, INTERNAL_ERROR, close=True))
+            answer = work.refuse(RestError(500, INTERNAL_ERROR, close=True))
         finally:
-            if client is not None:
-                self._concurrency.leave(client)
+            if work.client is not None:
+                self.concurrency.leave(work.client)
         if not answer.prepared:
-            fields = shared if call is None else call.answer_headers
-            if fields:
-                answer.headers.update(fields)
+            if work.fields:
+                answer.headers.update(work.fields)
             if self.draining:
                 answer.force_close()
             if "Accept-Encoding" in request.headers:
-                await compress(request, answer, self._compress_from)
-        if call is not None and call.span is not None:
-            call.span.end(answer.status)
-        counted = (name, answer.status // 100)
-        self._answers[counted] = self._answers.get(counted, 0) + 1
+                await compress(request, answer, self.compress_from)
+        if work.call is not None and work.call.span is not None:
+            work.call.span.end(answer.status)
+        self.count(work.name, answer.status)
         return answer
+
+    def count(self, name: str, status: int) -> None:
+        """Count an answer of an operation."""
+        counted = (name, status // 100)
+        self._answers[counted] = self._answers.get(counted, 0) + 1
 
     def _path(self, request: web.BaseRequest) -> str:
         """The path, still percent-encoded; RestError for a request that no operation could answer."""

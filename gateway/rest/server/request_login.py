@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from aiohttp import web
 
@@ -59,23 +58,38 @@ class RequestLogin:
             request.raw_path, fields, secure=secure
         ):
             raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)
-        if header is not None:
-            connection = request.protocol
-            if isinstance(connection, HttpConnection):
-                connection.login_pending()
-            try:
-                identity, expires_ms = await self._by_credentials(header, peer_of(request))
-            except Busy as wait:
-                raise busy(f"Logins are busy: {wait}") from None
-            return AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
-        transport = request.transport
-        proven: Identity | None = None
-        if secure and transport is not None:
-            proven = self._authenticator.identify_certificate(transport.get_extra_info("peercert"))
-        proven = proven or self._authenticator.anonymous()
-        if proven is None:
+        connection = cast("HttpConnection", request.protocol)
+        known = self.known(connection, header)
+        if known is not None:
+            return known
+        if header is None:
             raise self._unauthorized("Authentication is needed")
-        return AuthenticatedClient(self._access_list.for_identity(proven), None)
+        connection.login_pending()
+        try:
+            identity, expires_ms = await self._by_credentials(header, peer_of(connection))
+        except Busy as wait:
+            raise busy(f"Logins are busy: {wait}") from None
+        return AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
+
+    def known(self, connection: HttpConnection, header: str | None) -> AuthenticatedClient | None:
+        """The client of a connection who shows `header`, as far as nobody need be asked; None: `authenticate` it."""
+        authenticator = self._authenticator
+        identity: Identity | None = None
+        expires_ms = None
+        if header is None:
+            if connection.ssl_context is not None and connection.transport is not None:
+                identity = authenticator.identify_certificate(connection.transport.get_extra_info("peercert"))
+            identity = identity or authenticator.anonymous()
+        else:
+            scheme, _, credentials = header.partition(" ")
+            scheme = scheme.lower()
+            if scheme == "basic" and (named := _name_and_password(credentials)) is not None:
+                identity = authenticator.known_password(*named)
+            elif scheme == "bearer":
+                shown = authenticator.known_token(credentials.strip(), peer=peer_of(connection))
+                if shown is not None:
+                    identity, expires_ms = shown.identity, shown.expires_ms
+        return None if identity is None else AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
 
     async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
         """Judge a field Authorization: who it is, and until when; RestError when it is not good."""
@@ -91,13 +105,10 @@ class RequestLogin:
 
     async def _by_password(self, credentials: str, peer: str) -> Identity:
         """Judge the credentials of Basic; RestError when they are not good."""
-        try:
-            decoded = base64.b64decode(credentials.strip(), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError, ValueError) as error:
-            raise self._unauthorized("The credentials are not readable") from error
-        user, colon, password = decoded.partition(":")
-        if not colon:
+        named = _name_and_password(credentials)
+        if named is None:
             raise self._unauthorized("The credentials are not readable")
+        user, password = named
         identity = await self._authenticator.authenticate_password(user, password, peer=peer)
         if identity is None:
             raise self._unauthorized("Wrong name or password")
@@ -111,9 +122,18 @@ class RequestLogin:
         return RestError(401, message, headers=tuple(challenges))
 
 
-def peer_of(request: web.BaseRequest) -> str:
+def _name_and_password(credentials: str) -> tuple[str, str] | None:
+    """Those in the credentials of Basic; None: there are none."""
+    try:
+        user, colon, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
+    except ValueError:  # binascii's and Unicode's errors are such
+        return None
+    return (user, password) if colon else None
+
+
+def peer_of(connection: web.RequestHandler) -> str:
     """The client's `host:port`."""
-    peer = request.protocol.peername  # which asks the socket once
+    peer = connection.peername  # which asks the socket once
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 

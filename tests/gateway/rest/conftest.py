@@ -21,6 +21,7 @@ from gateway.config import Address, BudgetConfig, SecurityConfig
 from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestListener
+from gateway.security.authentication import Authenticator
 from tests.support.assembled import assembled
 
 LOCAL = Address("127.0.0.1:0")
@@ -29,8 +30,9 @@ LOCAL = Address("127.0.0.1:0")
 class Gateway:
     """What a test talks to."""
 
-    def __init__(self, listener: RestListener, log: Log) -> None:
+    def __init__(self, listener: RestListener, log: Log, authenticator: Authenticator) -> None:
         self.listener = listener
+        self.authenticator = authenticator
         self.publisher = log.publisher
         self.topics = log.topics
         self.live_reader = log.live_reader
@@ -74,7 +76,7 @@ async def running_gateway(
         listener = make_rest(made.process, shared, made.log, made.state)
         await listener.start()
         try:
-            yield Gateway(listener, made.log)
+            yield Gateway(listener, made.log, shared.authenticator)
         finally:
             listener.stop_taking()
             await made.log.publisher.drain(1.0)

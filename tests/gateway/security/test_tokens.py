@@ -186,16 +186,21 @@ async def test_the_name_by_another_claim(tmp_path: Path, clock: Clock) -> None:
 async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(judge: TokenJudge, clock: Clock) -> None:
     long, short = token(), token(expires_s=NOW_S + 10 - LEEWAY_S)
     for one in (long, short):
-        await judge.judge(one)
+        assert judge.known(one) is None
+        shown = await judge.judge(one)
+        assert judge.known(one) == shown
     assert isinstance(judge.keys, FileKeys)
     judge.keys.use(NO_KEYS)
     clock.now = 9.9
     for one in (long, short):
         assert (await judge.judge(one)).identity.name == "ann"
+        assert judge.known(one) is not None
     clock.now = 10.0
     with pytest.raises(TokenError, match="expired"):
         await judge.judge(short)
+    assert judge.known(short) is None
     clock.now = REMEMBER_S
+    assert judge.known(long) is None
     with pytest.raises(TokenError, match="key"):
         await judge.judge(long)
 
@@ -206,6 +211,7 @@ async def test_what_is_forgotten_is_checked_again(judge: TokenJudge) -> None:
     assert isinstance(judge.keys, FileKeys)
     judge.keys.use(NO_KEYS)
     judge.forget()
+    assert judge.known(good) is None
     with pytest.raises(TokenError, match="key"):
         await judge.judge(good)
 

@@ -1,0 +1,144 @@
+"""A head that is known is taken for what aiohttp's parser would read, and for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpRequestParser
+from aiohttp.http_exceptions import HttpProcessingError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.net.http_server import HttpConnection
+from gateway.net.known_heads import LONGEST, REMEMBERED, TRIES, KnownHeads
+
+FIELDS = st.lists(
+    st.sampled_from(
+        [b"Host: here", b"host:here", b"Accept: */*", b"X-A: Content-Length: 3", b"X-B:", b"Connection: keep-alive"]
+    ),
+    max_size=4,
+)
+LENGTH = st.sampled_from([b"Content-Length: ", b"content-length: ", b"Content-length: ", b"CONTENT-LENGTH: "])
+LINE = st.sampled_from([b"POST /topics/a HTTP/1.1", b"POST /topics/a?async=false HTTP/1.1", b"PUT /a HTTP/1.1"])
+BODY = st.binary(max_size=30) | st.sampled_from([b"", b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that never runs: aiohttp wants one."""
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+class Nothing:
+    """What nobody asks here."""
+
+    def take(self, connection: HttpConnection, body: bytes) -> bool:
+        raise AssertionError
+
+
+def read(data: bytes, loop: asyncio.AbstractEventLoop) -> list[tuple[str, str, list[tuple[str, str]], bytes]] | None:
+    """The requests that aiohttp reads; None where it refuses, or has not read to the end of one."""
+    parser: Any = HttpRequestParser(cast("Any", BaseProtocol(loop)), loop, 2**16, auto_decompress=False)
+    try:
+        messages, _, _ = parser.feed_data(data)
+    except HttpProcessingError:
+        return None
+    if not messages or not all(payload.is_eof() for _, payload in messages):
+        return None
+    return [
+        (message.method, message.path, list(message.headers.items()), payload.read_nowait() if size(message) else b"")
+        for message, payload in messages
+    ]
+
+
+def size(message: Any) -> int:
+    return int(message.headers.get("Content-Length", 0))
+
+
+def request(line: bytes, fields: list[bytes], length: bytes, body: bytes, at: int) -> bytes:
+    lines = [line, b"Host: it", *fields]
+    lines.insert(1 + at % (len(fields) + 2), length + b"%d" % len(body))
+    return b"\r\n".join([*lines, b"", body])
+
+
+@given(LINE, FIELDS, LENGTH, BODY, BODY, st.integers(0, 5), st.integers(0, 400), st.binary(max_size=3), st.booleans())
+@example(b"POST /topics/a HTTP/1.1", [], b"Content-Length: ", b"abc", b"abcdefghijklm", 0, 0, b"", False)
+def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of two requests
+    loop: asyncio.AbstractEventLoop,
+    line: bytes,
+    fields: list[bytes],
+    length: bytes,
+    first: bytes,
+    second: bytes,
+    at: int,
+    where: int,
+    change: bytes,
+    keep: bool,
+) -> None:
+    known = KnownHeads()
+    learnt = request(line, fields, length, first, at)
+    was = read(learnt, loop)
+    if was is None or len(was) != 1:
+        return  # it was refused, and nothing is learnt of it
+    known.remember(learnt[: learnt.find(b"\r\n\r\n") + 4], Nothing())
+    data = request(line, fields, length, second, at)
+    if not keep:
+        where %= len(data)
+        data = data[:where] + change + data[where + len(change) :]
+    taken = known.find(data)
+    body = None if taken is None else taken[1]
+    if keep and length in (b"Content-Length: ", b"content-length: "):
+        assert body == second
+    if body is not None:
+        found = read(data, loop)
+        assert found is not None
+        assert len(found) == 1
+        assert found[0][3] == body
+        assert found[0][:2] == was[0][:2]
+        without = [field for field in found[0][2] if field[0].lower() != "content-length"]
+        assert without == [field for field in was[0][2] if field[0].lower() != "content-length"]
+
+
+def test_a_request_in_pieces_or_with_something_behind_it_is_not_taken() -> None:
+    known = KnownHeads()
+    whole = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX: y\r\n\r\nabcde"
+    known.remember(whole[:-5], Nothing())
+    found = known.find(whole)
+    assert found is not None
+    assert found[1] == b"abcde"
+    for end in range(len(whole)):
+        assert known.find(whole[:end]) is None
+    assert known.find(whole + b"f") is None
+    assert known.find(whole + whole) is None
+    for written in (b"+5", b"05", b" 5", b"5 ", b"", b"-5", b"5\t", b"\xc2\xb2"):
+        assert known.find(whole.replace(b": 5", b": " + written)) is None
+
+
+def head(number: int, field: bytes = b"") -> bytes:
+    return b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n%b\r\n" % (number, field)
+
+
+def test_what_is_remembered_has_an_end() -> None:
+    known = KnownHeads()
+    for number in range(TRIES):
+        known.remember(head(number), Nothing())
+    assert known.find(head(TRIES - 1) + b"x") is not None
+    assert sum(known.find(head(number) + b"x") is not None for number in range(TRIES)) <= REMEMBERED
+    long = head(0, b"X: %b\r\n" % (b"x" * LONGEST))
+    known.remember(long, Nothing())
+    assert known.find(long + b"x") is None
+
+
+def test_who_says_something_else_each_time_is_not_listened_to_for_ever() -> None:
+    known = KnownHeads()
+    for number in range(2 * TRIES):
+        known.remember(head(0, b"X: %d\r\n" % number), Nothing())
+        assert known.find(head(0, b"X: %d\r\n" % (number + 1)) + b"x") is None
+    assert known.find(head(0, b"X: %d\r\n" % (2 * TRIES - 1)) + b"x") is None
+    assert known.find(head(0, b"X: %d\r\n" % (TRIES - 1)) + b"x") is not None
