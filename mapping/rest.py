@@ -49,6 +49,8 @@ CONTENT_TYPES: Final = {
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIMESTAMP: Final = 2**63 - 1
 
+_QUOTE: Final = 0x22
+_ESCAPE: Final = 0x5C
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _STRING: Final = msgspec.json.Decoder(str)
 _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
@@ -191,6 +193,8 @@ def _placed(
     """Records of what stands beside keys and values."""
     topic, partition, headers, trace = target.topic, target.partition, target.headers, target.trace
     plain = headers + trace
+    if not [1 for one in entries if one.partition is not msgspec.UNSET or one.timestamp is not None or one.headers]:
+        return [Record(topic, key, value, plain, None, partition) for key, value in zip(keys, values, strict=True)]
     records: list[Record] = []
     for entry, key, value in zip(entries, keys, values, strict=True):
         wanted = entry.partition
@@ -225,8 +229,8 @@ def merged_headers(fields: Sequence[HeaderField], standard: Headers, trace: Head
 
 
 def _json_key(text: bytes) -> bytes | None:
-    if text.startswith(b'"'):
-        return text[1:-1] if b"\\" not in text else _STRING.decode(text).encode()
+    if text[0] == _QUOTE:
+        return text[1:-1] if _ESCAPE not in text else _STRING.decode(text).encode()
     return None if text == b"null" else compact_json(text)
 
 
