@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http import HttpVersion11
 
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.body import BodyReader, answer_expectation
-from gateway.rest.server.direct_requests import DirectOperation, serve_directly
+from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
@@ -19,9 +20,8 @@ from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred
 
-if TYPE_CHECKING:
-    from gateway.rest.server.request_dispatcher import RequestDispatcher
-
+_UNUSUAL: Final = (hdrs.CONTENT_ENCODING, hdrs.UPGRADE, "traceparent")
+"""Fields of requests that are not served directly: a coded body, another protocol, what differs with each request."""
 _NO_QUERY: Final[dict[str, list[str]]] = {}
 
 
@@ -39,7 +39,7 @@ class Call:
         operation: Operation,
         client: AuthenticatedClient,
         bodies: BodyReader,
-        dispatcher: RequestDispatcher,
+        dispatcher: Dispatcher,
     ) -> None:
         """Check the query; RestError: 400, the query is against the contract."""
         # the request itself; its body is read through `body`, or piece by piece through `pieces`
@@ -150,8 +150,18 @@ class Call:
         return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
 
     def serve_directly(self, operation: DirectOperation) -> None:
-        """Serve the next requests of this connection with this one's head by `operation`, where that can be."""
-        serve_directly(self, self._dispatcher, operation)
+        """Serve the next requests of this connection with this one's head by `operation`, where it is as usual."""
+        request = self.request
+        usual = (
+            request.version == HttpVersion11
+            and request.keep_alive
+            and not self.answer_headers  # a page of another origin
+            and self.span is None
+            and not any(name in request.headers for name in _UNUSUAL)
+        )
+        if usual:
+            known = KnownRequest(request, self.operation.name, self._dispatcher, operation)
+            self.connection.remember(request, known)
 
     def _go_on(self) -> None:
         """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""

@@ -9,24 +9,18 @@ dispatcher's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Protocol
 
 from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion11
 
 from gateway.net.http_requests import Prepared
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.answers import CONTROL_HEAD, control_answer
+from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
 from gateway.rest.server.quick_answer import COPIED
+from gateway.rest.server.request_login import RequestLogin
 from gateway.security.authorization import Grant
-
-if TYPE_CHECKING:
-    from gateway.rest.server.call import Call
-    from gateway.rest.server.request_dispatcher import RequestDispatcher
-
-_OTHERWISE: Final = (hdrs.CONTENT_ENCODING, hdrs.UPGRADE, "traceparent")
-"""Fields of requests that are not served directly: a coded body, another protocol, what differs with each request."""
 
 
 class DirectOperation(Protocol):
@@ -41,28 +35,32 @@ class DirectOperation(Protocol):
         ...
 
 
-def serve_directly(call: Call, dispatcher: RequestDispatcher, operation: DirectOperation) -> None:
-    """Serve the next requests with the head of this one by `operation`, where everything about it is as usual."""
-    request = call.request
-    usual = (
-        request.version == HttpVersion11
-        and request.keep_alive
-        and not call.answer_headers  # a page of another origin
-        and call.span is None
-        and not any(name in request.headers for name in _OTHERWISE)
-    )
-    if usual:
-        call.connection.remember(request, _KnownRequest(request, call.operation.name, dispatcher, operation))
+class Dispatcher(Protocol):
+    """What the dispatcher of the listener does for every request."""
+
+    draining: bool
+    compress_from: int
+    login: RequestLogin
+    concurrency: ConcurrencyLimit
+
+    async def finish(
+        self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The answer to a request of the operation `name` that is done but for what `run` gives or raises."""
+        ...
+
+    def count(self, name: str, status: int) -> None:
+        """Count an answer of an operation."""
+        ...
 
 
-class _KnownRequest:
+class KnownRequest:
     """All requests with one head (`net.known_heads.Direct`)."""
 
     __slots__ = ("accepts_coding", "authorization", "dispatcher", "message", "name", "operation")
 
-    def __init__(
-        self, request: web.BaseRequest, name: str, dispatcher: RequestDispatcher, operation: DirectOperation
-    ) -> None:
+    def __init__(self, request: web.BaseRequest, name: str, dispatcher: Dispatcher, operation: DirectOperation) -> None:
+        """Those with the head of `request`, which is for the operation `name`; `Call.serve_directly` says which."""
         self.message = request._message
         self.authorization = request.headers.get(hdrs.AUTHORIZATION)
         self.accepts_coding = hdrs.ACCEPT_ENCODING in request.headers
@@ -71,6 +69,7 @@ class _KnownRequest:
         self.operation = operation
 
     def take(self, connection: HttpConnection, body: bytes) -> bool:
+        """See `net.known_heads.Direct`."""
         dispatcher = self.dispatcher
         if dispatcher.draining or not self.operation.accepts(len(body)):
             return False
@@ -92,7 +91,7 @@ class DirectRequest:
 
     __slots__ = ("_connection", "_known", "client", "slot")
 
-    def __init__(self, known: _KnownRequest, connection: HttpConnection) -> None:
+    def __init__(self, known: KnownRequest, connection: HttpConnection) -> None:
         self._known = known
         self._connection: HttpConnection | None = connection  # None: it has its answer, or its client left
         self.client: str | None = None  # counted in, see `ConcurrencyLimit.enter`
