@@ -23,6 +23,11 @@ from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 class Request(web.BaseRequest):
     """aiohttp's request, which knows the task that serves it."""
 
+    @property
+    def message(self) -> RawRequestMessage:
+        """Its head, as it was parsed."""
+        return self._message
+
     def drop_references(self) -> None:
         """It is done: an exception that has it in its traceback is no cycle with the task."""
         self._task = cast("asyncio.Task[None]", None)

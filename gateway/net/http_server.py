@@ -21,7 +21,7 @@ from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
 from gateway.flow import subject
 from gateway.net.heads import HeadError, Heads
-from gateway.net.http_requests import Abandoned, RequestsInTurn
+from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
 from gateway.net.known_heads import Direct, KnownHeads
 from gateway.net.listener import Bound, open_server
 from gateway.net.pump import LINGER_S
@@ -216,7 +216,7 @@ class HttpConnection(RequestsInTurn):
     def remember(self, request: web.BaseRequest, direct: Direct) -> None:
         """Serve by `direct` what has the head of the request now handled, if that came in one read."""
         whole = self._whole
-        if whole is not None and whole[0] is request._message:
+        if whole is not None and whole[0] is cast("Request", request).message:
             if self._known is None:
                 self._known = KnownHeads()
             self._known.remember(whole[1], direct)

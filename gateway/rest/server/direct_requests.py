@@ -9,11 +9,11 @@ dispatcher's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import hdrs, web
 
-from gateway.net.http_requests import Prepared
+from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.answers import CONTROL_HEAD, control_answer
 from gateway.rest.server.concurrency import ConcurrencyLimit
@@ -61,7 +61,7 @@ class KnownRequest:
 
     def __init__(self, request: web.BaseRequest, name: str, dispatcher: Dispatcher, operation: DirectOperation) -> None:
         """Those with the head of `request`, which is for the operation `name`; `Call.serve_directly` says which."""
-        self.message = request._message
+        self.message = cast("Request", request).message
         self.authorization = request.headers.get(hdrs.AUTHORIZATION)
         self.accepts_coding = hdrs.ACCEPT_ENCODING in request.headers
         self.name = name
