@@ -26,6 +26,16 @@ IN_ROCKSDB = {
     f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STORE}.checkpointFormatVersion": "2",  # else a checkpoint cannot change to real time
 }
+IN_LOCAL_FILES = {
+    # Without native code Hadoop starts a process for each link that it looks for, and each mode that it sets. Spark's
+    # usual manager looks at both ends of each rename, twice, and again for Hadoop's checksum beside each file: sixty
+    # processes a batch, four fifths of them for links. Files of this machine have Hadoop's checksums, that are
+    # verified: Spark's own beside them would double the files.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
 IN_HEAP = {f"{_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 
 
@@ -88,6 +98,8 @@ def session(
     if master is not None:
         builder = builder.master(master)
         java = (AVRO_LIMITS, QUICK_START if quick_start else "", java_options)
+        if master.startswith("local"):
+            settings = {**IN_LOCAL_FILES, **settings}
         settings |= {"spark.driver.memory": driver_memory, **driver_settings(master, jars, java, conf or {})}
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -81,8 +81,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--rate", type=int, default=1_000, help="readings a second, of all sensors")
     one.add_argument("--sensors", type=int, default=1_000)
     one.add_argument("--warm-up", type=float, default=60.0, help="seconds that are not counted")
-    one.add_argument("--seconds", type=float, default=60.0, help="that are")
+    one.add_argument("--seconds", type=float, default=330.0, help="that are: more than an interval of real time")
     one.add_argument("--trigger", choices=TRIGGERS, help="default: both, one after the other")
+    one.add_argument("--interval", help="between two checkpoints of real time (default: the job's own, 5m)")
     one.add_argument("--p50", type=float, default=60.0, help="ms that half of real time's may take")
     one.add_argument("--p99", type=float, default=150.0, help="ms that 99 of 100 may take")
     return parser.parse_args(argv)
@@ -124,7 +125,9 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gatewa
         return await behind.run(bootstrap, directory, late, gateway)
     if given.scenario == "latency":
         triggers = (given.trigger,) if given.trigger else TRIGGERS[::-1]
-        load = latency.Plan(given.rate, given.sensors, given.warm_up, given.seconds, triggers, given.p50, given.p99)
+        load = latency.Plan(
+            given.rate, given.sensors, given.warm_up, given.seconds, triggers, given.interval, given.p50, given.p99
+        )  # fmt: skip
         return await latency.run(bootstrap, directory, load, gateway)
     from loadtest.spark import rates  # noqa: PLC0415 - Spark in its own process
 

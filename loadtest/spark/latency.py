@@ -1,7 +1,8 @@
 """Scenario `latency`: sensor -> MQTT -> Kafka -> Spark -> Kafka -> MQTT subscriber, at a rate, with each trigger.
 
 The time is from a reading's sending to the arrival of the first result that contains it. Counted is what is sent after
-a warm-up (Java compiles, caches fill), and every sensor's last reading must have come back at the end.
+a warm-up (Java compiles, caches fill), and every sensor's last reading must have come back at the end. Real time stands
+still at each checkpoint: the longest time tells for how long, and what is counted should be longer than an interval.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     warm_up_s: float
     seconds: float
     triggers: tuple[str, ...]
+    interval: str | None  # between two checkpoints of real time; None: the job's own
     p50_ms: float  # of real time
     p99_ms: float
 
@@ -140,7 +142,9 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
     books = Books()
     place = directory / trigger
     place.mkdir()
-    options = ["--trigger", trigger, *(["--interval", "30s"] if trigger == "real-time" else [])]
+    options = ["--trigger", trigger]
+    if trigger == "real-time" and plan.interval is not None:
+        options += ["--interval", plan.interval]
     async with Job(bootstrap, topics, place, *options, quick_start=False) as job:
         await job.start()
         senders, subscriber = await _connect(gateway, topics, plan, books)
@@ -153,10 +157,11 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
         for sender in senders:
             sender.close()
         code = await job.stop()
-    p50, p99 = books.latencies.milliseconds(50), books.latencies.milliseconds(99)
+    p50, p99, p999, longest = (books.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
     print(
         f"{trigger}: {sent:,} readings of {plan.sensors:,} sensors at {sent / (plan.warm_up_s + plan.seconds):,.0f}/s, "
-        f"{books.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms of {books.latencies.count:,}; "
+        f"{books.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms, p99.9 {p999:.0f} ms, longest {longest:.0f} ms "
+        f"of {books.latencies.count:,}; "
         f"not acknowledged {refused}, sensors without their last result {books.missing}; "
         f"Spark {cpu_s / seconds:.2f} of a core",
         flush=True,

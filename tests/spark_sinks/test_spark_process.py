@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -35,6 +36,16 @@ def processes_with(text: str) -> list[int]:
             if text.encode() in command:
                 found.append(int(entry.name))
     return found
+
+
+def told_of(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that tells how often `program` was started from now on; none: never."""
+    told, own = directory / f"{program}.started", directory / "programs" / program
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\necho "$@" >> {told}\nexec {shutil.which(program)} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{own.parent}:{os.environ['PATH']}")
+    return told
 
 
 class JobProcess:
@@ -124,6 +135,7 @@ async def test_killed_in_mid_load_and_started_again(
     new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    looked_for_links = told_of(tmp_path, "readlink", monkeypatch)
     source, target, dead = await new_topic(), await new_topic(), await new_topic()
     arguments = [f"--source={source}", f"--target={target}", f"--dead-letter={dead}", "--watermark=1h"]
     readings = []
@@ -186,6 +198,7 @@ async def test_killed_in_mid_load_and_started_again(
     lines += [json.loads(line) for line in out.splitlines()]
     assert lines[-1]["kind"] == "summary"
     assert {line["kind"] for line in lines} == {"ready", "progress", "examined", "summary"}
+    assert not looked_for_links.exists(), "a checkpoint starts processes: a batch waits for each"
 
 
 @pytest.mark.spark
