@@ -9,6 +9,7 @@ an error: never a part of them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -55,12 +56,9 @@ def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maint
     finally:
         shutil.rmtree(place)
     for left in (*places.iterdir(), *_listed(archive.with_name(f"{archive.name}.staging"))):
-        if (
-            now.timestamp() - max(path.stat().st_mtime for path in (left, *left.rglob("*")))
-            > settings.unused.ms / 1_000
-        ):
-            done.unused += sum(path.is_file() for path in left.rglob("*"))
-            shutil.rmtree(left)
+        # What goes away meanwhile is another's: of a job that writes, or of one that clears away as it starts.
+        with contextlib.suppress(FileNotFoundError):
+            done.unused += _cleared(left, now.timestamp() - settings.unused.ms / 1_000)
     return done
 
 
@@ -75,7 +73,20 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def _listed(directory: Path) -> Sequence[Path]:
-    return list(directory.iterdir()) if directory.is_dir() else []
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _cleared(left: Path, before: float) -> int:
+    """Delete a directory in which nothing was changed since; how many files. FileNotFoundError: somebody is at work."""
+    below = list(left.rglob("*"))
+    if max(path.stat().st_mtime for path in (left, *below)) >= before:
+        return 0
+    files = sum(path.is_file() for path in below)
+    shutil.rmtree(left)
+    return files
 
 
 def _numbered(directory: Path, name: str) -> list[Path]:

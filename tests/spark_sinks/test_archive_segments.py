@@ -157,6 +157,19 @@ def test_what_dead_jobs_left_is_deleted_when_it_is_old(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("part.parquet"))
 
 
+def test_what_is_gone_when_it_is_looked_at_is_somebodys_at_work(tmp_path: Path) -> None:
+    archive = filled(tmp_path)
+    before = read(archive)
+    at_work = tmp_path / "lake.staging" / "now" / "7"
+    at_work.mkdir(parents=True)
+    (at_work / "part.parquet").write_bytes(b"half")
+    (at_work / "gone").symlink_to(at_work / "nothing")  # as a file that is there when it is listed, and then not
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=2)
+    assert segments.maintain(archive, Maintain(unused=Duration("1h")), later).unused == 0
+    assert (at_work / "part.parquet").exists()
+    assert read(archive) == before
+
+
 def test_files_whose_columns_differ_in_type_stay_and_are_told(tmp_path: Path) -> None:
     archive = filled(tmp_path)
     home = next((archive / "segment=0" / "batch=3").rglob("topic=a/*.parquet"))
