@@ -35,7 +35,7 @@ maintain = {{ unused = "{unused}" }}
 """
 SETTLE_READS: Final = 180  # a second apart
 UPKEEP_S: Final = 300.0
-UPKEEP_PAUSE_S: Final = 1.0
+UPKEEP_PAUSE_S: Final = 3.0
 
 
 class Plan(NamedTuple):
