@@ -106,21 +106,8 @@ class IncomingLink:
 
     def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
         """Take one message."""
-        size = len(data)
-        self.window.arrive(size)
-        assert self.mapper is not None
-        try:
-            record = self.mapper.record(data, now_ms)
-        except Unmappable as unmappable:
-            self.refuse(delivery, unmappable.outcome, unmappable.reason)
-            return
-        if size > self._largest and (excess := self._excess(record)):
-            self.refuse(delivery, Outcome.TOO_LARGE, excess)
-            return
-        if self._allowed is not None and not self._allowed(record.topic, record.key):
-            self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
-            return
-        self._submit(record, self._peer, (self, delivery), self.sender)
+        self.window.arrive(len(data))
+        self._receive(delivery, data, now_ms)
 
     def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
         """Take the messages among `events` from `first` on, as far as they came on this link.
@@ -128,14 +115,32 @@ class IncomingLink:
         Returns:
             Where the first event stands that is none of them.
         """
-        link, receive = self.link, self.receive
-        position = first
+        link, behind, size = self.link, first, 0
         for event in itertools.islice(events, first, None):
             if type(event) is not TransferReceived or event.link is not link:
                 break
-            receive(event.delivery, event.data, now_ms)
-            position += 1
-        return position
+            behind += 1
+            size += len(event.data)
+        self.window.arrive_run(behind - first, size)
+        for event in itertools.islice(events, first, behind):
+            self._receive(event.delivery, event.data, now_ms)
+        return behind
+
+    def _receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
+        """Take a message that was counted as arrived."""
+        assert self.mapper is not None
+        try:
+            record = self.mapper.record(data, now_ms)
+        except Unmappable as unmappable:
+            self.refuse(delivery, unmappable.outcome, unmappable.reason)
+            return
+        if len(data) > self._largest and (excess := self._excess(record)):
+            self.refuse(delivery, Outcome.TOO_LARGE, excess)
+            return
+        if self._allowed is not None and not self._allowed(record.topic, record.key):
+            self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
+            return
+        self._submit(record, self._peer, (self, delivery), self.sender)
 
     def _excess(self, record: Record) -> str:
         """What is wrong with a body's size; empty: nothing."""
