@@ -46,6 +46,8 @@ BASE64: Final = "base64:"
 """Marks a user property whose header value is no UTF-8 text [MQTT-1.5.4-1]."""
 
 _ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
+_KNOWN_LIMIT: Final = 1024  # properties whose headers are remembered
+_KNOWN_BYTES: Final = 64  # of those of one message
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
 _FIELD_LIMIT: Final = 65_535  # bytes of a string, and of binary data (sections 1.5.4 and 1.5.6)
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
@@ -86,7 +88,8 @@ class Inbound:
         if retain:
             headers += ((MQTT_RETAIN, b"1"),)
         if properties is not None:
-            headers = self._with_properties(headers, properties, now_ms)
+            known = _headers_of.get(id(properties))
+            headers += known[1] if known is not None else _property_headers(properties, now_ms)
         return Record(route.topic, route.key, payload, headers)
 
     def _route(self, topic: str, qos: int) -> _Route:
@@ -98,21 +101,38 @@ class Inbound:
         self._routes[topic, qos] = route
         return route
 
-    @staticmethod
-    def _with_properties(headers: Headers, properties: Properties, now_ms: int) -> Headers:
-        more: list[Header] = list(headers)
-        if properties.content_type is not None:
-            more.append((CONTENT_TYPE, properties.content_type.encode()))
-        if properties.correlation_data is not None:
-            more.append((CORRELATION_ID, properties.correlation_data))
-        if properties.response_topic is not None:
-            more.append((REPLY_TO, properties.response_topic.encode()))
-        if properties.message_expiry_interval is not None:
-            more.append((EXPIRY, b"%d" % (now_ms + 1000 * properties.message_expiry_interval)))
-        if properties.payload_format_indicator is not None:
-            more.append((MQTT_FORMAT, b"%d" % properties.payload_format_indicator))
-        more.extend((stored_name(name), value.encode()) for name, value in properties.user_properties)
-        return tuple(more)
+
+_headers_of: dict[int, tuple[Properties, Headers]] = {}
+"""By `id`, which is theirs as long as they are here: what short properties become, of all connections. Those that come
+again and again are one object."""
+
+
+def _property_headers(properties: Properties, now_ms: int) -> Headers:
+    found: list[Header] = []
+    size = 0  # of what may come again
+    if properties.content_type is not None:
+        found.append((CONTENT_TYPE, properties.content_type.encode()))
+        size += len(properties.content_type)
+    if properties.correlation_data is not None:
+        found.append((CORRELATION_ID, properties.correlation_data))
+        size = _KNOWN_BYTES
+    if properties.response_topic is not None:
+        found.append((REPLY_TO, properties.response_topic.encode()))
+        size = _KNOWN_BYTES
+    if properties.message_expiry_interval is not None:
+        found.append((EXPIRY, b"%d" % (now_ms + 1000 * properties.message_expiry_interval)))
+        size = _KNOWN_BYTES
+    if properties.payload_format_indicator is not None:
+        found.append((MQTT_FORMAT, b"%d" % properties.payload_format_indicator))
+    for name, value in properties.user_properties:
+        size += len(name) + len(value)
+        found.append((stored_name(name), value.encode()))
+    headers = tuple(found)
+    if size < _KNOWN_BYTES:
+        if len(_headers_of) >= _KNOWN_LIMIT:
+            _headers_of.clear()
+        _headers_of[id(properties)] = (properties, headers)
+    return headers
 
 
 class Delivery(msgspec.Struct, frozen=True):

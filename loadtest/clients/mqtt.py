@@ -17,9 +17,11 @@ from typing import Final, cast
 from loadtest.clients.mqtt_wire import (
     Splitter,
     connect_packet,
+    packet,
     publish_packet,
     read_varint,
     subscribe_packet,
+    text,
 )
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import OnAck, Sender, WindowedSender
@@ -34,9 +36,23 @@ def packet_id(index: int) -> int:
     return index % LAST_ID + 1
 
 
-def publishes(topic: str, payloads: Sequence[bytes], qos: int = 1) -> list[bytes]:
-    """The packets of a `Publisher` for one topic."""
-    return [publish_packet(topic, payload, qos, packet_id(index)) for index, payload in enumerate(payloads)]
+def publishes(topic: str, payloads: Sequence[bytes], qos: int = 1, *, topics: int = 0) -> list[bytes]:
+    """The packets of a `Publisher`.
+
+    `topics`: 0, all go to `topic`; or how many below it they go to in turn, each with a user property.
+    """
+    forms = [(text(f"{topic}/{number}"), _unit(number)) for number in range(topics)] or [(text(topic), b"\0")]
+    first = 0x30 | qos << 1
+    return [
+        packet(first, head + struct.pack(">H", packet_id(index)) + properties + payload)
+        for index, ((head, properties), payload) in enumerate(zip(itertools.cycle(forms), payloads, strict=False))
+    ]
+
+
+def _unit(number: int) -> bytes:
+    """Properties with one user property (2.2.2.2)."""
+    pair = b"\x26" + text("unit") + text(f"C{number}")
+    return bytes((len(pair),)) + pair
 
 
 class Publisher(WindowedSender):

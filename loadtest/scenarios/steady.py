@@ -34,6 +34,7 @@ class Load(NamedTuple):
     batch: int = 100  # records a request, HTTP only
     rate: float | None = None  # messages a second in total
     qos: int = 1  # MQTT only; at 0 only each connection's last message is answered, when all before it are through
+    topics: int = 0  # MQTT only; how many each sender publishes to in turn, with a user property each; 0: its own
     kind: Kind | None = None  # AMQP only; None: the sender's key as an annotation, and the payload
 
 
@@ -105,7 +106,7 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
 
 async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger) -> Verdict:
     """Read the topic and compare."""
-    return (await read_topic(bootstrap, load.topic, numbering)).judge(ledger)
+    return (await read_topic(bootstrap, load.topic, numbering, by_partition=load.topics > 0)).judge(ledger)
 
 
 async def _warm_up(load: Load, host: str, port: int) -> None:
@@ -140,7 +141,7 @@ def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledg
         topic = f"{load.topic}/{key}"
         if load.qos == 0:
             return lambda: mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
-        packets = mqtt.publishes(topic, payloads, load.qos)
+        packets = mqtt.publishes(topic, payloads, load.qos, topics=load.topics)
         return lambda: mqtt.Publisher(f"load-{key}", packets, pace, acknowledge, qos=load.qos)
     if load.protocol == "amqp":
         transfers = amqp.transfers(payloads, load.kind or keyed(key))

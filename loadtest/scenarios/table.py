@@ -26,6 +26,7 @@ class Publishing(NamedTuple):
     window: int
     messages: int
     rate: float | None = None
+    topics: int = 0
 
 
 class Spreading(NamedTuple):
@@ -43,6 +44,7 @@ ROWS: Final[tuple[Publishing | Spreading, ...]] = (
     Publishing("QoS 1, 1 x 100", 1, 1, 100, 300_000),
     Publishing("QoS 1, 1 x 1", 1, 1, 1, 3_000),
     Publishing("QoS 1, 100 x 20", 1, 100, 20, 600_000),
+    Publishing("QoS 1, 100 x 20, to 100 topics with a property each", 1, 100, 20, 400_000, topics=100),
     Publishing("QoS 1, fan-in 1,000 x 10", 1, 1000, 10, 500_000),
     Publishing("QoS 1, 1,000 connections, 1,000/s", 1, 1000, 10, 10_000, 1000.0),
     Publishing("QoS 2, 10 x 100", 2, 10, 100, 300_000),
@@ -100,8 +102,9 @@ async def _publishing(gateway: GatewayProcess, row: Publishing, share: float) ->
     await create_topic(gateway.kafka, topic)
     messages = max(row.connections, int(row.messages * share))
     load = Load(
-        "mqtt", gateway.addresses["mqtt"], topic, row.connections, row.window, messages, rate=row.rate, qos=row.qos
-    )
+        "mqtt", gateway.addresses["mqtt"], topic, row.connections, row.window, messages, rate=row.rate, qos=row.qos,
+        topics=row.topics,
+    )  # fmt: skip
     measured = await send(load, numbering, ledger, gateway.pid)
     verdict = await judge(gateway.kafka, load, numbering, ledger)
     lost = verdict.lost if row.qos else messages // row.connections * row.connections - verdict.stored

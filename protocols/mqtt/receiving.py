@@ -20,7 +20,7 @@ from protocols.mqtt.codec import Reader
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_topic, decode_version
 from protocols.mqtt.framing import SMALLEST, FrameBuffer, read_length
 from protocols.mqtt.packets import Packet, Version
-from protocols.mqtt.properties import NONE, decode_properties
+from protocols.mqtt.properties import NONE, decode_publish_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import OPEN, PUBACK, PUBCOMP, PUBREC, PUBREL, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
@@ -170,7 +170,7 @@ class Receiver(Sender):
                 topic = self._learn(name)
             properties = None
             if v5 and (at >= end or buffer[at]):
-                properties, at = decode_properties(buffer, at, end, 3)
+                properties, at = decode_publish_properties(buffer, at, end)
                 topic = resolve_topic(topic, properties, self._aliases, self._announced.topic_alias_maximum or 0)
             else:
                 at += v5  # no properties: a length of 0

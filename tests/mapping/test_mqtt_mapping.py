@@ -43,6 +43,7 @@ def received(headers: Headers = (), key: bytes | None = b"a", value: bytes | Non
 def test_a_publish_comes_back_as_it_went(topic: str, payload: bytes, qos: int, retain: bool, asked: Properties) -> None:
     inbound = Inbound(RULES, Version.V5, "client-1")
     record = inbound.to_record(topic, payload, qos, retain, asked, NOW)
+    assert inbound.to_record(topic, payload, qos, retain, asked, NOW) == record  # what is remembered is the same
     delivery = from_record(stored(record), RULES)
     assert delivery is not None
     assert (delivery.topic, delivery.payload, delivery.qos, delivery.retain) == (topic, payload, qos, retain)

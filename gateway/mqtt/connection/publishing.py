@@ -112,9 +112,18 @@ class Incoming:
                 event.topic[0] == "$" and is_servers_own(event.topic)
             ):
                 ready |= self._decline(event, _DENIED)
-            elif special or event.retain or event.qos == EXACTLY_ONCE or event.properties is not None:
+            elif (
+                special
+                or event.retain
+                or event.qos == EXACTLY_ONCE
+                or (event.properties is not None and event.properties.payload_format_indicator)
+            ):
                 ready |= self._publish_special(event, record)
-            elif position < count and type(received[position]) is received_publish:
+            elif (
+                position < count
+                and type(received[position]) is received_publish
+                and received[position].topic is event.topic
+            ):
                 position = self._publish_run(received, position - 1, record)
             elif event.qos:
                 submit(record, self, arrive(event.packet_id))
@@ -137,11 +146,13 @@ class Incoming:
     def _publish_run(self, received: list[Any], position: int, record: Record) -> int:
         """Hand on the publish at `position`, an ordinary one, and those behind it that differ in their payloads only.
 
+        Of packets to one topic the parser makes one text, and of their properties one object, where they are short.
+
         Returns:
             Where the first event stands that is none of these.
         """
         like = received[position]
-        topic, qos = like.topic, like.qos  # of packets to one topic the parser makes one text
+        topic, qos, properties = like.topic, like.qos, like.properties
         received_publish, arrive = events.PublishReceived, self._acks.arrive
         payloads: list[bytes] = []
         slots: list[Slot | None] = []
@@ -150,7 +161,7 @@ class Incoming:
                 type(event) is not received_publish
                 or event.topic is not topic
                 or event.qos != qos
-                or event.properties is not None
+                or event.properties is not properties
                 or event.retain
             ):
                 break
@@ -160,7 +171,7 @@ class Incoming:
         return position + len(payloads)
 
     def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
-        """A publish that is retained, or of QoS 2, or has properties; whether an acknowledgement may be due."""
+        """A publish that is retained, or of QoS 2, or has to be looked at; whether an acknowledgement may be due."""
         services = self._services
         properties = event.properties
         if (

@@ -16,7 +16,8 @@ def test_acknowledgements_leave_and_messages_follow() -> None:
     send_publish(connection, "t", b"before")
     connection.hold_messages()
     send_publish(connection, "t", b"a", 1)
-    connection.send_encoded(encode_prepared(prepare_publish("t", b"b", None, Version.V311), retain=False))
+    packet = encode_prepared(prepare_publish("t", b"b", None, Version.V311), retain=False)
+    assert connection.send_encoded(packet, len(packet))
     connection.send_pubrec(1)
     assert connection.data_to_send() == wire("30 * s't' 'before'") + wire("50 02 0001")
     connection.hold_messages()  # they are held back already

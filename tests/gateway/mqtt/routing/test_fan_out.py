@@ -30,8 +30,14 @@ def burst(topic: str) -> list[packets.Publish]:
             properties = Properties(message_expiry_interval=3600)
         elif number % 17 == 6:
             properties = Properties(user_properties=(("number", str(number)),))
+        elif 60 <= number < 100:
+            properties = Properties(user_properties=(("unit", "C"), ("unit", "\u00b0")))
         found.append(packets.Publish(name, payload, 1, False, False, number + 1, properties))
     return found
+
+
+def users(message: packets.Publish) -> tuple[tuple[str, str], ...]:
+    return message.properties.user_properties if message.properties is not None else ()
 
 
 async def test_a_burst_reaches_every_kind_of_subscriber_in_order_and_once(
@@ -61,6 +67,8 @@ async def test_a_burst_reaches_every_kind_of_subscriber_in_order_and_once(
         wanted = [one.payload for one in sent if not small or len(one.payload) < SMALL]
         got = await client.messages(len(wanted))
         assert [one.payload for one in got] == wanted
+        if client.version is Version.V5 and not small:
+            assert [users(one) for one in got] == [users(one) for one in sent]
 
     await asyncio.gather(
         *(check(client, "maximum_packet_size" in kind[2]) for client, kind in zip(clients, kinds, strict=True))
