@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import secrets
 import select
 import socket
@@ -21,6 +20,7 @@ from loadtest.report import Latencies
 
 PAUSE_S: Final = 0.005
 _PAIR: Final = 16  # bytes
+_UNREAD_BYTES: Final = 1 << 26  # what it has told is taken in all the time, and read when it is asked for
 
 
 class Modest:
@@ -29,38 +29,29 @@ class Modest:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._told: array.array[float] = array.array("d")
-        self._heard = asyncio.Event()
-        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, host: str, port: int, topic: str, pause_s: float = PAUSE_S) -> Modest:
         """Start it, and wait for its first answer."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic, str(pause_s),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_UNREAD_BYTES,
         )  # fmt: skip
         modest = cls(process)
         await modest.answered(0.0)
         return modest
 
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                self._told.frombytes(await self._process.stdout.readexactly(_PAIR))
-                self._heard.set()
-        self._heard.set()
-
     async def answered(self, since: float) -> None:
         """Wait for the answer to a message that was sent after `since`, so that no slow one is left out."""
+        assert self._process.stdout is not None
         while not self._told or self._told[-2] < since:
-            self._heard.clear()
-            if self._reading.done():
-                raise ConnectionResetError("the modest client has no connection any more")
-            await self._heard.wait()
+            try:
+                self._told.frombytes(await self._process.stdout.readexactly(_PAIR))
+            except asyncio.IncompleteReadError:
+                raise ConnectionResetError("the modest client has no connection any more") from None
 
     def between(self, begin: float, end: float) -> Latencies:
-        """What was sent in a time (`time.monotonic`)."""
+        """What was sent in a time (`time.monotonic`), as far as `answered` has waited for it."""
         found = Latencies()
         for sent, took in zip(self._told[0::2], self._told[1::2], strict=True):
             if begin <= sent < end:
@@ -72,7 +63,6 @@ class Modest:
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
-        await self._reading
 
 
 def main() -> None:

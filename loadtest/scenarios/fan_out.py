@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
+from loadtest.beside import beside
 from loadtest.clients.follower import Follower, Stream
 from loadtest.clients.modest import Modest
 from loadtest.clients.timed import TimedPublisher
@@ -99,14 +100,14 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     publisher = await TimedPublisher.start(address, f"{topic}/news", numbering.run, load)
     modest = await Modest.start(*address, f"{topic}-beside", MODEST_PAUSE_S)
     cpu, own, began, since = process_cpu(pid), process_cpu(os.getpid()), time.perf_counter(), time.monotonic()
-    publishing = asyncio.create_task(publisher.publish())
-    waiting = {one.finished for one in followers}
-    quiet_since, count = began, 0
-    while waiting and (not publishing.done() or time.perf_counter() - quiet_since < fan.patience):
-        _, waiting = await asyncio.wait(waiting, timeout=0.5)
-        if not publishing.done() or len(heard) > count:
-            quiet_since, count = time.perf_counter(), len(heard)
-    found = await publishing
+    async with beside(publisher.publish()) as (publishing,):
+        waiting = {one.finished for one in followers}
+        quiet_since, count = began, 0
+        while waiting and (not publishing.done() or time.perf_counter() - quiet_since < fan.patience):
+            _, waiting = await asyncio.wait(waiting, timeout=0.5)
+            if not publishing.done() or len(heard) > count:
+                quiet_since, count = time.perf_counter(), len(heard)
+        found = await publishing
     cpu, own = process_cpu(pid) - cpu, process_cpu(os.getpid()) - own
     seconds = time.perf_counter() - began
     until = time.monotonic()
@@ -117,7 +118,7 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     latencies = Latencies()
     for number, now in heard:
         latencies.record(now - found.due_at[number])
-    beside = modest.between(since, until).summary()
+    modest_ms = modest.between(since, until).summary()
     await modest.stop()
     return Spread(
         deliveries,
@@ -127,7 +128,7 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
         latencies,
         cpu / deliveries * 1e6 if deliveries else 0.0,
         found.puback_ms,
-        beside,
+        modest_ms,
         own / seconds,
     )
 

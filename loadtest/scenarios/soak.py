@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 
 from loadtest import plot
+from loadtest.beside import beside
 from loadtest.clients import amqp_receiver, mqtt
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
@@ -233,7 +234,13 @@ class Soak:
     # loading
 
     async def _protocol(self, protocol: str) -> None:
-        """Courses of one protocol, one after another."""
+        """Courses of one protocol, one after another; what ends them all early is a problem."""
+        try:
+            await self._courses(protocol)
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            self._problems.append(f"{protocol}: {error!r}")
+
+    async def _courses(self, protocol: str) -> None:
         left = self._plan.messages
         topic = self._topic(protocol)
         async with contextlib.AsyncExitStack() as stack:
@@ -363,13 +370,8 @@ class Soak:
                     if line.startswith(b"data:"):
                         told(1)
 
-            listening = asyncio.create_task(listen())
-            try:
+            async with beside(listen()):
                 yield
-            finally:
-                listening.cancel()
-                with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
-                    await listening
 
     @contextlib.asynccontextmanager
     async def _consumer(self, topic: str) -> AsyncIterator[Callable[..., Any]]:
@@ -397,12 +399,8 @@ class Soak:
                     for one in current:
                         one(len(records))
 
-            polling = asyncio.create_task(poll())
-
             @contextlib.asynccontextmanager
             async def reader(_topic: str, _prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
-                if polling.done():
-                    polling.result()
                 current.append(told)
                 try:
                     yield
@@ -410,11 +408,9 @@ class Soak:
                     current.remove(told)
 
             try:
-                yield reader
+                async with beside(poll()):
+                    yield reader
             finally:
-                polling.cancel()
-                with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
-                    await polling
                 async with http.delete(place) as answer:
                     await answer.read()
 
