@@ -167,7 +167,7 @@ async def sized(options: argparse.Namespace, say: Say, gateway: GatewayProcess |
     except (ScenarioError, GeneratorError, ValueError) as error:
         print(error, file=sys.stderr)
         return WRONG
-    report = Report(f"{fleet.devices:,} devices, {fleet.rate:g} messages a second each, {fleet.size} bytes")
+    report = Report(f"{fleet.devices:,} devices")
     report.add(**sizing.size(fleet, cost).row())
     report.print()
     for assumption in sizing.assumptions(fleet, cost):

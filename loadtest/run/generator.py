@@ -16,6 +16,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, cast
 
 import uvloop
@@ -190,7 +191,7 @@ class Generator:
         self._late.take()
         latencies, through, late = histogram(), histogram(), histogram()
         await asyncio.sleep(begin - time.perf_counter())
-        cpu = time.process_time()
+        cpu, waited = _processor()
 
         def tick(now: float) -> None:
             second, delivered = self._latencies.take(), self._through.take()
@@ -202,7 +203,7 @@ class Generator:
             }})  # fmt: skip
 
         await self._send(senders, begin, end, tick, paced=total is not None)
-        cpu = time.process_time() - cpu
+        cpu, waited = (after - before for after, before in zip(_processor(), (cpu, waited), strict=True))
         took = time.perf_counter() - begin
         in_time = self._answered - answered
         unsent = 0
@@ -227,7 +228,8 @@ class Generator:
             "unanswered": len(waiting_for) and sum(sender.total - sender.answered for sender in senders),
             "received": self._received, "refused": refused,
             "errors": sorted({str(one.exception()) for one in finished if one.done() and one.exception()}),
-            "cpu": cpu, "seconds": took, "latencies": _encoded(latencies), "through": _encoded(through),
+            "cpu": cpu, "waited": waited, "seconds": took,
+            "latencies": _encoded(latencies), "through": _encoded(through),
             "late": _encoded(late),
         })  # fmt: skip
 
@@ -269,6 +271,12 @@ class Generator:
         """Say goodbye on all connections."""
         for one in (*self._readers, *(sender for _, sender in self._senders.values())):
             one.close()
+
+
+def _processor() -> tuple[float, float]:
+    """Seconds in which this process (it has one thread) had a processor, and in which it waited for one (Linux)."""
+    ran, waited, _ = Path("/proc/self/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def _encoded(one: HdrHistogram) -> str:

@@ -49,7 +49,7 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "generators",
             f"{len(result['generators'])} processes, at most "
-            + ", ".join(f"{one['cpu']:.0%}" for one in result["generators"])
+            + ", ".join(f"{one['cpu']:.0%} (+ {one['waited']:.0%} waiting)" for one in result["generators"])
             + " of a processor",
         ),
         ("latency", "from the moment a message was due to its acknowledgement"

@@ -92,7 +92,11 @@ class Run:
             "knee": knee,
             "series": self._series,
             "generators": [
-                {"cpu": round(max(some), 3)} for some in zip(*(one["generator cpu"] for one in rounds), strict=True)
+                {
+                    "cpu": max(one["generator cpu"][place] for one in rounds),
+                    "waited": max(one["generator waited"][place] for one in rounds),
+                }
+                for place in range(len(pool))
             ],
             "connections": connections,
             "connection bytes": self._connection_bytes,
@@ -141,7 +145,7 @@ class Run:
         p99 = latencies.get_value_at_percentile(99) / 1000
         for one in answers:
             late = _merged([one["late"]]).get_value_at_percentile(99) / 1000 if rate is not None else 0.0
-            self._shares.append(Share(one["cpu"] / one["seconds"], late, p99))
+            self._shares.append(Share(one["cpu"] / one["seconds"], one["waited"] / one["seconds"], late, p99))
         row: Row = {
             "rate": rate,
             "per second": sum(one["in_time"] for one in answers) / took,
@@ -149,6 +153,7 @@ class Run:
             "cpu us": (used - cpu) / answered * 1e6 if used is not None and cpu is not None and answered else None,
             "memory MiB": None if (resident := self._resident()) is None else resident / MIB,
             "generator cpu": [round(one["cpu"] / one["seconds"], 3) for one in answers],
+            "generator waited": [round(one["waited"] / one["seconds"], 3) for one in answers],
             "generator late p99 ms": max(_merged([one["late"]]).get_value_at_percentile(99) / 1000 for one in answers),
             "sent": sum(one["sent"] for one in answers),
             "answered": answered,

@@ -16,19 +16,21 @@ class Share(NamedTuple):
 
     Attributes:
         cpu: of a processor.
+        waited: of the time, for a processor: what it would have used besides, had the machine had one.
         late_p99_ms: how late it sent by itself what neither window nor peer kept back; 0 without a rate.
         p99_ms: what it measured.
     """
 
     cpu: float
+    waited: float
     late_p99_ms: float
     p99_ms: float
 
     @property
     def reason(self) -> str | None:
         """Why its figures are not to be trusted; None: they are."""
-        if self.cpu >= FULL:
-            return f"used {self.cpu:.0%} of a processor"
+        if self.cpu + self.waited >= FULL:
+            return f"used {self.cpu:.0%} of a processor, and waited for one {self.waited:.0%} of the time"
         if self.late_p99_ms > max(LATE_MS, LATE_SHARE * self.p99_ms):
             return f"was late by itself: p99 {self.late_p99_ms:.1f} ms of the {self.p99_ms:.1f} ms that it measured"
         return None

@@ -117,11 +117,12 @@ def test_a_step_is_good_while_latency_backlog_and_answers_are() -> None:
 @pytest.mark.parametrize(
     ("share", "saturated"),
     [
-        (Share(0.5, 1, 20), False),
-        (Share(0.95, 1, 20), True),
-        (Share(0.5, 12, 20), True),
-        (Share(0.5, 9, 10), False),
-        (Share(0.5, 50, 1000), False),
+        (Share(0.5, 0.1, 1, 20), False),
+        (Share(0.95, 0.0, 1, 20), True),
+        (Share(0.4, 0.5, 1, 20), True),
+        (Share(0.5, 0.0, 12, 20), True),
+        (Share(0.5, 0.0, 9, 10), False),
+        (Share(0.5, 0.0, 50, 1000), False),
     ],
 )
 def test_a_generator_that_was_the_bottleneck_is_told(share: Share, *, saturated: bool) -> None:
