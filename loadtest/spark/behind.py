@@ -30,27 +30,22 @@ DONE_S: Final = 600.0
 BESIDE_MS: Final = {50: 5.0, 99: 50.0}
 """By how much a percentile may be greater beside the job, or by half, whichever is more."""
 JOB: Final = """
-import time
 from pyspark.sql import functions as F
 from spark_sinks.spec.jobs import Transform
-from spark_sinks.spec.parts import Column, ResultSink, Run, Source
+from spark_sinks.spec.parts import ResultSink, Run, Source
 
 JOB = Transform(
     name="slow",
-    source=Source(topics=("{source}",), columns={{"temperature": Column()}}, dead_letters="{letters}"),
+    source=Source(topics=("{source}",), decode="none", dead_letters="{letters}"),
     sink=ResultSink(kafka="{target}"),
     run=Run(checkpoint="{checkpoint}", max_offsets_per_trigger={most}),
 )
 
 
-@F.udf("string")
-def asked(key):
-    time.sleep(0.001)  # as somebody else's service would take
-    return key
-
-
 def transform(readings):
-    return readings.select("key", asked("key").alias("value"))
+    # As somebody else's service would take for each of them.
+    a_millisecond = F.reflect(F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(1).cast("bigint"))
+    return readings.select("key", F.concat("key", a_millisecond).alias("value"))
 """
 
 
