@@ -190,7 +190,9 @@ class Course:
 
     def _resized(self, progress: Progress) -> bool:
         """Whether batches are to have another size from this one on."""
-        return not self._stopped and self._size.finished(progress.rows, progress.duration_ms / 1000)
+        if self._stopped or not self.flow.sized:
+            return False
+        return self._size.finished(progress.rows, progress.duration_ms / 1000)
 
     def reads(self) -> bool:
         """Whether it has begun to read: what is sent from now on is processed without start-up delay."""

@@ -111,6 +111,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
             rejects=job.rejects,
             behind_s=job.behind_s,
             stages=1 if isinstance(declared, _STATELESS) else 2,
+            sized=not isinstance(declared, spec.Archive),
         )
     ]
 

@@ -68,6 +68,7 @@ class Flow:
         behind_s: in real time, how far behind it may be; beyond that it catches up in micro-batches. Well below the
             watermark's delay, else readings count as late.
         stages: that run at once in real time: two with state, else one.
+        sized: whether micro-batches that take long become smaller; not where few and large files are wanted.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Flow:
     rejects: Rejects | None = None
     behind_s: float = 5.0
     stages: int = 2
+    sized: bool = True
 
 
 @dataclass(frozen=True, slots=True)
