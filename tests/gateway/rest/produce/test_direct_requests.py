@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,33 @@ async def test_what_differs_with_each_request_is_parsed(gateway: Gateway, new_to
             assert head.split()[1] == (b"204" if query else b"200")
         assert client.parsed == 3
         client.close()
+
+
+async def test_an_answer_that_is_not_read_holds_back_the_next_request(gateway: Gateway, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    client = await Client.connect(gateway, request(topic, MANY))
+    transport = client.served.transport
+    assert transport is not None
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    many = 0
+    while not client.served.writing_paused:
+        client.served.data_received(request(topic, MANY))
+        many += 1
+        await until(lambda: not gateway.listener.statistics().produce.active)
+    assert client.parsed == 1
+    served = gateway.listener.statistics().produce.requests_total
+    client.served.data_received(request(topic))
+    client.served.data_received(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert client.parsed == 3
+    assert gateway.listener.statistics().produce.requests_total == served
+    for _ in range(many):
+        assert (await client.answer()).count(b"offset") == 301
+    assert (await client.answer()).count(b"offset") == 2
+    assert (await client.answer()).endswith(b"}")
+    assert (await client.ask(request(topic))).startswith(b"HTTP/1.1 200 ")
+    assert client.parsed == 3
+    client.close()
 
 
 async def test_refusals_are_the_same_and_nothing_stays_counted(bootstrap: str) -> None:
