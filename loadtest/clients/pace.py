@@ -38,6 +38,10 @@ class Pace:
         self._first = sent
         self._started = self._clock() if at is None else at
 
+    def now(self) -> float:
+        """By its clock."""
+        return self._clock()
+
     def due(self, index: int) -> float:
         """When message `index` is to be sent: as planned by the rate, however late that is done; else now."""
         if self.rate is None or self._started is None:

@@ -90,7 +90,7 @@ class Producer(Sender):
         self._due_at = self.pace.due(self.sent + due - 1)
         self._transport.write(self._requests[self._next])
         self._next += 1
-        self._wrote(self._due_at)
+        self._wrote(self.sent - due)
 
     def _respond(self, status: int, body: bytes) -> None:
         self._waiting = False

@@ -80,12 +80,13 @@ class Sender(asyncio.Protocol, abc.ABC):
             self._transport.write(self.goodbye)
             self._transport.close()
 
-    def _wrote(self, due: float) -> None:
-        """Something was written that was due then."""
+    def _wrote(self, first: int) -> None:
+        """Messages were written, from this one on. All that are due by now are late by ourselves, if that one is."""
         if self.pace.rate is None:
             return
         if not self._held:
-            self.late.record(time.perf_counter() - due)
+            behind = first + self.pace.room(first, first)
+            self.late.extend([self.pace.now() - self.pace.due(index) for index in range(first, behind)])
         self._held = self.total > self.sent and self.pace.room(self.sent, self.sent) > 0
 
     def _is_connected(self) -> None:
@@ -146,7 +147,7 @@ class WindowedSender(Sender):
             self.due_at.extend([time.perf_counter()] * room)
         else:
             self.due_at.extend([self.pace.due(index) for index in range(sent, sent + room)])
-        self._wrote(self.due_at[sent])
+        self._wrote(sent)
 
     def _timed_run(self, first: int, behind: int, now: float) -> None:
         """The messages from `first` to before `behind` were answered."""

@@ -89,6 +89,27 @@ async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(st
     assert sender.latencies.count == count
 
 
+@settings(max_examples=20)
+@given(stall=st.floats(0.2, 2), window=st.integers(1, 1000))
+async def test_a_generator_that_stalls_by_itself_says_so_for_each_message(stall: float, window: int) -> None:
+    """A stop of a process is one late write, and hundreds of messages that were late."""
+    now = 0.0
+    pace = Pace(window, 100.0, clock=lambda: now)
+    sender = mqtt.Publisher("c", mqtt.publishes("t", [b"x"] * 1000), pace, lambda *_: None)
+    sender.connection_made(Wire())
+    pace.start()
+    for millisecond in range(1000):
+        now = millisecond / 1000
+        sender.push()
+        sender._answer_run(sender.answered, sender.sent)
+    assert sender.late.milliseconds(100) < 2
+    assert sender.late.count == sender.sent == 100
+    now += stall
+    sender.push()
+    assert sender.late.milliseconds(100) == pytest.approx(stall * 1000, abs=12)
+    assert sender.late.count - 100 == min(window, math.floor(now * 100 + 1) - 100)
+
+
 @given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0.02, 0.5))
 def test_the_knee_is_found_as_near_as_was_asked_for(knee: float, start: float, close: float) -> None:
     search, tried = Search(start, close), []
