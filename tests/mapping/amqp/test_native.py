@@ -16,9 +16,10 @@ from loadtest.clients.amqp_messages import many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming
 from mapping.amqp._native import Mapper
-from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers, to_record
 from mapping.record import Record
-from tests.support.amqp_messages import messages_of
+from protocols.amqp import primitives
+from tests.support.amqp_messages import messages_of, section
 
 HERE = DESTINATIONS[0]
 MESSAGES = shapes() | {kind.__name__: [kind(1, b"value")] for kind in (minimal, many_keys, typical)}
@@ -44,6 +45,30 @@ def test_thousands_of_mutations_have_the_same_fate() -> None:
     """A million have, by `python -m loadtest.bench.amqp_mutated`."""
     records, taken = compare(8_000, seed=2)
     assert records > taken > 1_000
+
+
+NAMED = [primitives.symbol(name) for name in ("x-opt-bridge.key", "x-opt-partition-key", "x-opt-bridge.partition")]
+GIVEN = [primitives.string("one"), primitives.binary(b"two"), primitives.NULL, primitives.integer(2)]
+NEAR = [base + step for base in (0, 60_000, -60_000, CREATION_WINDOW_MS, -CREATION_WINDOW_MS) for step in (-1, 0, 1)]
+
+
+def test_keys_and_times_at_their_bounds_have_the_same_fate() -> None:
+    """Which annotation wins in which order, and times at the ends of what a topic takes."""
+    data = section(0x75, primitives.binary(b"value"))
+    messages = [
+        section(0x72, primitives.map_of([first, one, second, other])) + data
+        for first, second in itertools.product(NAMED, NAMED)
+        for one, other in itertools.product(GIVEN, GIVEN)
+    ]
+    times = [primitives.timestamp(primitives.Timestamp(CAPTURED + near)) for near in NEAR]
+    messages += [
+        section(0x73, primitives.list_of([primitives.NULL] * 8 + [expiry, time])) + data
+        for expiry, time in itertools.product([primitives.NULL, *times], times)
+    ]
+    for destination in DESTINATIONS:
+        fast, reference = Mapper(destination), incoming.Mapper(destination)
+        for message in messages:
+            assert fate(fast, message, CAPTURED) == fate(reference, message, CAPTURED)
 
 
 def test_text_is_checked_as_python_checks_it() -> None:
@@ -78,8 +103,9 @@ def test_what_is_no_message_is_a_type_error() -> None:
 def test_nothing_is_kept() -> None:
     """Memory and references are given back, whether C took the message, left it or refused it."""
     own = Destination("t", b"t", None, b"own key", "ann", gateway_headers("own"))
-    kept = [own, own.headers, own.headers[0], own.key]
     mapper = Mapper(own)
+    names = [name for name, _ in mapper.record(MESSAGES["typical"][0], CAPTURED).headers if name in ("seq", "temp")]
+    kept = [own, own.headers, own.headers[0], own.key, *names]
     messages = [one for found in MESSAGES.values() for one in found]
     messages += [one[:-1] for one in messages] + [one + b"\x00" for one in messages]
     for data in messages:
