@@ -64,6 +64,7 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self.latencies = Latencies()
         self.refused = 0
+        self.lost = False
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._splitter = Splitter()
         self._sent: dict[int, float] = {}
@@ -85,8 +86,14 @@ class Client(asyncio.Protocol):
                 self.latencies.record(time.perf_counter() - self._sent.pop(int.from_bytes(body[:2])))
                 self.refused += len(body) > 2 and body[2] >= 0x80
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The gateway closed the socket."""
+        self.lost = True
+
     def publish(self, topic: str) -> None:
         """One message."""
+        if self.lost:
+            return
         self._packet_id = self._packet_id % 65_535 + 1
         self._sent[self._packet_id] = time.perf_counter()
         self._transport.write(publish_packet(topic, b"{}", 1, self._packet_id))
@@ -133,29 +140,25 @@ async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProce
             checkpoint=directory / "checkpoint", most=plan.most,
         )
     )  # fmt: skip
-    client = Client()
-    host, port = served.address("mqtt")
-    await asyncio.get_running_loop().create_connection(lambda: client, host, port)
-    await client.connected
+    mqtt = served.address("mqtt")
     try:
         async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
-            alone = await _measured(bootstrap, client, beside_it, plan.rate, asyncio.sleep(plan.seconds))
+            alone = await _measured(bootstrap, mqtt, beside_it, plan.rate, asyncio.sleep(plan.seconds))
             print(f"alone: {alone}", flush=True)
             await job.start()
             await job.wait_until(lambda: len(job.batches()) > 0, DONE_S)
             with_it = await _measured(
-                bootstrap, client, beside_it, plan.rate, job.wait_until(lambda: _short(job), DONE_S)
+                bootstrap, mqtt, beside_it, plan.rate, job.wait_until(lambda: _short(job), DONE_S)
             )
             print(f"beside the job: {with_it}", flush=True)
             resident, left = job.most_resident(), plan.readings - job.rows()
             code = await job.stop()
     finally:
-        client.close()
         if own is not None:
             await own.stop()
     told = ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches())
     print(f"batches: {told}; {left:,} records were left; JVM {resident >> 20:,} MiB at most")
-    return 0 if not with_it.harmed(alone) and left > 0 and client.refused == code == 0 else 1
+    return 0 if not with_it.harmed(alone) and left > 0 and code == 0 else 1
 
 
 def _short(job: Job) -> bool:
@@ -163,14 +166,19 @@ def _short(job: Job) -> bool:
     return len(newest) == SHORT and all(line["duration_ms"] < 1_500 * WANTED_S for line in newest)
 
 
-async def _measured(bootstrap: str, client: Client, topics: Topics, rate: int, while_: Awaitable[None]) -> Seen:
-    """What both see while something lasts."""
-    client.latencies, kafka = Latencies(), Latencies()
+async def _measured(bootstrap: str, mqtt: tuple[str, int], topics: Topics, rate: int, while_: Awaitable[None]) -> Seen:
+    """What both see while something lasts; ConnectionError when the gateway refused a message or closed the socket."""
+    client, kafka = Client(), Latencies()
+    await asyncio.get_running_loop().create_connection(lambda: client, *mqtt)
+    await client.connected
     async with (
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
         beside(_publish(client, topics.source, rate), _produce(producer, topics.target, kafka, rate)),
     ):
         await while_
+    if client.refused or client.lost:
+        raise ConnectionError(f"{client.refused} messages were refused, connection lost: {client.lost}")
+    client.close()
     return Seen(client.latencies, kafka)
 
 
