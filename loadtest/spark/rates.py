@@ -37,6 +37,9 @@ STEP_MS: Final = 20
 PARTITIONS: Final = 3
 AT_ONCE: Final = 100_000  # records of a micro-batch
 WARM_UP: Final = 200_000
+WHOLE_HEAP: Final = "-Xms2g -XX:+AlwaysPreTouch"
+"""The heap as a job has it after a while. Each collection between two steps would make it small again, and the first
+touch of its pages costs nearly as much as parsing a reading."""
 PLAIN: Final = "struct<temperature: double, time: bigint, sensor: string, sent: bigint>"
 WINDOW_STATS: Final = """
 job = "window-stats"
@@ -77,7 +80,7 @@ async def run(bootstrap: str, plan: Plan) -> int:
     print(f"filled with {plan.readings:,} readings in {time.monotonic() - began:.0f} s", flush=True)
     spark = session(
         "rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR", driver_memory="2g",
-        conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"},
+        conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"}, java_options=WHOLE_HEAP,
     )  # fmt: skip
     steps = {name: step for name, step in _steps(spark, bootstrap).items() if not plan.only or name in plan.only}
     rates: dict[str, list[float]] = {name: [] for name in steps}
