@@ -60,7 +60,10 @@ async def loadtest(*arguments: str) -> tuple[int, str, str]:
 async def test_every_protocol_is_loaded_verified_and_reported(gateway: GatewayProcess, tmp_path: Path) -> None:
     scenario, result, page = (tmp_path / name for name in ("all.toml", "result.json", "page.html"))
     scenario.write_text(ALL.format(ready=gateway.ready_file))
-    code, out, err = await loadtest("run", str(scenario), "--json", str(result), "--html", str(page))
+    for _ in range(5):  # 3: other tests left the generators too little of the machine, and no figure is told then
+        code, out, err = await loadtest("run", str(scenario), "--json", str(result), "--html", str(page))
+        if code != 3:
+            break
     assert code == 0, out + err
     found = json.loads(result.read_text())
     sent = sum(one["sent"] for one in found["rounds"])
