@@ -66,7 +66,7 @@ class Arrivals:
 
     Attributes:
         counts: how often each came.
-        reordered: first arrivals below an earlier one of their sender in the same lane.
+        reordered: first arrivals below an earlier one of their sender in the same partition.
         foreign: messages that are not of the run.
     """
 
@@ -77,24 +77,24 @@ class Arrivals:
         self._numbering = numbering
         self._highest: dict[tuple[int, int], int] = {}
 
-    def take(self, payload: bytes | None, lane: int = 0) -> bool:
-        """A message came; whether it is of the run. `lane`: within which order is judged."""
+    def take(self, payload: bytes | None, partition: int = 0) -> bool:
+        """A message came; whether it is of the run. `partition`: within which order is judged."""
         number = self._numbering.read(payload)
         if number is None:
             self.foreign += 1
             return False
-        self.add(number, lane)
+        self.add(number, partition)
         return True
 
-    def add(self, number: Number, lane: int = 0) -> None:
+    def add(self, number: Number, partition: int = 0) -> None:
         """The same, for one whose number is known."""
         self.counts[number] += 1
         if self.counts[number] > 1:
             return
-        if number.sequence < self._highest.get((number.sender, lane), -1):
+        if number.sequence < self._highest.get((number.sender, partition), -1):
             self.reordered += 1
         else:
-            self._highest[number.sender, lane] = number.sequence
+            self._highest[number.sender, partition] = number.sequence
 
     @property
     def total(self) -> int:

@@ -25,40 +25,40 @@ TOPICS: Final = 2000
 ROUNDS: Final = 5
 
 
-def name(chance: random.Random) -> list[str]:
+def name(rng: random.Random) -> list[str]:
     """The levels of a topic."""
     return [
         "plant",
-        f"site-{chance.randrange(PLANTS)}",
-        f"line-{chance.randrange(LINES):02}",
-        f"pump-{chance.randrange(PUMPS):04}",
-        f"measure-{chance.randrange(MEASURES)}",
+        f"site-{rng.randrange(PLANTS)}",
+        f"line-{rng.randrange(LINES):02}",
+        f"pump-{rng.randrange(PUMPS):04}",
+        f"measure-{rng.randrange(MEASURES)}",
     ]
 
 
-def literal(levels: list[str], chance: random.Random) -> str:
+def literal(levels: list[str], rng: random.Random) -> str:
     """No wildcard."""
     return "/".join(levels)
 
 
-def plus(levels: list[str], chance: random.Random) -> str:
+def plus(levels: list[str], rng: random.Random) -> str:
     """One `+`, for the line."""
     return "/".join((*levels[:2], "+", *levels[3:]))
 
 
-def rest(levels: list[str], chance: random.Random) -> str:
+def rest(levels: list[str], rng: random.Random) -> str:
     """`#` behind the device."""
     return "/".join((*levels[:4], "#"))
 
 
-def mixed(levels: list[str], chance: random.Random) -> str:
+def mixed(levels: list[str], rng: random.Random) -> str:
     """Half literal, a quarter each of the two others."""
-    return chance.choice((literal, literal, plus, rest))(levels, chance)
+    return rng.choice((literal, literal, plus, rest))(levels, rng)
 
 
-def crossed(levels: list[str], chance: random.Random) -> str:
+def crossed(levels: list[str], rng: random.Random) -> str:
     """Each level literal or `+`."""
-    return "/".join(level if chance.random() < 0.5 else "+" for level in levels)
+    return "/".join(level if rng.random() < 0.5 else "+" for level in levels)
 
 
 SHAPES: Final[dict[str, Callable[[list[str], random.Random], str]]] = {
@@ -68,10 +68,10 @@ SHAPES: Final[dict[str, Callable[[list[str], random.Random], str]]] = {
 
 def bench(shape: str, count: int) -> tuple[float, float, float, float]:
     """Microseconds for each match, subscriptions found, the 99th percentile, and bytes for each subscription."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     make = SHAPES[shape]
-    filters = [make(name(chance), chance) for _ in range(count)]
-    topics = ["/".join(name(chance)) for _ in range(TOPICS)]
+    filters = [make(name(rng), rng) for _ in range(count)]
+    topics = ["/".join(name(rng)) for _ in range(TOPICS)]
     tracemalloc.start()
     trie: SubscriptionTrie[int, int] = SubscriptionTrie()
     for subscriber, topic_filter in enumerate(filters):

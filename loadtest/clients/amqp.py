@@ -14,11 +14,11 @@ from loadtest.clients.amqp_messages import Kind, minimal
 from loadtest.clients.amqp_wire import (
     ACCEPTED,
     CLOSE,
+    CLOSING,
     DETACH,
     DISPOSITION,
     END,
     FLOW,
-    GOODBYE,
     SASL_OUTCOME,
     Splitter,
     attach_sender,
@@ -42,7 +42,7 @@ class Sender(WindowedSender):
     Refusals are counted by the descriptor code of the delivery's outcome. `login`: user and password, for PLAIN.
     """
 
-    goodbye = GOODBYE
+    closing = CLOSING
 
     def __init__(
         self,

@@ -26,102 +26,102 @@ _VALUES: Final = (
 """Values that mean something, or too much, wherever a field may stand."""
 
 
-def damaged(recordings: Sequence[Pieces], chance: random.Random) -> Pieces:
+def damaged(recordings: Sequence[Pieces], rng: random.Random) -> Pieces:
     """One of the conversations with some faults in it, or noise."""
-    kind = chance.randrange(10)
-    pieces = list(chance.choice(recordings))
+    kind = rng.randrange(10)
+    pieces = list(rng.choice(recordings))
     if kind == 0:
-        return [chance.randbytes(chance.randrange(1, 3000))]
+        return [rng.randbytes(rng.randrange(1, 3000))]
     if kind == 1:
-        return [*pieces[: chance.randrange(len(pieces))], chance.randbytes(chance.randrange(1, 600))]
-    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        return [*pieces[: rng.randrange(len(pieces))], rng.randbytes(rng.randrange(1, 600))]
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         if not pieces:
             break
-        at = chance.randrange(len(pieces))
+        at = rng.randrange(len(pieces))
         if kind <= 3:
-            pieces[at] = _bytes(pieces[at], chance)
+            pieces[at] = _bytes(pieces[at], rng)
         elif kind <= 5:
-            _shuffle(pieces, at, recordings, chance)
+            _shuffle(pieces, at, recordings, rng)
         else:
-            pieces[at] = _body(pieces[at], chance)
+            pieces[at] = _body(pieces[at], rng)
     return pieces
 
 
-def _bytes(data: bytes, chance: random.Random) -> bytes:
+def _bytes(data: bytes, rng: random.Random) -> bytes:
     """Some bytes changed, lost, repeated or put in."""
     changed = bytearray(data)
-    for _ in range(chance.choice((1, 1, 2, 6))):
-        at = chance.randrange(len(changed)) if changed else 0
-        match chance.randrange(5):
+    for _ in range(rng.choice((1, 1, 2, 6))):
+        at = rng.randrange(len(changed)) if changed else 0
+        match rng.randrange(5):
             case 0 if changed:
-                changed[at] ^= 1 << chance.randrange(8)
+                changed[at] ^= 1 << rng.randrange(8)
             case 1 if changed:
-                changed[at] = chance.choice(_TELLING)
+                changed[at] = rng.choice(_TELLING)
             case 2:
-                del changed[at : at + chance.randrange(1, 9)]
+                del changed[at : at + rng.randrange(1, 9)]
             case 3:
-                changed[at:at] = changed[at : at + chance.randrange(1, 40)]
+                changed[at:at] = changed[at : at + rng.randrange(1, 40)]
             case _:
-                changed[at:at] = chance.randbytes(chance.randrange(1, 9))
+                changed[at:at] = rng.randbytes(rng.randrange(1, 9))
     return bytes(changed)
 
 
-def _shuffle(pieces: Pieces, at: int, recordings: Sequence[Pieces], chance: random.Random) -> None:
+def _shuffle(pieces: Pieces, at: int, recordings: Sequence[Pieces], rng: random.Random) -> None:
     """A frame lost, repeated, moved, cut in two channels, or one of another conversation."""
-    match chance.randrange(5):
+    match rng.randrange(5):
         case 0:
             del pieces[at]
         case 1:
-            pieces[at:at] = [pieces[at]] * chance.choice((1, 2, 50))
+            pieces[at:at] = [pieces[at]] * rng.choice((1, 2, 50))
         case 2:
-            pieces.insert(chance.randrange(len(pieces)), pieces.pop(at))
+            pieces.insert(rng.randrange(len(pieces)), pieces.pop(at))
         case 3:
-            pieces.insert(at, chance.choice(chance.choice(recordings)))
+            pieces.insert(at, rng.choice(rng.choice(recordings)))
         case _:
-            channel = struct.pack(">H", chance.choice((0, 1, 2, 63, 64, 65535)))
+            channel = struct.pack(">H", rng.choice((0, 1, 2, 63, 64, 65535)))
             pieces[at] = pieces[at][:6] + channel + pieces[at][8:]
 
 
-def _body(piece: bytes, chance: random.Random) -> bytes:
+def _body(piece: bytes, rng: random.Random) -> bytes:
     """A frame whose size is right and whose content is not."""
     if piece[:4] == b"AMQP" or len(piece) <= 8:
         return piece
     body = piece[8:]
-    if chance.random() < 0.3:
-        return _frame(piece, _bytes(body, chance))
+    if rng.random() < 0.3:
+        return _frame(piece, _bytes(body, rng))
     try:
-        return _frame(piece, _rewritten(body, chance))
+        return _frame(piece, _rewritten(body, rng))
     except (IndexError, ValueError, TypeError, RecursionError, struct.error):  # it is damaged already
-        return _frame(piece, _bytes(body, chance))
+        return _frame(piece, _bytes(body, rng))
 
 
-def _rewritten(body: bytes, chance: random.Random) -> bytes:
+def _rewritten(body: bytes, rng: random.Random) -> bytes:
     """A performative with other fields, or with another message behind it."""
     end = read_value(body, 0)[1]
     fields, _ = _fields(body[:end])
-    if chance.random() < 0.4 and len(body) > end:
-        return body[:end] + _bytes(body[end:], chance)
-    match chance.randrange(4):
+    if rng.random() < 0.4 and len(body) > end:
+        return body[:end] + _bytes(body[end:], rng)
+    match rng.randrange(4):
         case 0 if fields:
-            fields[chance.randrange(len(fields))] = chance.choice(_VALUES)
+            fields[rng.randrange(len(fields))] = rng.choice(_VALUES)
         case 1:
-            fields.insert(chance.randrange(len(fields) + 1), chance.choice(_VALUES))
+            fields.insert(rng.randrange(len(fields) + 1), rng.choice(_VALUES))
         case 2 if fields:
-            del fields[chance.randrange(len(fields))]
+            del fields[rng.randrange(len(fields))]
         case _ if fields:
-            at = chance.randrange(len(fields))
-            fields[at] = _nested(fields[at], chance)
+            at = rng.randrange(len(fields))
+            fields[at] = _nested(fields[at], rng)
     return body[:3] + listed(fields) + body[end:]
 
 
-def _nested(field: bytes, chance: random.Random) -> bytes:
+def _nested(field: bytes, rng: random.Random) -> bytes:
     """A field of a source, a target, a state; another field gets another value."""
     if field[:2] != b"\x00\x53" or len(field) < 4 or field[3] not in (0x45, 0xC0, 0xD0):
-        return chance.choice(_VALUES)
+        return rng.choice(_VALUES)
     fields, _ = _fields(field)
     if fields:
-        fields[chance.randrange(len(fields))] = chance.choice(_VALUES)
-    return field[:2] + bytes((chance.choice((field[2], field[2], 0x28, 0x29, 0x30)),)) + listed(fields)
+        fields[rng.randrange(len(fields))] = rng.choice(_VALUES)
+    return field[:2] + bytes((rng.choice((field[2], field[2], 0x28, 0x29, 0x30)),)) + listed(fields)
 
 
 def _fields(described: bytes) -> tuple[list[bytes], int]:

@@ -9,9 +9,9 @@ from typing import Final, cast
 
 from loadtest.clients.amqp_wire import (
     CLOSE,
+    CLOSING,
     DETACH,
     END,
-    GOODBYE,
     SASL_OUTCOME,
     Splitter,
     accept,
@@ -135,9 +135,9 @@ class Receiver(asyncio.Protocol):
         self._fail(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Disconnect and close."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(GOODBYE)
+            self._transport.write(CLOSING)
             self._transport.close()
 
     def _fail(self, error: Exception) -> None:

@@ -66,7 +66,7 @@ def greeting(user: str | None = None, password: str | None = None) -> bytes:
 
 GREETING: Final = greeting()
 
-GOODBYE: Final = frame(performative(CLOSE))
+CLOSING: Final = frame(performative(CLOSE))
 
 
 def opening(container: str) -> bytes:

@@ -82,7 +82,7 @@ class Follower(asyncio.Protocol):
                 future.set_exception(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Disconnect and close."""
         if self._transport is not None and not self._transport.is_closing():
             self.finished.cancel()
             self._transport.write(b"\xe0\x00")

@@ -54,115 +54,115 @@ class Attack(NamedTuple):
     refused: bool = False  # its body breaks off in its coding, or a foreign page sends it: nothing of it may be taken
 
 
-def attack(chance: random.Random, topic: str) -> Attack:
-    """A conversation; it depends on `chance` alone. `topic`: exists, and takes what is stored by mistake."""
-    method, path, media, body = _valid(chance, topic)
-    body = _damaged(chance, body)
+def attack(rng: random.Random, topic: str) -> Attack:
+    """A conversation; it depends on `rng` alone. `topic`: exists, and takes what is stored by mistake."""
+    method, path, media, body = _valid(rng, topic)
+    body = _damaged(rng, body)
     coding, is_cut = "", False
-    if chance.random() < 0.1:
-        coding = chance.choice(list(CODINGS))
+    if rng.random() < 0.1:
+        coding = rng.choice(list(CODINGS))
         whole = CODINGS[coding](body)
-        short = whole[: chance.randrange(1, len(whole))]
-        body = chance.choice([BOMB if coding == "gzip" else whole, whole, short, short, body])
+        short = whole[: rng.randrange(1, len(whole))]
+        body = rng.choice([BOMB if coding == "gzip" else whole, whole, short, short, body])
         is_cut = body is short and method == "POST" and not path.endswith("/records")  # those say so in their last line
     length = len(body)
-    chunked = chance.random() < 0.2
-    if chance.random() < 0.1:
-        length = chance.choice([length + 10, max(0, length - 3), 1 << 40, 0])
+    chunked = rng.random() < 0.2
+    if rng.random() < 0.1:
+        length = rng.choice([length + 10, max(0, length - 3), 1 << 40, 0])
         is_cut = is_cut and length > 0  # or there is no body
-    host = chance.choice(["h", "h", "", "x" * 300, "rebound.example"])
+    host = rng.choice(["h", "h", "", "x" * 300, "rebound.example"])
     fields = [f"Host: {host}", "Connection: close"]
     if method == "POST":
         fields.append("Transfer-Encoding: chunked" if chunked else f"Content-Length: {length}")
-        fields.append(f"Content-Type: {chance.choice([media, media, media, media, 'text/html', CONTROL])}")
+        fields.append(f"Content-Type: {rng.choice([media, media, media, media, 'text/html', CONTROL])}")
     if coding:
         fields.append(f"Content-Encoding: {coding}")
-    fields += chance.sample(
+    fields += rng.sample(
         ["Expect: 100-continue", "Accept: text/plain;q=0", "Authorization: Basic ////", "Last-Event-ID: 9:9,x",
          "X-Forwarded-Path: ////", "Forwarded: for=;;;", "traceparent: 00-zz",
-         f"Idempotency-Key: \"{chance.random()}\"", "Accept-Encoding: gzip;q=9, zstd", "Origin: null",
+         f"Idempotency-Key: \"{rng.random()}\"", "Accept-Encoding: gzip;q=9, zstd", "Origin: null",
          "Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Upgrade: websocket"],
-        chance.choice([0, 0, 0, 1, 3]),
+        rng.choice([0, 0, 0, 1, 3]),
     )  # fmt: skip
-    head = "\r\n".join([f"{method} {path} HTTP/1.{chance.choice([1, 1, 1, 0])}", *fields, "", ""]).encode()
+    head = "\r\n".join([f"{method} {path} HTTP/1.{rng.choice([1, 1, 1, 0])}", *fields, "", ""]).encode()
     refused = is_cut or host == "rebound.example" or not FOREIGN.isdisjoint(fields)
-    if chance.random() < 0.05:
-        head, refused = _flipped(chance, head), False  # perhaps in what says so
-    sent = head + (_chunks(chance, body) if chunked and method == "POST" else body)
-    ending = chance.choice(["wait"] * 6 + ["leave", "reset"])
+    if rng.random() < 0.05:
+        head, refused = _flipped(rng, head), False  # perhaps in what says so
+    sent = head + (_chunks(rng, body) if chunked and method == "POST" else body)
+    ending = rng.choice(["wait"] * 6 + ["leave", "reset"])
     if ending != "wait":
-        sent = sent[: chance.randrange(len(sent)) + 1] if chance.random() < 0.7 else sent
-    elif chance.random() < 0.05:
-        sent = sent[: chance.randrange(len(sent)) + 1]
-    cut = chance.randrange(len(sent) + 1)
+        sent = sent[: rng.randrange(len(sent)) + 1] if rng.random() < 0.7 else sent
+    elif rng.random() < 0.05:
+        sent = sent[: rng.randrange(len(sent)) + 1]
+    cut = rng.randrange(len(sent) + 1)
     return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, refused)
 
 
-def _valid(chance: random.Random, topic: str) -> tuple[str, str, str, bytes]:
+def _valid(rng: random.Random, topic: str) -> tuple[str, str, str, bytes]:
     """Method, path, media type and body of a request that is as it should be."""
-    embedded = chance.choice(["json", "binary", "text"])
+    embedded = rng.choice(["json", "binary", "text"])
     record: dict[str, Any] = {"key": "a2V5", "value": "dmFs", "headers": [{"key": "h", "value": "aA=="}]}
-    records = {"records": [record] * chance.choice([0, 1, 3, 200])}
+    records = {"records": [record] * rng.choice([0, 1, 3, 200])}
     partitions = {"partitions": [{"topic": topic, "partition": 0}]}
     offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
-    name = f"/consumers/hostile/instances/c{chance.randrange(5)}"
+    name = f"/consumers/hostile/instances/c{rng.randrange(5)}"
     line = json.dumps(record).encode() + b"\n"
     requests: list[tuple[str, str, str, Any]] = [
         ("POST", f"/topics/{topic}", RECORDS.format(embedded), records),
         ("POST", f"/topics/{topic}", RECORDS.format(embedded), records),
         ("POST", f"/topics/{topic}?async=true", RECORDS.format(embedded), records),
         ("POST", f"/topics/{topic}/partitions/0", RECORDS.format(embedded), records),
-        ("POST", f"/topics/{topic}/records", "application/x-ndjson", line * chance.choice([1, 50])),
-        ("POST", "/consumers/hostile", CONTROL, {"name": f"c{chance.randrange(5)}", "format": embedded}),
+        ("POST", f"/topics/{topic}/records", "application/x-ndjson", line * rng.choice([1, 50])),
+        ("POST", "/consumers/hostile", CONTROL, {"name": f"c{rng.randrange(5)}", "format": embedded}),
         ("POST", f"{name}/subscription", CONTROL, {"topics": [topic]}),
         ("POST", f"{name}/subscription", CONTROL, {"topic_pattern": "((a+)+)+$"}),
         ("POST", f"{name}/assignments", CONTROL, partitions),
         ("POST", f"{name}/offsets", CONTROL, offsets),
         ("POST", f"{name}/positions", CONTROL, offsets),
         ("POST", f"{name}/positions/end", CONTROL, partitions),
-        ("GET", f"{name}/records?timeout=200&max_bytes={chance.choice([0, 1, 5000])}", CONTROL, b""),
+        ("GET", f"{name}/records?timeout=200&max_bytes={rng.choice([0, 1, 5000])}", CONTROL, b""),
         ("DELETE", name, CONTROL, b""),
-        ("GET", f"/topics/{topic}/records?partition=0&offset={chance.choice([0, 10**18])}&limit=5", CONTROL, b""),
+        ("GET", f"/topics/{topic}/records?partition=0&offset={rng.choice([0, 10**18])}&limit=5", CONTROL, b""),
         ("GET", f"/topics/{topic}/stream?from=beginning&limit=3&duration=300", CONTROL, b""),
-        ("GET", f"/topics/{'%00' * chance.randrange(3)}{topic}/../partitions/9", CONTROL, b""),
+        ("GET", f"/topics/{'%00' * rng.randrange(3)}{topic}/../partitions/9", CONTROL, b""),
         ("GET", "/stream", CONTROL, b""),
     ]
-    method, path, media, body = chance.choice(requests)
+    method, path, media, body = rng.choice(requests)
     return method, path, media, body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
-def _damaged(chance: random.Random, body: bytes) -> bytes:
+def _damaged(rng: random.Random, body: bytes) -> bytes:
     """A body that is hardly ever what it was."""
-    kind = chance.randrange(9)
+    kind = rng.randrange(9)
     if kind == 0:
-        return chance.randbytes(chance.choice([1, 100, LARGE]))
+        return rng.randbytes(rng.choice([1, 100, LARGE]))
     if kind == 1:
-        return chance.choice([b"[", b'{"records":[', b'{"a":']) * DEEP
+        return rng.choice([b"[", b'{"records":[', b'{"a":']) * DEEP
     if kind == 2:
-        return body[: chance.randrange(len(body) + 1)]
+        return body[: rng.randrange(len(body) + 1)]
     if kind == 3:
         return body.replace(b'"', b'"' + b"x" * LARGE, 1)
     if kind == 4:
-        return body.replace(b":", b":" + b"9" * chance.choice([20, 5000]), 1)
+        return body.replace(b":", b":" + b"9" * rng.choice([20, 5000]), 1)
     if kind == 5:
         return b""
-    return _flipped(chance, body)
+    return _flipped(rng, body)
 
 
-def _flipped(chance: random.Random, data: bytes) -> bytes:
+def _flipped(rng: random.Random, data: bytes) -> bytes:
     """Some of its bytes are others, or more."""
     damaged = bytearray(data)
-    for _ in range(chance.choice([1, 1, 3, 20])):
-        place = chance.randrange(len(damaged) + 1)
-        damaged[place : place + chance.randrange(2)] = chance.choice(NOISE)
+    for _ in range(rng.choice([1, 1, 3, 20])):
+        place = rng.randrange(len(damaged) + 1)
+        damaged[place : place + rng.randrange(2)] = rng.choice(NOISE)
     return bytes(damaged)
 
 
-def _chunks(chance: random.Random, body: bytes) -> bytes:
+def _chunks(rng: random.Random, body: bytes) -> bytes:
     """Chunked framing, sometimes broken."""
-    size = chance.choice(
+    size = rng.choice(
         [b"%x" % len(body), b"%x" % (len(body) + 1), b"fffffffffffffffff", b"-1", b"0x5", b"%x;a=b" % len(body)]
     )
-    return (b"%b\r\n%b\r\n" % (size, body) if body else b"") + chance.choice(
+    return (b"%b\r\n%b\r\n" % (size, body) if body else b"") + rng.choice(
         [b"0\r\n\r\n", b"0\r\n\r\n", b"0\r\nX: y\r\n\r\n", b""]
     )

@@ -20,11 +20,11 @@ ACCEPT: Final = "Accept: */*"
 LINE: Final = json.dumps({"key": "a2V5", "value": "dmFs"}).encode() + b"\n"
 
 
-async def depart(chance: random.Random, address: tuple[str, int], topic: str, silent: str) -> str:
+async def depart(rng: random.Random, address: tuple[str, int], topic: str, silent: str) -> str:
     """Begin something, be told that it has begun where the protocol says so, and leave.
 
     Args:
-        chance: what it is, how long it takes and whether the connection is closed or reset.
+        rng: what it is, how long it takes and whether the connection is closed or reset.
         address: of the gateway.
         topic: what is uploaded goes there.
         silent: a topic where nothing comes.
@@ -32,7 +32,7 @@ async def depart(chance: random.Random, address: tuple[str, int], topic: str, si
     Returns:
         Which of `WAYS` it was.
     """
-    way = chance.choice(WAYS)
+    way = rng.choice(WAYS)
     reader, writer = await asyncio.open_connection(*address)
     try:
         if way == "poll":
@@ -43,10 +43,10 @@ async def depart(chance: random.Random, address: tuple[str, int], topic: str, si
         else:
             media = "application/x-ndjson"
             writer.write(request_head("POST", f"/topics/{topic}/records", media, "Transfer-Encoding: chunked"))
-            part = LINE * 5 + LINE[: chance.randrange(len(LINE))]
+            part = LINE * 5 + LINE[: rng.randrange(len(LINE))]
             writer.write(b"%x\r\n%b\r\n" % (len(part), part))
-        await asyncio.sleep(chance.random() * STAY_S)
-        if chance.random() < 0.5:
+        await asyncio.sleep(rng.random() * STAY_S)
+        if rng.random() < 0.5:
             own = writer.get_extra_info("socket")
             if own is not None:  # the gateway may have closed already
                 with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ class KeptClient(LastingClient):
         sessions_lost: how often the server said that it had no session where there must have been one.
     """
 
-    goodbye = b"\xe0\x00"
+    closing = b"\xe0\x00"
     sign_of_life = b"\xc0\x00"
 
     def __init__(self, address: tuple[str, int], client_id: str, *, receive_maximum: int | None = None) -> None:
@@ -76,7 +76,7 @@ class KeptClient(LastingClient):
             elif first == 0xE0:
                 word = f"DISCONNECT 0x{body[0] if body else 0:02x}"
                 self.told[word] += 1
-                if not body or body[0] != 0x8B:  # that one says goodbye for a stop that was asked for
+                if not body or body[0] != 0x8B:  # that one disconnects for a stop that was asked for
                     self.faults.append(word)
             elif first != 0xD0:
                 self._packet(first, body)

@@ -20,11 +20,11 @@ from loadtest.clients.amqp_wire import (
     ATTACH,
     BEGIN,
     CLOSE,
+    CLOSING,
     DETACH,
     DISPOSITION,
     END,
     FLOW,
-    GOODBYE,
     GREETING,
     IDLE,
     SASL_OUTCOME,
@@ -58,7 +58,7 @@ class KeptLink(LastingClient):
         refusals: how often an attach was refused for the moment.
     """
 
-    goodbye = GOODBYE
+    closing = CLOSING
     sign_of_life = IDLE
 
     def __init__(self, address: tuple[str, int], container: str) -> None:

@@ -56,7 +56,7 @@ class PahoClient:
             self._client._reset_sockets(sockpair_only=True)  # `loop_start` makes new ones and forgets these
 
     def stop(self) -> None:
-        """Say goodbye; `run` returns."""
+        """Disconnect; `run` returns."""
         self._stopping.set()
         self._client.disconnect()
 

@@ -53,7 +53,7 @@ class ProtonClient(MessagingHandler):
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
-        """Say goodbye; `run` returns."""
+        """Disconnect; `run` returns."""
         self._stopping = True
 
     def _lost(self) -> None:

@@ -25,7 +25,7 @@ class KeptProducer(NumberedSender, LastingClient):
         given_up: how many were refused.
     """
 
-    goodbye = b""
+    closing = b""
     sign_of_life = b""
 
     def __init__(

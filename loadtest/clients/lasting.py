@@ -24,7 +24,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         alive_s: between two signs of life.
     """
 
-    goodbye: ClassVar[bytes]
+    closing: ClassVar[bytes]
     sign_of_life: ClassVar[bytes]
     alive_s = 20.0
 
@@ -67,10 +67,10 @@ class LastingClient(abc.ABC, asyncio.Protocol):
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
-        """Say goodbye; `run` returns."""
+        """Disconnect; `run` returns."""
         self._stopping = True
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.goodbye)
+            self._transport.write(self.closing)
             self._transport.close()
 
     def _served(self) -> None:

@@ -61,7 +61,7 @@ class Publisher(WindowedSender):
     Refusals are counted by reason code. `login`: user and password.
     """
 
-    goodbye = b"\xe0\x00"
+    closing = b"\xe0\x00"
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Flood(Sender):
     Nothing but that last one is acknowledged; what became of the others is for the verifier to say.
     """
 
-    goodbye = b"\xe0\x00"
+    closing = b"\xe0\x00"
 
     def __init__(self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(payloads), pace, on_ack)
@@ -199,7 +199,7 @@ class Flood(Sender):
     def push(self) -> None:
         """Write until the socket is full."""
         assert self._transport is not None
-        if not self.pace.room(0, 0):
+        if not self.pace.capacity(0, 0):
             return
         while self._writable and self._next < len(self._chunks) and not self._transport.is_closing():
             self._next += 1

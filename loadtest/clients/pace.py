@@ -48,7 +48,7 @@ class Pace:
             return self._clock()
         return self._started + (index - self._first + 1 - self._phase) / self.rate
 
-    def room(self, sent: int, answered: int) -> int:
+    def capacity(self, sent: int, answered: int) -> int:
         """How many of the next messages may be sent."""
         if self._started is None:
             return 0

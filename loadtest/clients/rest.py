@@ -81,7 +81,7 @@ class Producer(Sender):
         """Post the next batch when none is in flight and the pace allows it."""
         assert self._transport is not None
         due = min(self._batch, self.total - self.sent)
-        if due <= 0 or self._transport.is_closing() or self.pace.room(self.sent, self.answered) < due:
+        if due <= 0 or self._transport.is_closing() or self.pace.capacity(self.sent, self.answered) < due:
             return
         if self._waiting:
             self._held = True

@@ -29,7 +29,7 @@ class Sender(asyncio.Protocol, abc.ABC):
     """
 
     greeting = b""
-    goodbye = b""
+    closing = b""
 
     def __init__(self, total: int, pace: Pace, on_ack: OnAck) -> None:
         self.total = total
@@ -75,9 +75,9 @@ class Sender(asyncio.Protocol, abc.ABC):
             self._fail(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Disconnect and close."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.goodbye)
+            self._transport.write(self.closing)
             self._transport.close()
 
     def _wrote(self, first: int) -> None:
@@ -85,9 +85,9 @@ class Sender(asyncio.Protocol, abc.ABC):
         if self.pace.rate is None:
             return
         if not self._held:
-            behind = first + self.pace.room(first, first)
+            behind = first + self.pace.capacity(first, first)
             self.late.extend([self.pace.now() - self.pace.due(index) for index in range(first, behind)])
-        self._held = self.total > self.sent and self.pace.room(self.sent, self.sent) > 0
+        self._held = self.total > self.sent and self.pace.capacity(self.sent, self.sent) > 0
 
     def _is_connected(self) -> None:
         if not self.connected.done():
@@ -138,9 +138,9 @@ class WindowedSender(Sender):
         """Write what the pace and the peer allow."""
         assert self._transport is not None
         sent = len(self.due_at)
-        room = min(self.pace.room(sent, self.answered), self._limit - sent, self.total - sent, CHUNK)
+        room = min(self.pace.capacity(sent, self.answered), self._limit - sent, self.total - sent, CHUNK)
         if room <= 0 or self._transport.is_closing():
-            self._held = self._held or (self.pace.rate is not None and self.pace.room(sent, sent) > 0)
+            self._held = self._held or (self.pace.rate is not None and self.pace.capacity(sent, sent) > 0)
             return
         self._transport.write(b"".join(self._packets[sent : sent + room]))
         if self.pace.rate is None:

@@ -70,7 +70,7 @@ def _code(body: bytes) -> int:
 
 
 def _cut(writer: asyncio.StreamWriter) -> None:
-    """Without a goodbye."""
+    """Without a close."""
     writer.transport.abort()
 
 
@@ -115,7 +115,7 @@ async def no_reading(stage: Stage) -> None:
     """Receivers ask for everything that is published, and read nothing."""
     wish = {
         "mqtt": mqtt_wire.subscribe_packet(1, [(f"{stage.load.topic('mqtt')}/#", 1)]),
-        "amqp": amqp_wire.attach_receiver("deaf", "deaf", stage.load.topic("amqp")) + amqp_wire.credit(0, 0, 1_000_000),
+        "amqp": amqp_wire.attach_receiver("slow", "slow", stage.load.topic("amqp")) + amqp_wire.credit(0, 0, 1_000_000),
         "http": request_head("GET", f"/topics/{stage.load.topic('http')}/stream", CONTROL, "Accept: */*"),
     }
     before = process_descriptors(stage.gateway.pid)
@@ -124,7 +124,7 @@ async def no_reading(stage: Stage) -> None:
         for protocol in PROTOCOLS:
             for number in range(MANY):
                 peers.append(await _connect(stage.gateway.address(protocol), little=True))
-                name = f"{stage.load.numbering.run}-deaf-{number}"
+                name = f"{stage.load.numbering.run}-stalled-{number}"
                 await _log_in(protocol, peers[-1], name, wish[protocol])
                 cast("asyncio.Transport", peers[-1][1].transport).pause_reading()
         await asyncio.sleep(stage.plan.short)
@@ -190,7 +190,7 @@ async def flood(stage: Stage) -> None:
 
 
 async def flood_stalled(stage: Stage) -> None:
-    """Into a Kafka that stands still: the budget must brake."""
+    """Into a Kafka that stands still: the budget must pause them."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
     os.kill(stage.kafka.pid, signal.SIGSTOP)
     try:

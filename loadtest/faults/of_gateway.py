@@ -24,7 +24,7 @@ async def kill(stage: Stage) -> None:
 
 
 async def stop(stage: Stage) -> None:
-    """By SIGTERM; it drains and says goodbye, and is started again."""
+    """By SIGTERM; it drains and closes, and is started again."""
     await stage.gateway.stop()
     await stage.gateway.start()
 

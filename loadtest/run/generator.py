@@ -268,7 +268,7 @@ class Generator:
         return {"received": self._received, "expected": self._answered}
 
     def close(self) -> None:
-        """Say goodbye on all connections."""
+        """Say closing on all connections."""
         for one in (*self._readers, *(sender for _, sender in self._senders.values())):
             one.close()
 

@@ -57,7 +57,7 @@ class Generator:
         return answer
 
     async def end(self) -> None:
-        """Let it say goodbye, unless it is in the middle of something; kill it when that takes too long."""
+        """Let it say closing, unless it is in the middle of something; kill it when that takes too long."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if self._busy and self._process.returncode is None:

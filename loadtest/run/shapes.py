@@ -121,20 +121,20 @@ class Shape(NamedTuple):
 
     def templates(self) -> list[Pieces]:
         """The messages that are sent in turn; of HTTP the records."""
-        chance = random.Random(f"{self.seed}.{self.sender}")
+        rng = random.Random(f"{self.seed}.{self.sender}")
         many = {"minimal": 1, "random": KINDS}.get(self.messages, min(KINDS, self.topics))
-        return [piece for number in range(many) for piece in _WRITERS[self.protocol](self, number, chance)]
+        return [piece for number in range(many) for piece in _WRITERS[self.protocol](self, number, rng)]
 
-    def payload(self, chance: random.Random) -> list[bytes | Slot]:
+    def payload(self, rng: random.Random) -> list[bytes | Slot]:
         """The value of a message."""
         size = self.size
         if self.messages == "random":
-            size = round(LEAST_BYTES * (4 * self.size / LEAST_BYTES) ** chance.random())
+            size = round(LEAST_BYTES * (4 * self.size / LEAST_BYTES) ** rng.random())
         return [_stamp(self.numbering, self.sender), b"x" * (size - _STAMP)]
 
-    def kind(self, chance: random.Random) -> str:
+    def kind(self, rng: random.Random) -> str:
         """Which of the kinds one message is."""
-        return chance.choice(MESSAGES[:-1]) if self.messages == "random" else self.messages
+        return rng.choice(MESSAGES[:-1]) if self.messages == "random" else self.messages
 
 
 def _property(code: int, *values: str | bytes) -> bytes:
@@ -142,8 +142,8 @@ def _property(code: int, *values: str | bytes) -> bytes:
     return bytes((code,)) + b"".join(parts)
 
 
-def _mqtt(shape: Shape, number: int, chance: random.Random) -> Iterator[Pieces]:
-    kind = shape.kind(chance)
+def _mqtt(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
+    kind = shape.kind(rng)
     device = f"device-{number % shape.topics:04d}"
     topic = f"{shape.topic}/sender-{shape.sender}" + ("" if kind == "minimal" else f"/{device}/state")
     properties: Pieces = []
@@ -156,7 +156,7 @@ def _mqtt(shape: Shape, number: int, chance: random.Random) -> Iterator[Pieces]:
             b"\x09\x00\x0c", _digits(12), _property(0x26, "device", device), _property(0x26, "type", "text"),
             _property(0x26, "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ]  # fmt: skip
-    body = [text(topic), _PACKET_ID, varint(width(properties)), *properties, *shape.payload(chance)]
+    body = [text(topic), _PACKET_ID, varint(width(properties)), *properties, *shape.payload(rng)]
     yield [bytes((0x30 | shape.qos << 1,)) + varint(width(body)), *body]
 
 
@@ -165,9 +165,9 @@ _FRESH: Final = re.compile(rb"(?P<id>(?<=-)[0-9a-f]{12}(?=[:@]))|\x83(?P<time>\x
 """What a client writes anew in each message: the end of the UUID in a message id, when it expires, when it was made."""
 
 
-def _amqp(shape: Shape, number: int, chance: random.Random) -> Iterator[Pieces]:
-    kind = shape.kind(chance)
-    payload = shape.payload(chance)
+def _amqp(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
+    kind = shape.kind(rng)
+    payload = shape.payload(rng)
     key = key_annotation(f"device-{number % shape.topics:04d}")
     if kind == "typical":
         # x stands for the payload; the number's forms are found again
@@ -226,10 +226,10 @@ def _transfer(message: Pieces) -> Pieces:
     return [before, _DELIVERY_ID, between, _DELIVERY_ID, behind, *message]
 
 
-def _http(shape: Shape, number: int, chance: random.Random) -> Iterator[Pieces]:
-    kind = _TYPES_OF[shape.kind(chance) if shape.messages != "random" else _whole(shape)]
+def _http(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
+    kind = _TYPES_OF[shape.kind(rng) if shape.messages != "random" else _whole(shape)]
     key = f"device-{number % shape.topics:04d}"
-    stamp, padding = shape.payload(chance)
+    stamp, padding = shape.payload(rng)
     assert isinstance(padding, bytes)
     if kind == "json":
         yield [

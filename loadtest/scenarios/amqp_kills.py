@@ -227,16 +227,16 @@ class AmqpRound(Rounds[Plan, Outcome]):
 
     async def moment(self, kill: int) -> str:
         """Some kills wait until the groups are served again, which takes Kafka's session time-out."""
-        if not kill or self.chance.random() < self.plan.patient:
+        if not kill or self.rng.random() < self.plan.patient:
             await self.gateway.wait_ready()
             await self.until(self._served(), f"deliveries before kill {kill + 1}")
         return await super().moment(kill)
 
     async def kill(self, kill: int) -> None:
         """Kill the gateway, the broker, or both."""
-        host = self._host if self.chance.random() < self.plan.broker else None
+        host = self._host if self.rng.random() < self.plan.broker else None
         broker = host is not None
-        alone = broker and self.chance.random() < 0.5
+        alone = broker and self.rng.random() < 0.5
         when = await self.moment(kill)
         killed = time.monotonic()
         if host is not None:

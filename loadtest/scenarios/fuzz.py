@@ -162,16 +162,16 @@ class Fuzz:
 
     async def _converse(self, number: int) -> None:
         """One hostile connection, in one of the ways in which connections end."""
-        chance = random.Random(f"{self._plan.seed}/{number}")
-        pieces = damaged(self._recordings, chance)
-        patient = chance.random() < 0.7
-        ending = "silence" if chance.random() < self._plan.silent else chance.choice(_ENDINGS)
+        rng = random.Random(f"{self._plan.seed}/{number}")
+        pieces = damaged(self._recordings, rng)
+        patient = rng.random() < 0.7
+        ending = "silence" if rng.random() < self._plan.silent else rng.choice(_ENDINGS)
         self._conversations += 1
         said = 0
         try:
             reader, writer = await asyncio.open_connection(*self._gateway.address("amqp"))
             try:
-                for piece in _splits(pieces, chance):
+                for piece in _splits(pieces, rng):
                     if writer.is_closing():
                         break
                     writer.write(piece)
@@ -224,12 +224,12 @@ async def _push(honest: KeptSender) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _splits(pieces: Pieces, chance: random.Random) -> Pieces:
+def _splits(pieces: Pieces, rng: random.Random) -> Pieces:
     """The same bytes in other portions, sometimes."""
-    if chance.random() < 0.7:
+    if rng.random() < 0.7:
         return [piece for piece in pieces if piece]
     data = b"".join(pieces)
-    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(8)))
+    cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(8)))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
 
 

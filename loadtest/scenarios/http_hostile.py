@@ -140,12 +140,12 @@ class Hostile:
                 group.create_task(work())
 
     async def _one(self, number: int) -> None:
-        chance = random.Random(f"{self._seed}/{number}")
+        rng = random.Random(f"{self._seed}/{number}")
         if number % DEPARTS == 0:
-            way = await depart(chance, self._gateway.address("http"), self._target, self._silent)
+            way = await depart(rng, self._gateway.address("http"), self._target, self._silent)
             self._statuses[f"left in mid-{way}"] += 1
             return
-        pieces, ending, refused = attack(chance, self._target)
+        pieces, ending, refused = attack(rng, self._target)
         reader, writer = await asyncio.open_connection(*self._gateway.address("http"))
         answer = b""
         try:

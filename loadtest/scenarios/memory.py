@@ -73,12 +73,12 @@ class Weight(NamedTuple):
 
 
 class Step(asyncio.Protocol):
-    """Writes its bytes and waits for packets with the first bytes `wanted`, in order; `goodbye` ends it."""
+    """Writes its bytes and waits for packets with the first bytes `wanted`, in order; `closing` ends it."""
 
-    def __init__(self, data: bytes, wanted: Sequence[int], goodbye: bytes = b"") -> None:
+    def __init__(self, data: bytes, wanted: Sequence[int], closing: bytes = b"") -> None:
         self._data = data
         self._wanted = list(wanted)
-        self._goodbye = goodbye
+        self._closing = closing
         self._splitter = Splitter()
         self.transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,8 +95,8 @@ class Step(asyncio.Protocol):
                 self._end(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
                 return
             self._wanted.pop(0)
-        if not self._wanted and self._goodbye and self.transport is not None:
-            self.transport.write(self._goodbye)  # and then the server closes
+        if not self._wanted and self._closing and self.transport is not None:
+            self.transport.write(self._closing)  # and then the server closes
         elif not self._wanted:
             self._end(None)
 
@@ -159,7 +159,7 @@ class Returning(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionResetError("closed too early"))
 
     def close(self) -> None:
-        """Say goodbye; the session stays."""
+        """Disconnect; the session stays."""
         if self._transport is not None:
             self._transport.write(b"\xe0\x00")
             self._transport.close()

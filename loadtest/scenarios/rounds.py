@@ -45,7 +45,7 @@ class Plan(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of all chance."""
+        """Of all rng."""
 
 
 class Client(Protocol):
@@ -59,7 +59,7 @@ class Client(Protocol):
         """Until `stop`."""
 
     def stop(self) -> None:
-        """Say goodbye."""
+        """Disconnect."""
 
 
 class Sender(Client, Protocol):
@@ -87,7 +87,7 @@ class Rounds(abc.ABC, Generic[P, O]):
         self.gateway = gateway
         self.plan = plan
         self.say = say
-        self.chance = random.Random(plan.seed)
+        self.rng = random.Random(plan.seed)
         self.numbering = Numbering()
         self.topic = f"kills-{self.numbering.run}"
         self.ledger = Ledger()
@@ -191,13 +191,13 @@ class Rounds(abc.ABC, Generic[P, O]):
 
     async def moment(self, kill: int) -> str:
         """Wait for the moment of a kill; returns what it is."""
-        if kill and self.chance.random() < self.plan.early:
-            await asyncio.sleep(self.chance.uniform(0, self.plan.between))
+        if kill and self.rng.random() < self.plan.early:
+            await asyncio.sleep(self.rng.uniform(0, self.plan.between))
             return "while it was starting"
         await self.gateway.wait_ready()
         self.let_in(True)
         await self.until(self.progressed(), f"answers before kill {kill + 1}")
-        await asyncio.sleep(self.chance.uniform(0, self.plan.between))
+        await asyncio.sleep(self.rng.uniform(0, self.plan.between))
         return "under load"
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

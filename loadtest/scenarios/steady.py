@@ -110,7 +110,7 @@ async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger
 
 
 async def _warm_up(load: Load, host: str, port: int) -> None:
-    """One message at QoS 1: a flood that nobody may brake is not to meet a topic that is still being looked up."""
+    """One message at QoS 1: a flood that nobody may pause is not to meet a topic that is still being looked up."""
     pace = Pace(1, None)
     pace.start()
     make = partial(

@@ -113,13 +113,13 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 class Upkeep:
     """Looks after the archive all the time; every second upkeep is killed, at a random moment of it."""
 
-    def __init__(self, file: Path, reader: Reader, chance: random.Random) -> None:
+    def __init__(self, file: Path, reader: Reader, rng: random.Random) -> None:
         self.done = 0
         self.killed = 0
         self.failed: list[str] = []
         self._file = file
         self._reader = reader
-        self._chance = chance
+        self._rng = rng
 
     async def for_ever(self) -> None:
         """Until it is cancelled."""
@@ -129,8 +129,8 @@ class Upkeep:
             if not self._reader.rows:  # there is no archive yet
                 continue
             began = time.monotonic()
-            kills = took and self._chance.random() < 0.5
-            await self.once(self._file, self._chance.uniform(0, took) if kills else None)
+            kills = took and self._rng.random() < 0.5
+            await self.once(self._file, self._rng.uniform(0, took) if kills else None)
             took = max(took, time.monotonic() - began)
 
     async def once(self, file: Path, kill_after_s: float | None) -> None:

@@ -67,7 +67,7 @@ class Figures:
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     """Store, look, compare; 0: the one that is missing was found, and nothing else."""
-    chance = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap, PARTITIONS)
     figures = Figures(topics.source)
     app = web.Application()
@@ -79,7 +79,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     file = directory / "audit.toml"
     gateway = f"http://{host}:{port}"
     file.write_text(FILE.format(topic=topics.source, audit=topics.target, gateway=gateway, bootstrap=bootstrap))
-    lost = chance.randrange(plan.minutes), chance.randrange(PARTITIONS)
+    lost = rng.randrange(plan.minutes), rng.randrange(PARTITIONS)
     cpu = 0.0
     began = time.monotonic()
     async with (

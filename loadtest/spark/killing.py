@@ -41,36 +41,34 @@ MOMENTS: Final = (
 ACCOUNTS: Final = Moment("accounts", "examined", 0.02)
 
 
-def moments(chance: random.Random, *, accounts: bool) -> Iterator[Moment]:
+def moments(rng: random.Random, *, accounts: bool) -> Iterator[Moment]:
     """Without end: each kind as often as the others, in any order. `accounts`: whether the job has such."""
     kinds = (*MOMENTS, ACCOUNTS) if accounts else MOMENTS
     while True:
-        yield from chance.sample(kinds, len(kinds))
+        yield from rng.sample(kinds, len(kinds))
 
 
-async def rounds(
-    job: Job, kills: int, chance: random.Random, *, accounts: bool, told: Callable[[int, str], None]
-) -> None:
+async def rounds(job: Job, kills: int, rng: random.Random, *, accounts: bool, told: Callable[[int, str], None]) -> None:
     """Start the job and kill it, so many times.
 
     Args:
         job: does not run, before and after.
         kills: how many.
-        chance: where the moments come from.
+        rng: where the moments come from.
         accounts: whether the job accounts for what its results leave out.
         told: gets the number of each kill, and what it was to hit.
     """
     took = FIRST_START_S
-    for number, moment in zip(range(1, kills + 1), moments(chance, accounts=accounts), strict=False):
+    for number, moment in zip(range(1, kills + 1), moments(rng, accounts=accounts), strict=False):
         began = time.monotonic()
         await job.launch()
         if moment.place is None:
-            await asyncio.sleep(chance.uniform(0, took))
+            await asyncio.sleep(rng.uniform(0, took))
         else:
             await job.wait_ready()
             took = time.monotonic() - began
             await _changed(job.checkpoint, moment.place)
-            await asyncio.sleep(chance.uniform(0, moment.within_s))
+            await asyncio.sleep(rng.uniform(0, moment.within_s))
         await job.kill()
         told(number, moment.name)
 

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     """Kill, finish, compare; 0: every promise was kept."""
-    chance = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
     # Between kills the clock goes on, and nobody's reading but those meant to be may count as late.
     options = ["--watermark", "60s", "--trigger", plan.trigger]
@@ -43,7 +43,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer,
     ):
         sender = Sender(producer, topics.source)
-        sending = asyncio.create_task(_send(sender, plan.rate, chance))
+        sending = asyncio.create_task(_send(sender, plan.rate, rng))
 
         def told(kill: int, moment: str) -> None:
             print(
@@ -52,7 +52,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
                 flush=True,
             )
 
-        await killing.rounds(job, plan.kills, chance, accounts=True, told=told)
+        await killing.rounds(job, plan.kills, rng, accounts=True, told=told)
         await job.start()
         await asyncio.sleep(5)
         sending.cancel()
@@ -64,14 +64,14 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     return 0 if verdict.kept and code == 0 else 1
 
 
-async def _send(sender: Sender, rate: int, chance: random.Random) -> None:
+async def _send(sender: Sender, rate: int, rng: random.Random) -> None:
     number, began = 0, time.monotonic()
     while True:
         for _ in range(int((time.monotonic() - began) * rate) - number):
             number += 1
             now = int(time.time() * 1000)
             if number % EVERY:
-                await sender.send(f"s{number % SENSORS}", chance.uniform(-20, 40), now - chance.randrange(3_000))
+                await sender.send(f"s{number % SENSORS}", rng.uniform(-20, 40), now - rng.randrange(3_000))
             else:
                 await sender.send(f"{LATE}{number}", 99.5, now - LATE_MS)
         await asyncio.sleep(0.01)

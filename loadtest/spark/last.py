@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     """Kill, finish, compare; 0: every promise was kept."""
-    chance = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap, compacted=True)
     file = directory / "last.toml"
     file.write_text(
@@ -81,13 +81,13 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     async with Job(bootstrap, topics, directory, *options, file=file) as job:
         async with (
             AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer,
-            beside(_send(producer, topics.source, plan.rate, chance)),
+            beside(_send(producer, topics.source, plan.rate, rng)),
         ):
 
             def told(kill: int, moment: str) -> None:
                 print(f"last-known: kill {kill} of {plan.kills} ({moment})", flush=True)
 
-            await killing.rounds(job, plan.kills, chance, accounts=True, told=told)
+            await killing.rounds(job, plan.kills, rng, accounts=True, told=told)
             await job.start()
         verdict = await _settled(bootstrap, topics, plan.trigger)
         code = await job.stop()
@@ -132,13 +132,13 @@ def _value(record: Any, header: str, offset: int) -> Value:
     return Value(int(dict(record.headers)[header]), offset, record.value or b"")
 
 
-async def _send(producer: AIOKafkaProducer, topic: str, rate: int, chance: random.Random) -> None:
+async def _send(producer: AIOKafkaProducer, topic: str, rate: int, rng: random.Random) -> None:
     number, began = 0, time.monotonic()
     while True:
         for _ in range(int((time.monotonic() - began) * rate) - number):
             number += 1
-            at = int(time.time() * 1000) - chance.randrange(SHUFFLED_MS)
+            at = int(time.time() * 1000) - rng.randrange(SHUFFLED_MS)
             value = b"%d" % number if number % EVERY else None
-            key = b"d%d" % chance.randrange(DEVICES)
+            key = b"d%d" % rng.randrange(DEVICES)
             await producer.send(topic, value, key, headers=[(CREATION_TIME, b"%d" % at)])
         await asyncio.sleep(0.01)

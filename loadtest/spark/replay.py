@@ -62,14 +62,14 @@ class Was(NamedTuple):
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     """Kill, finish, replay again, compare; 0: every promise was kept."""
-    chance = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
     letters = await _fill(bootstrap, topics, plan.letters)
     file = directory / "replay.toml"
     file.write_text(FILE.format(name=topics.source, letters=topics.dead_letter, bootstrap=bootstrap))
     for kill in range(plan.kills):
         # At a rate it mostly waits between two transactions; without one it is always in one.
-        done = await _killed(file, plan.rate if kill % 2 else None, chance)
+        done = await _killed(file, plan.rate if kill % 2 else None, rng)
         print(f"kill {kill + 1} of {plan.kills}: {done:,} records told in this run", flush=True)
     began, before = time.monotonic(), _children_cpu_s()
     first = await _finished(file)
@@ -122,12 +122,12 @@ async def _start(file: Path, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, start_new_session=True)
 
 
-async def _killed(file: Path, rate: int | None, chance: random.Random) -> int:
+async def _killed(file: Path, rate: int | None, rng: random.Random) -> int:
     """Start it and kill it a moment after its first transaction; how many records it has told of."""
     process = await _start(file, *([] if rate is None else ["--rate", str(rate)]))
     assert process.stdout is not None
     first = await process.stdout.readline()
-    await asyncio.sleep(chance.uniform(0, 0.05 if rate is None else 1.5))
+    await asyncio.sleep(rng.uniform(0, 0.05 if rate is None else 1.5))
     with contextlib.suppress(ProcessLookupError):  # it has finished
         os.killpg(process.pid, signal.SIGKILL)
     rest = await process.stdout.read()

@@ -91,10 +91,10 @@ async def test_a_second_connection_takes_over(connect: Connect, place: str, clie
     assert second.connack.session_present
     said = await first.expect_end()
     if version == 5:
-        (goodbye,) = said
-        assert type(goodbye) is packets.Disconnect
-        assert goodbye.reason_code == 0x8E
-        assert goodbye.properties is None or goodbye.properties.session_expiry_interval is None
+        (closing,) = said
+        assert type(closing) is packets.Disconnect
+        assert closing.reason_code == 0x8E
+        assert closing.properties is None or closing.properties.session_expiry_interval is None
     else:
         assert said == []
     await second.publish(f"{place}/a", b"x", 0)

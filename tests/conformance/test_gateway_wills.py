@@ -53,7 +53,7 @@ async def test_a_will_is_published_once(
 
 @pytest.mark.clause("MQTT-3.14.4-3", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT311-3.14.4-3", "MQTT311-3.1.2-10")
 @BOTH
-async def test_a_goodbye_discards_it(connect: Connect, place: str, client_id: str, version: int) -> None:
+async def test_a_close_discards_it(connect: Connect, place: str, client_id: str, version: int) -> None:
     watch = await watching(connect, place)
     client = await connect(client_id, **kept(version), will=Will(f"{place}/will", b"gone", 1))
     await client.disconnect()
@@ -65,7 +65,7 @@ async def test_a_goodbye_discards_it(connect: Connect, place: str, client_id: st
 
 @pytest.mark.clause("MQTT-3.1.2-8", "MQTT-3.14.4-3")
 @pytest.mark.parametrize("code", [0x04, 0x80, 0x98])
-async def test_another_goodbye_does_not(connect: Connect, place: str, code: int) -> None:
+async def test_another_close_does_not(connect: Connect, place: str, code: int) -> None:
     watch = await watching(connect, place)
     client = await connect(will=Will(f"{place}/will", b"gone", 1))
     await client.disconnect(code)

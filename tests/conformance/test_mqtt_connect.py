@@ -10,7 +10,7 @@ from protocols.mqtt.connection import Limits
 from protocols.mqtt.events import ConnectReceived
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
-from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say, send_publish
+from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -28,7 +28,7 @@ def connect(version: int, flags: str, payload: str, properties: str = "00") -> s
 def test_connect_comes_first(first: str) -> None:
     connection = new()
     assert failed(say(connection, first)) == "0x82"
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 @pytest.mark.clause("MQTT-3.1.0-2", "MQTT311-3.1.0-2", "MQTT311-4.8.0-1", "MQTT-4.13.1-1")
@@ -36,7 +36,7 @@ def test_connect_comes_first(first: str) -> None:
 def test_connect_comes_once(version: int) -> None:
     connection = opened(version)
     assert failed(say(connection, CONNECTS[version])) == "0x82"
-    assert goodbye(connection) == ((0xE0, 0x82) if version == 5 else None)
+    assert ended_by(connection) == ((0xE0, 0x82) if version == 5 else None)
 
 
 @pytest.mark.clause("MQTT-3.1.2-1", "MQTT311-3.1.2-1")
@@ -45,7 +45,7 @@ def test_connect_comes_once(version: int) -> None:
 def test_another_protocol_is_not_processed(version: int, name: str) -> None:
     connection = new()
     assert failed(say(connection, f"10 * s'{name}' {version:02x} 02 000a s'a'")) == "0x81"
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 @pytest.mark.clause("MQTT-3.1.2-2", "MQTT311-3.1.2-2")
@@ -56,7 +56,7 @@ def test_another_level_is_told_and_closed(level: int, answer: tuple[int, int]) -
     """Level 3 with the name MQTT asks in 3.1.1's format, and is answered in it."""
     connection = new()
     assert failed(say(connection, f"10 * s'MQTT' {level:02x} 02 000a 00 s'a'")) == "0x84"
-    assert goodbye(connection) == answer
+    assert ended_by(connection) == answer
 
 
 @pytest.mark.clause("MQTT-3.1.2-3", "MQTT311-3.1.2-3")
@@ -65,7 +65,7 @@ def test_another_level_is_told_and_closed(level: int, answer: tuple[int, int]) -
 def test_the_reserved_connect_flag(version: int, flags: int) -> None:
     connection = new()
     assert failed(say(connection, connect(version, f"{flags:02x}", "s'a'"))) == "0x81"
-    assert goodbye(connection) == ((0x20, 0x81) if version == 5 else None)
+    assert ended_by(connection) == ((0x20, 0x81) if version == 5 else None)
 
 
 @pytest.mark.clause("MQTT-3.1.2-11", "MQTT-3.1.2-12", "MQTT-3.1.2-13")
@@ -108,7 +108,7 @@ def test_the_flags_of_a_will(version: int, bits: int) -> None:
 def test_the_flags_say_what_the_payload_has(version: int, flags: str, payload: str) -> None:
     connection = new()
     assert failed(say(connection, connect(version, flags, payload))) == "0x81"
-    assert goodbye(connection) == ((0x20, 0x81) if version == 5 else None)
+    assert ended_by(connection) == ((0x20, 0x81) if version == 5 else None)
 
 
 @pytest.mark.clause("MQTT-3.1.3-1", "MQTT-3.1.2-17", "MQTT-3.1.2-19")
@@ -131,7 +131,7 @@ def test_no_password_without_a_user_name_in_311() -> None:
 def test_no_client_identifier_needs_a_clean_session() -> None:
     connection = new()
     assert failed(say(connection, connect(4, "00", "s''"))) == "0x85"
-    assert goodbye(connection) == (0x20, 2)
+    assert ended_by(connection) == (0x20, 2)
     assert type(say(new(), connect(4, "02", "s''"))[0]) is ConnectReceived
     assert type(say(new(), connect(5, "00", "s''"))[0]) is ConnectReceived
 
@@ -142,7 +142,7 @@ def test_a_refused_client_identifier(version: int) -> None:
     connection = new()
     say(connection, CONNECTS[version])
     connection.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
-    assert goodbye(connection) == (0x20, 0x85 if version == 5 else 2)
+    assert ended_by(connection) == (0x20, 0x85 if version == 5 else 2)
 
 
 @pytest.mark.clause("MQTT-3.1.4-1", "MQTT311-3.1.4-1")
@@ -164,7 +164,7 @@ def test_a_connect_that_is_none(version: int, text: str) -> None:
     connection = new()
     events = say(connection, text.format(level=f"{version:02x}", none="00" if version == 5 else ""))
     assert failed(events) == "0x81"
-    assert goodbye(connection) == ((0x20, 0x81) if version == 5 and "level" in text else None)
+    assert ended_by(connection) == ((0x20, 0x81) if version == 5 and "level" in text else None)
 
 
 @pytest.mark.clause("MQTT-3.1.4-6", "MQTT311-3.1.4-5", "MQTT-3.2.2-7", "MQTT311-3.2.2-5")
@@ -175,7 +175,7 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
     events = say(connection, CONNECTS[version], f"32 * s't' 0001 {none}", f"82 * 0001 {none} s't' 00", "36 00")
     assert [type(one) for one in events] == [ConnectReceived]
     connection.refuse(ReasonCode.NOT_AUTHORIZED)
-    assert goodbye(connection) == (0x20, 0x87 if version == 5 else 5)
+    assert ended_by(connection) == (0x20, 0x87 if version == 5 else 5)
     assert say(connection, "c0 00") == []
     assert connection.data_to_send() == b""
 
@@ -188,7 +188,7 @@ def test_a_full_buffer_ends_the_connection(version: int) -> None:
     say(connection, CONNECTS[version])
     assert connection.receive_data(b"\x30" * 10) == []
     assert failed(connection.receive_data(b"\x30")) == "0x97"
-    assert goodbye(connection) == (0x20, 0x97 if version == 5 else 3)
+    assert ended_by(connection) == (0x20, 0x97 if version == 5 else 3)
 
 
 @pytest.mark.clause("MQTT-3.1.4-5", "MQTT-3.2.0-1", "MQTT-3.2.2-1", "MQTT311-3.1.4-4", "MQTT311-3.2.0-1")
@@ -245,7 +245,7 @@ def test_no_return_code_no_connack(code: int) -> None:
     connection = new()
     say(connection, CONNECTS[4])
     connection.refuse(code)
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 @pytest.mark.clause("MQTT-3.1.2-22", "MQTT-3.2.2-22", "MQTT311-3.1.2-24")
@@ -273,4 +273,4 @@ def test_only_auth_and_disconnect_come_before_connack_of_a_method(text: str) -> 
     connection = new()
     say(connection, "10 * s'MQTT' 05 02 000a v 15 s'M' ; s'me'")
     assert failed(say(connection, text)) == "0x82"
-    assert goodbye(connection) == (0x20, 0x82)
+    assert ended_by(connection) == (0x20, 0x82)

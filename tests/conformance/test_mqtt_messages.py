@@ -23,7 +23,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import CONNECTS, failed, goodbye, new, opened, say, send_publish
+from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -47,7 +47,7 @@ def test_every_set_of_flags(version: int, flags: int) -> None:
     events = say(connection, f"{0x30 | flags:02x} * s't' {'0001' if qos else ''} {none(version)} 'x'")
     if qos == 3 or (dup and not qos):
         assert failed(events) == "0x81"
-        assert goodbye(connection) == ((0xE0, 0x81) if version == 5 else None)
+        assert ended_by(connection) == ((0xE0, 0x81) if version == 5 else None)
         return
     assert events == [PublishReceived("t", b"x", qos, bool(retain), bool(dup), 1 if qos else 0)]
 
@@ -260,7 +260,7 @@ def test_nothing_else_waits_for_the_client_s_receive_maximum() -> None:
         "d000 9004000100 00 b004000200 00 40020003 50020004 3004000174 00"
     )
     connection.send_disconnect(0x8B)
-    assert goodbye(connection) == (0xE0, 0x8B)
+    assert ended_by(connection) == (0xE0, 0x8B)
 
 
 # the size of what we say

@@ -10,7 +10,7 @@ from protocols.mqtt.connection import Connection, State
 from protocols.mqtt.events import AuthReceived, DisconnectReceived, SubscribeReceived, UnsubscribeReceived
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import failed, goodbye, new, opened, say
+from tests.protocols.mqtt.client import ended_by, failed, new, opened, say
 from tests.protocols.mqtt.wire import wire
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -76,13 +76,13 @@ def test_a_shared_filter_has_a_name_and_a_filter(topic_filter: str) -> None:
 
 @pytest.mark.clause("MQTT-3.14.2-1", "MQTT-3.14.1-1")
 @pytest.mark.parametrize("code", [0x00, 0x04, 0x80, 0x99])
-def test_the_client_s_goodbye(code: int) -> None:
+def test_the_client_s_close(code: int) -> None:
     connection = opened()
     (event,) = say(connection, f"e0 01 {code:02x}")
     assert type(event) is DisconnectReceived
     assert event.reason_code == code
     connection.finish()
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 @pytest.mark.clause("MQTT-4.12.0-2", "MQTT-4.12.0-3", "MQTT-4.12.0-5", "MQTT-3.15.2-1")
@@ -103,7 +103,7 @@ def test_an_exchange_of_auth() -> None:
 def test_another_step_than_the_client_may_take(text: str) -> None:
     connection = authenticating()
     assert failed(say(connection, text)) == "0x82"
-    assert goodbye(connection) == (0x20, 0x82)
+    assert ended_by(connection) == (0x20, 0x82)
 
 
 @pytest.mark.clause("MQTT-4.12.0-1", "MQTT-4.12.0-4")
@@ -116,7 +116,7 @@ def test_authentication_can_be_refused_at_every_step(code: int) -> None:
             say(connection, "f0 * 18 v 15 s'M' ;")
         connection.data_to_send()
         connection.refuse(code)
-        assert goodbye(connection) == (0x20, code)
+        assert ended_by(connection) == (0x20, code)
 
 
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-4.12.0-7")
@@ -125,7 +125,7 @@ def test_no_method_no_auth() -> None:
     with pytest.raises(UsageError):
         connection.send_auth(0x18, Properties(authentication_method="M"))
     assert failed(say(connection, "f0 * 19 v 15 s'M' ;")) == "0x82"
-    assert goodbye(connection) == (0xE0, 0x82)
+    assert ended_by(connection) == (0xE0, 0x82)
 
 
 @pytest.mark.clause("MQTT-4.12.1-1", "MQTT-4.12.1-2")
@@ -136,7 +136,7 @@ def test_authentication_again() -> None:
     assert (event.reason_code, event.properties.authentication_method) == (0x19, "M")
     assert connection.is_open  # messages go on meanwhile
     connection.send_disconnect(0x87)
-    assert goodbye(connection) == (0xE0, 0x87)
+    assert ended_by(connection) == (0xE0, 0x87)
     connection = opened(announced=announced, connect=METHOD)
     assert failed(say(connection, "f0 * 19 v 15 s'N' ;")) == "0x82"
 

@@ -18,7 +18,7 @@ from tests.support.gateway import GatewayProcess, wait_until
 
 
 @pytest.mark.timeout(400)
-async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_and_silence_is_forgiven(
+async def test_a_flood_into_a_frozen_kafka_is_held_back_by_tcp_within_the_budget_and_silence_is_forgiven(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     config = "[budget]\nprocess_bytes = 8_388_608\nconnection_bytes = 2_097_152\n"
@@ -36,14 +36,14 @@ async def test_a_flood_into_a_frozen_kafka_is_braked_by_tcp_within_the_budget_an
         reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
         writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
         assert (await asyncio.wait_for(reader.read(100), 60))[0] == 0x20
-        for _ in range(2000):  # 40 MB a connection, if nobody brakes
+        for _ in range(2000):  # 40 MB a connection, if nobody holds it back
             writer.write(packet)
             sent += 1
             try:
                 await asyncio.wait_for(writer.drain(), 1)
             except TimeoutError:
                 return reader, writer
-        raise AssertionError("nothing braked the flood")
+        raise AssertionError("nothing held the flood back")
 
     os.kill(stoppable.pid, signal.SIGSTOP)
     try:

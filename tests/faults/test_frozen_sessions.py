@@ -76,7 +76,7 @@ async def test_they_come_subscribe_and_go(
         stays.send(packets.Subscribe(50, (Subscription(f"{name}/frozen", 1),)))
         stays.send(packets.Unsubscribe(51, (f"{name}/other",)))
         goes.send(packets.Disconnect())
-        assert await goes.expect_end() == []  # a goodbye waits for nothing
+        assert await goes.expect_end() == []  # a close waits for nothing
         comes = await begin("comes")
         for silent in (stays, comes):
             with pytest.raises(TimeoutError):
@@ -93,11 +93,11 @@ async def test_they_come_subscribe_and_go(
         await until_frozen(stoppable.pid)
         stays.send(packets.Subscribe(52, (Subscription(f"{name}/never", 1),)))
         await begin("late")
-        goodbye = asyncio.create_task(stays.expect_end())
+        closing = asyncio.create_task(stays.expect_end())
         begun = time.monotonic()
         assert await gateway.stop(60) == 0
         assert time.monotonic() - begun < 40
-        assert not any(isinstance(packet, packets.Suback) for packet in await goodbye)
+        assert not any(isinstance(packet, packets.Suback) for packet in await closing)
     assert "Traceback" not in gateway.log.read_text()
     await gateway.start()
     stays, goes = await connect("stays"), await connect("goes")

@@ -92,20 +92,22 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, SIZE))
         await sender.publish(1)  # which makes the topic
-        deaf = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in KINDS for _ in range(each)]
+        stalled = [
+            await stack.enter_async_context(kind.connected(gateway, topic)) for kind in KINDS for _ in range(each)
+        ]
         modest = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in KINDS]
         async with asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(one.read(count)) for one in modest]
             tasks.create_task(sender.publish(count))
         assert [task.result() for task in reading] == [list(range(1, count + 1))] * len(KINDS)
         seen = await figures(gateway)
-        assert len(deaf) <= seen["receivers"] <= 2 * len(deaf)
+        assert len(stalled) <= seen["receivers"] <= 2 * len(stalled)
         assert seen["bytes"] <= MOST + seen["receivers"] * BURST
         reasons = await paused(gateway)
         assert len(reasons["slow reader"]) >= 3 * each  # of an AMQP link, what is unsettled may be more
         async with asyncio.TaskGroup() as tasks:
-            reading = [tasks.create_task(one.read(count)) for one in deaf]
-        assert [task.result() for task in reading] == [list(range(1, count + 1))] * len(deaf)
+            reading = [tasks.create_task(one.read(count)) for one in stalled]
+        assert [task.result() for task in reading] == [list(range(1, count + 1))] * len(stalled)
         while (await figures(gateway))["bytes"]:
             pass
 
@@ -119,7 +121,7 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, 2 * SIZE))
         await sender.publish(1)
-        deaf = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in slow]
+        stalled = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in slow]
         others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in (*KINDS, *ASKING)]
         sent, behind = 0, 0
         while behind < 2:  # steps in which the slow one has had more than it takes
@@ -130,9 +132,9 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
                     assert await other.read(sent) == list(range(1, sent + 1))
             told = (await paused(gateway)).get("slow reader", [])
             behind += (await figures(gateway))["receivers"] >= len(slow) and all(
-                f"http {one.address}" in told for one in deaf if isinstance(one, Asking)
+                f"http {one.address}" in told for one in stalled if isinstance(one, Asking)
             )
-        for one in deaf:
+        for one in stalled:
             if one.lossless:
                 assert await one.read(sent) == list(range(1, sent + 1))
 
@@ -200,7 +202,7 @@ async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
             async with http.post(path, data=json.dumps(records), headers=headers) as answer:
                 assert answer.status == 200
 
-        deaf, dribbling, silent, *quick = consumers
+        stalled, dribbling, silent, *quick = consumers
         for partition in owned[:2]:
             for _ in range((KERNEL + 2 * MEBIBYTE) // (2 * SIZE)):
                 await send(partition, 2 * SIZE)
@@ -219,7 +221,7 @@ async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
         reading = [asyncio.create_task(other.read_on()) for other in others.values()]
         for task in reading:
             stack.callback(task.cancel)
-        for one in (deaf, dribbling, silent):
+        for one in (stalled, dribbling, silent):
             async with http.delete(one.path) as answer:
                 assert answer.status == 204
         everything = {number for numbers in sent.values() for number in numbers}

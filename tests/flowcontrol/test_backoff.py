@@ -16,21 +16,21 @@ def test_doubles_up_to_the_cap() -> None:
 
 
 class Attempts(RuleBasedStateMachine):
-    """Attempts that fail with any chance, and begin anew after a success. The model multiplies step by step."""
+    """Attempts that fail with any rng, and begin anew after a success. The model multiplies step by step."""
 
     @initialize(base=st.floats(0.001, 10), cap=st.floats(10, 1000), factor=st.floats(1.01, 10), jitter=st.floats(0, 1))
     def begin(self, base: float, cap: float, factor: float, jitter: float) -> None:
-        self.chance = 0.0
+        self.rng = 0.0
         self.base, self.cap, self.factor, self.jitter = base, cap, factor, jitter
-        self.backoff = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: self.chance)
+        self.backoff = Backoff(base, cap, factor=factor, jitter=jitter, random=lambda: self.rng)
         self.failures, self.whole = 0, base
 
-    @rule(chance=st.floats(0, 1, exclude_max=True))
-    def fail(self, chance: float) -> None:
-        self.chance = chance
+    @rule(rng=st.floats(0, 1, exclude_max=True))
+    def fail(self, rng: float) -> None:
+        self.rng = rng
         delay = self.backoff.delay(self.failures)
         assert delay <= self.cap
-        assert delay == pytest.approx(self.whole * (1 - self.jitter * chance))
+        assert delay == pytest.approx(self.whole * (1 - self.jitter * rng))
         self.failures += 1
         self.whole = min(self.cap, self.whole * self.factor)
 
@@ -40,7 +40,7 @@ class Attempts(RuleBasedStateMachine):
 
     @rule(attempt=st.integers(10**4, 10**9))
     def fail_for_ever(self, attempt: int) -> None:
-        self.chance = 0.0
+        self.rng = 0.0
         assert self.backoff.delay(attempt) == self.cap
 
 

@@ -80,10 +80,10 @@ TestReceivers.settings = settings(max_examples=40, stateful_step_count=30, deadl
 @given(count=st.integers(1, 40), burst=st.integers(1000, 5000))
 def test_those_who_settle_nothing_are_bounded_in_all_and_a_modest_one_is_served_beside_them(count, burst):
     budget = Budget(LIMIT, 10**6)
-    deaf = [Holding(budget) for _ in range(count)]
-    held = dict.fromkeys(deaf, 0)
-    while any(one.gate.is_open for one in deaf):
-        for one in deaf:
+    stalled = [Holding(budget) for _ in range(count)]
+    held = dict.fromkeys(stalled, 0)
+    while any(one.gate.is_open for one in stalled):
+        for one in stalled:
             if one.gate.is_open:
                 held[one] += burst
                 one.hold(held[one])

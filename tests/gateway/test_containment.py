@@ -354,7 +354,7 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
 
 
 @pytest.mark.timeout(400)
-async def test_what_it_cannot_be_without_ends_it_with_each_protocols_goodbye(
+async def test_what_it_cannot_be_without_ends_it_with_each_protocols_close(
     new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
     gateway = await new_gateway(None, "--data-dir", str(tmp_path / "data"), "--kafka-port", "0").start()

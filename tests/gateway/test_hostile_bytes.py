@@ -132,42 +132,42 @@ RECORDERS: dict[str, Callable[[Relay, str], Awaitable[None]]] = {
 # damage
 
 
-def damaged(said: bytes, chance: random.Random) -> bytes:
+def damaged(said: bytes, rng: random.Random) -> bytes:
     """The conversation with a few faults in it, or noise alone, or noise after a good beginning."""
-    kind = chance.randrange(8)
+    kind = rng.randrange(8)
     if kind == 0:
-        return chance.randbytes(chance.randrange(1, 2000))
+        return rng.randbytes(rng.randrange(1, 2000))
     if kind == 1:
-        return said[: chance.randrange(len(said))] + chance.randbytes(chance.randrange(1, 500))
+        return said[: rng.randrange(len(said))] + rng.randbytes(rng.randrange(1, 500))
     data = bytearray(said)
-    for _ in range(chance.choice((1, 1, 1, 2, 5, 20))):
-        at = chance.randrange(len(data))
-        what = chance.randrange(5)
+    for _ in range(rng.choice((1, 1, 1, 2, 5, 20))):
+        at = rng.randrange(len(data))
+        what = rng.randrange(5)
         if what == 0:
-            data[at] ^= 1 << chance.randrange(8)
+            data[at] ^= 1 << rng.randrange(8)
         elif what == 1:
-            data[at] = chance.choice(TELLING)
+            data[at] = rng.choice(TELLING)
         elif what == 2:
-            del data[at : at + chance.randrange(1, 9)]
+            del data[at : at + rng.randrange(1, 9)]
         elif what == 3:
-            data[at:at] = data[at : at + chance.randrange(1, 40)]
+            data[at:at] = data[at : at + rng.randrange(1, 40)]
         else:
-            data[at:at] = chance.randbytes(chance.randrange(1, 9))
+            data[at:at] = rng.randbytes(rng.randrange(1, 9))
         if not data:
             break
     return bytes(data)
 
 
-async def attack(address: tuple[str, int], data: bytes, chance: random.Random) -> None:
+async def attack(address: tuple[str, int], data: bytes, rng: random.Random) -> None:
     """One hostile connection, in one of the ways in which connections end."""
     with contextlib.suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(*address)
         try:
-            cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(4)))
+            cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(4)))
             for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
                 writer.write(data[start:end])
                 await writer.drain()
-            ending = chance.randrange(4)
+            ending = rng.randrange(4)
             if ending == 0 and writer.can_write_eof():
                 writer.write_eof()
             if ending <= 1:
@@ -240,7 +240,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
             await record(relay, topic)
             said[name] = bytes(relay.said)
     honest = Honest(gateway, topic)
-    chance = random.Random(SEED)
+    rng = random.Random(SEED)
     attacks = dict.fromkeys(RECORDERS, 0)
     loop = asyncio.get_running_loop()
 
@@ -253,7 +253,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
         async with asyncio.TaskGroup() as group:
             for name in RECORDERS:
                 for _ in range(ATTACKERS):
-                    own = random.Random(chance.random())
+                    own = random.Random(rng.random())
                     group.create_task(attacker(name, own, loop.time() + duration_s))
 
     async with asyncio.TaskGroup() as group:

@@ -259,7 +259,7 @@ async def refuses(address: str) -> bool:
     return not await accepts(address)
 
 
-async def test_sigterm_settles_what_is_in_flight_before_each_protocols_goodbye(
+async def test_sigterm_settles_what_is_in_flight_before_each_protocols_close(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     # Half of it is for Kafka's answers: the most that there is, for a slow machine.

@@ -150,7 +150,7 @@ class Wire:
             await server.wait_closed()
 
     def cut(self) -> None:
-        """End all connections without a goodbye."""
+        """End all connections without a close."""
         for writer in self._writers:
             writer.transport.abort()
 

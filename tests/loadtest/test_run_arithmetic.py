@@ -59,9 +59,9 @@ def test_a_message_may_be_sent_once_it_is_due_and_not_before(
     due = pace.due(sent + index)
     assert due >= begin
     now = due + 1e-3 / rate + 1e-6
-    assert pace.room(sent, sent) > index
+    assert pace.capacity(sent, sent) > index
     now = due - 1e-3 / rate - 1e-6
-    assert pace.room(sent, sent) <= index
+    assert pace.capacity(sent, sent) <= index
 
 
 @settings(max_examples=20)

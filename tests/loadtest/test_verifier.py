@@ -97,12 +97,12 @@ async def test_a_topic_is_read_to_its_end(bootstrap: str, new_topic) -> None:
 
 def test_a_window_bounds_what_is_unanswered() -> None:
     pace = Pace(10, None)
-    assert pace.room(0, 0) == 0  # not begun yet
+    assert pace.capacity(0, 0) == 0  # not begun yet
     pace.start()
-    assert pace.room(0, 0) == 10
-    assert pace.room(10, 3) == 3
-    assert pace.room(10, 0) == 0
-    assert pace.room(12, 0) == 0
+    assert pace.capacity(0, 0) == 10
+    assert pace.capacity(10, 3) == 3
+    assert pace.capacity(10, 0) == 0
+    assert pace.capacity(12, 0) == 0
 
 
 def test_a_rate_is_kept_to_and_a_late_sender_catches_up() -> None:
@@ -110,12 +110,12 @@ def test_a_rate_is_kept_to_and_a_late_sender_catches_up() -> None:
     pace = Pace(1000, 50.0, clock=lambda: now)
     now = 200.0
     pace.start()
-    assert pace.room(0, 0) == 1
-    assert pace.room(1, 1) == 0
+    assert pace.capacity(0, 0) == 1
+    assert pace.capacity(1, 1) == 0
     now = 200.11
-    assert pace.room(1, 1) == 5
+    assert pace.capacity(1, 1) == 5
     now = 300.0
-    assert pace.room(6, 6) == 1000  # never above the window
+    assert pace.capacity(6, 6) == 1000  # never above the window
 
 
 def test_senders_with_different_phases_do_not_send_at_once() -> None:
@@ -123,10 +123,10 @@ def test_senders_with_different_phases_do_not_send_at_once() -> None:
     paces = [Pace(10, 1.0, clock=lambda: now, phase=phase) for phase in (1.0, 0.5)]
     for pace in paces:
         pace.start()
-    assert [pace.room(0, 0) for pace in paces] == [1, 0]
+    assert [pace.capacity(0, 0) for pace in paces] == [1, 0]
     now = 0.5
-    assert [pace.room(1, 1) for pace in paces] == [0, 0]
-    assert paces[1].room(0, 0) == 1
+    assert [pace.capacity(1, 1) for pace in paces] == [0, 0]
+    assert paces[1].capacity(0, 0) == 1
 
 
 def test_percentiles_have_three_digits_and_merge() -> None:

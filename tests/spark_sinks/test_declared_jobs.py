@@ -103,15 +103,15 @@ async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_
 ) -> None:  # fmt: skip
     source, target, dead = await new_topic(partitions=2), await new_topic(partitions=2), await new_topic(partitions=1)
     options = declare(STATS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", dead))
-    chance, at = random.Random(3), START_MS
+    rng, at = random.Random(3), START_MS
     windows: dict[tuple[str, int], list[float]] = defaultdict(list)
 
     def some(count: int) -> list[tuple[str, bytes | None]]:
         nonlocal at
         made: list[tuple[str, bytes | None]] = []
         for _ in range(count):
-            at += chance.randint(0, 400)
-            key, load = f"floor-{chance.randint(1, 2)}/lift", float(chance.randint(-50, 50))
+            at += rng.randint(0, 400)
+            key, load = f"floor-{rng.randint(1, 2)}/lift", float(rng.randint(-50, 50))
             made.append((key, reading(load, at)))
             for start in range(at - at % 2_000 - 2_000, at + 1, 2_000):
                 windows[key, start].append(load)
@@ -175,9 +175,9 @@ async def test_sessions_are_those_of_plain_gaps(
 ) -> None:
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(SESSIONS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
-    chance = random.Random(4)
-    times = sorted(START_MS + chance.randint(0, 600_000) for _ in range(120))
-    readings = [(f"d{chance.randint(0, 2)}", chance.random(), at) for at in times]
+    rng = random.Random(4)
+    times = sorted(START_MS + rng.randint(0, 600_000) for _ in range(120))
+    readings = [(f"d{rng.randint(0, 2)}", rng.random(), at) for at in times]
     expected: dict[str, list[list[tuple[int, float]]]] = defaultdict(list)
     for device, load, at in readings:
         if not expected[device] or at - expected[device][-1][-1][0] >= 10_000:
@@ -216,11 +216,11 @@ async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes
 ) -> None:  # fmt: skip
     source, target = await new_topic(partitions=2), await new_topic(partitions=1)
     options = declare(LAST.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
-    chance, newest = random.Random(5), dict[str, tuple[int, bytes]]()
+    rng, newest = random.Random(5), dict[str, tuple[int, bytes]]()
     for _ in range(3):
         sent: list[tuple[str, bytes | None]] = []
         for n in range(40):
-            device, at = f"d{chance.randint(0, 4)}", START_MS + chance.randint(0, 60_000)
+            device, at = f"d{rng.randint(0, 4)}", START_MS + rng.randint(0, 60_000)
             value = reading(n, at)
             sent.append((device, value))
             newest[device] = max(newest.get(device, (0, b"")), (at, value), key=lambda one: one[0])
@@ -263,10 +263,8 @@ async def test_alarms_are_the_readings_beyond_their_bounds(
 ) -> None:
     source, target, dead = await new_topic(partitions=2), await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(ANOMALIES.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", dead))
-    chance = random.Random(6)
-    sent = [
-        (f"d{chance.randint(0, 3)}", reading(chance.choice([-41, -40, 0, 40, 40.5]), START_MS + n)) for n in range(80)
-    ]
+    rng = random.Random(6)
+    sent = [(f"d{rng.randint(0, 3)}", reading(rng.choice([-41, -40, 0, 40, 40.5]), START_MS + n)) for n in range(80)]
     await send(producer, source, [*sent, ("d0", b"broken")])
     batches = await run_once(options)
     assert sum(batch.dead_letters or 0 for batch in batches) == 1
@@ -321,15 +319,15 @@ async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restar
     spark.conf.set(partitions, "1")  # each is a worker of Python, which costs a second to start
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(MEANS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
-    chance = random.Random(8)
+    rng = random.Random(8)
 
     def pack(device: int) -> bytes:
-        loads = [chance.gauss(20 + device, 2) if chance.random() < 0.9 else chance.choice([50, 95]) for _ in range(2)]
+        loads = [rng.gauss(20 + device, 2) if rng.random() < 0.9 else rng.choice([50, 95]) for _ in range(2)]
         told = [{"n": "t", "v": load} for load in loads]
         return json.dumps([{"bn": f"d{device}:"}, *told, {"n": "t", "vs": "fine"}]).encode()
 
     for _ in range(2):
-        devices = [chance.randint(0, 2) for _ in range(45)]
+        devices = [rng.randint(0, 2) for _ in range(45)]
         await send(producer, source, [(f"d{device}", pack(device)) for device in devices])
         job = await run_job(options)
         await job.wait_for(lambda done: sum(one.rows for one in done) == 45, 300)

@@ -330,17 +330,17 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def mutated(value: bytes, chance: random.Random) -> bytes:
+def mutated(value: bytes, rng: random.Random) -> bytes:
     made = bytearray(value)
-    for _ in range(chance.randint(1, 4)):
-        place = chance.randrange(len(made) + 1)
-        match chance.randrange(3):
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(made) + 1)
+        match rng.randrange(3):
             case 0:
-                made[place : place + 1] = chance.randbytes(1)
+                made[place : place + 1] = rng.randbytes(1)
             case 1:
-                del made[place : place + chance.randint(1, 4)]
+                del made[place : place + rng.randint(1, 4)]
             case _:
-                made[place:place] = chance.randbytes(chance.randint(1, 9))
+                made[place:place] = rng.randbytes(rng.randint(1, 9))
     return bytes(made)
 
 
@@ -355,28 +355,28 @@ def decoders() -> Iterator[Decoder]:
 DECODERS = tuple(decoders())
 
 
-def written(data: JSON_VALUES, chance: random.Random) -> list[bytes]:  # type: ignore[valid-type]
+def written(data: JSON_VALUES, rng: random.Random) -> list[bytes]:  # type: ignore[valid-type]
     message = message_class(descriptor_set())(n=7, on=True, who="a", mode=1)
     message.at.load = 1.5
     pack = [{"bn": "a:", "bt": 1.7e9, "n": "b", "v": 1, "u": "V"}, {"n": "c", "vs": "x", "t": -1}, {"vb": True, "s": 1}]
     whole = [cbor2.dumps(data), RFC_CBOR, json.dumps(pack).encode(), message.SerializeToString()]
     whole.append(cbor2.dumps({"at": {"load": 1.5}, "n": 7, "on": True, "who": "a", "when": 1}))
-    return [*whole, *(mutated(value, chance) for value in whole), b"\x00\x00\x00\x00\x01\x00" + whole[3]]
+    return [*whole, *(mutated(value, rng) for value in whole), b"\x00\x00\x00\x00\x01\x00" + whole[3]]
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=JSON_VALUES, chance=st.randoms(use_true_random=False), noise=st.binary(max_size=40))
-@example(data={}, chance=random.Random(0), noise=b"\x9b\x7f" + b"\xff" * 7)
-@example(data={}, chance=random.Random(0), noise=b"\xd8\x1d" * 20)
-@example(data={}, chance=random.Random(0), noise=b"\xc4\x82\x1b" + b"\x7f" * 8 + b"\x01")
-@example(data={}, chance=random.Random(0), noise=b"[" * 40)
+@given(data=JSON_VALUES, rng=st.randoms(use_true_random=False), noise=st.binary(max_size=40))
+@example(data={}, rng=random.Random(0), noise=b"\x9b\x7f" + b"\xff" * 7)
+@example(data={}, rng=random.Random(0), noise=b"\xd8\x1d" * 20)
+@example(data={}, rng=random.Random(0), noise=b"\xc4\x82\x1b" + b"\x7f" * 8 + b"\x01")
+@example(data={}, rng=random.Random(0), noise=b"[" * 40)
 def test_whatever_the_bytes_are_there_are_readings_of_the_types_declared_or_an_error(
-    data: Any, chance: random.Random, noise: bytes
+    data: Any, rng: random.Random, noise: bytes
 ) -> None:
     kinds = {"double": float, "long": int, "boolean": bool, "string": str}
     for decoder in DECODERS:
         columns = decoder.columns  # type: ignore[attr-defined]
-        for value in (noise, *written(data, chance)):
+        for value in (noise, *written(data, rng)):
             error, rows = decoded(decoder, value, SENT_MS)
             assert (error is None) == bool(rows)
             assert error is None or error.encode()

@@ -166,15 +166,15 @@ def test_what_a_job_groups_by_must_be_there(spark: SparkSession) -> None:
     ],
 )
 def test_random_bytes_never_stop_the_stream(spark: SparkSession, source: dict[str, Any]) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     pieces = [b"{", b"}", b'"', b"v", b":", b"1", b"e9", b"t", b"-", b"\x00", b"\xc3", b",", b"[", b" ", b"\n", b"x"]
-    values = [b"".join(chance.choices(pieces, k=chance.randint(0, 12))) for _ in range(500)]
-    values += [chance.randbytes(chance.randint(0, 40)) for _ in range(500)]
+    values = [b"".join(rng.choices(pieces, k=rng.randint(0, 12))) for _ in range(500)]
+    values += [rng.randbytes(rng.randint(0, 40)) for _ in range(500)]
     values += [b'{"v": %s, "t": %s}' % (b"9" * n, b"9" * n) for n in range(1, 60)]
     values += [b"%s,%s" % (b"9" * n, b"9" * n) for n in range(1, 60)]
     names = [b"mqtt.topic", b"creation-time", b"content-type", b"x"]
     sent = [
-        Sent(value, chance.randbytes(2), [(chance.choice(names).decode(), chance.randbytes(3)) for _ in range(3)])
+        Sent(value, rng.randbytes(2), [(rng.choice(names).decode(), rng.randbytes(3)) for _ in range(3)])
         for value in values
     ]
     rows = read(spark, sent, "key", "level[1]", **source)
@@ -203,19 +203,19 @@ def avro_bytes(record: dict[str, Any]) -> bytes:
 
 
 def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
-    chance = random.Random(2)
+    rng = random.Random(2)
     sent = [
         {
-            "v": chance.choice([None, chance.uniform(-50, 50)]),
-            "from": {"floor": chance.randint(-3, 90), "room": chance.choice([None, "Küche"])},
-            "to": chance.choice([None, {"floor": 1, "room": "b"}]), "mode": chance.choice(["OFF", "HEATING"]),
-            "t": (ARRIVAL_MS - chance.randint(0, 9_999)) * 1_000, "rest": {"a": b"x"},
+            "v": rng.choice([None, rng.uniform(-50, 50)]),
+            "from": {"floor": rng.randint(-3, 90), "room": rng.choice([None, "Küche"])},
+            "to": rng.choice([None, {"floor": 1, "room": "b"}]), "mode": rng.choice(["OFF", "HEATING"]),
+            "t": (ARRIVAL_MS - rng.randint(0, 9_999)) * 1_000, "rest": {"a": b"x"},
         }
         for _ in range(40)
     ]  # fmt: skip
     good = [avro_bytes(one) for one in sent]
-    noise = [chance.randbytes(chance.randint(0, 30)) for _ in range(300)]
-    noise += [bytes(b ^ (chance.random() < 0.1) << chance.randrange(8) for b in value) for value in good]
+    noise = [rng.randbytes(rng.randint(0, 30)) for _ in range(300)]
+    noise += [bytes(b ^ (rng.random() < 0.1) << rng.randrange(8) for b in value) for value in good]
     noise += [good[0][:place] for place in range(len(good[0]))]
     noise += [b"\x02" + b"\xfe\xff\xff\xff\x0f" * 3]  # a text of two gigabytes
     schema = tmp_path / "reading.avsc"
@@ -250,10 +250,10 @@ def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     pack = json.dumps([{"bn": "a:", "n": "t", "v": 20, "t": -5}, {"n": "h", "v": 60, "bt": 1.7e9}]).encode()
     packed = cbor2.dumps([{-2: "b:", 0: "t", 2: 21.5, 6: (ARRIVAL_MS + 600_000) / 1000}])
-    noise = [chance.randbytes(chance.randint(0, 30)) for _ in range(50)]
+    noise = [rng.randbytes(rng.randint(0, 30)) for _ in range(50)]
     sent = [Sent(pack), Sent(packed, key=None), Sent(pack, headers=[("creation-time", b"%d" % (ARRIVAL_MS - 9_000))])]
     sent += [Sent(value) for value in (b'[{"n": "a", "v": 1}, {"n": "b"}]', None, *noise)]
     columns = {"name": {"type": "string", "field": "n"}, "load": {"field": "v"}}

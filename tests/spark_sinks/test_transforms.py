@@ -139,7 +139,7 @@ def test_malformed_reading_has_a_reason(bad_rows: dict[str, Row], name: str) -> 
 
 
 def test_random_bytes_never_stop_the_stream(spark: SparkSession) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     pieces = [
         b"{",
         b"}",
@@ -157,14 +157,14 @@ def test_random_bytes_never_stop_the_stream(spark: SparkSession) -> None:
         b" ",
         b"sent",
     ]
-    values = [b"".join(chance.choices(pieces, k=chance.randint(0, 12))) for _ in range(1_000)]
-    values += [chance.randbytes(chance.randint(0, 40)) for _ in range(1_000)]
+    values = [b"".join(rng.choices(pieces, k=rng.randint(0, 12))) for _ in range(1_000)]
+    values += [rng.randbytes(rng.randint(0, 40)) for _ in range(1_000)]
     values += [
-        b'{"temperature": 1, "time": "%s"}' % b"".join(chance.choices([b"2", b"9", b"-", b":", b"T", b"Z", b"."], k=20))
+        b'{"temperature": 1, "time": "%s"}' % b"".join(rng.choices([b"2", b"9", b"-", b":", b"T", b"Z", b"."], k=20))
         for _ in range(500)
     ]
     values += [b'{"temperature": %s, "sent": %s}' % (b"9" * n, b"9" * n) for n in range(1, 60)]
-    checked = transforms.parsed(records(spark, [(chance.randbytes(3), value) for value in values]))
+    checked = transforms.parsed(records(spark, [(rng.randbytes(3), value) for value in values]))
     rows = checked.selectExpr("error", "temperature", "sensor", "time").collect()
     assert len(rows) == len(values)
     assert all(row.error or (row.temperature is not None and row.sensor and row.time) for row in rows)
@@ -174,16 +174,16 @@ def test_random_bytes_never_stop_the_stream(spark: SparkSession) -> None:
 def test_windows_are_those_of_the_definition(
     spark: SparkSession, model: Callable[..., Any], window_ms: int, slide_ms: int
 ) -> None:
-    chance = random.Random(window_ms)
+    rng = random.Random(window_ms)
     at = 1_700_000_000_000
     readings = [
         (
-            f"case-{case}/{chance.randint(0, 2)}",
-            chance.choice([-1e9, -2.5, 0.0, 7.25, 21.0, chance.random()]),
-            at + chance.choice([0, 999, 1000, chance.randint(0, 12_000)]),
+            f"case-{case}/{rng.randint(0, 2)}",
+            rng.choice([-1e9, -2.5, 0.0, 7.25, 21.0, rng.random()]),
+            at + rng.choice([0, 999, 1000, rng.randint(0, 12_000)]),
         )
         for case in range(40)
-        for _ in range(chance.randint(1, 12))
+        for _ in range(rng.randint(1, 12))
     ]
     good = spark.createDataFrame(
         [(sensor, temperature, instant(time), time) for sensor, temperature, time in readings],

@@ -12,7 +12,7 @@ from protocols.connection import ConnectionFailed
 
 
 class Lines:
-    """A protocol of lines; `bye` is its goodbye, silence of `patience` seconds its fault."""
+    """A protocol of lines; `bye` is its close, silence of `patience` seconds its fault."""
 
     def __init__(self, patience: float | None = None) -> None:
         self.out = bytearray()

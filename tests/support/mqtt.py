@@ -70,7 +70,7 @@ class PahoClient:
         return self.subacks[mid][0].value
 
     async def close(self) -> None:
-        """Say goodbye and end the thread."""
+        """Disconnect and end the thread."""
         self.paho.disconnect()
         await asyncio.to_thread(self.paho.loop_stop)
 
@@ -223,7 +223,7 @@ class RawClient:
         await self.expect(packets.Pingresp)
 
     async def disconnect(self, reason_code: int = 0, **properties: Any) -> None:
-        """Say goodbye and wait until the server has closed."""
+        """Disconnect and wait until the server has closed."""
         self.send(packets.Disconnect(reason_code, Properties(**properties) if properties else None))
         assert await self.expect_end() == []
         self._writer.close()
@@ -233,5 +233,5 @@ class RawClient:
         self._writer.write_eof()
 
     def drop(self) -> None:
-        """Vanish without a goodbye, as a broken network does."""
+        """Vanish without a close, as a broken network does."""
         self._writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Readers over a real broker: subscribers with as much room as a test gives them, and waiting with a deadline."""
+"""Readers over a real broker: subscribers with as much capacity as a test gives them, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mapping.record import Received
 
 
 class Sink:
-    """A subscriber: takes up to `room` records more, and all when `room` is None."""
+    """A subscriber: takes up to `capacity` records more, and all when `capacity` is None."""
 
-    def __init__(self, room: int | None = None, *, lossy: bool = False) -> None:
-        self.room = room
+    def __init__(self, capacity: int | None = None, *, lossy: bool = False) -> None:
+        self.capacity = capacity
         self.lossy = lossy
         self.got: list[Received] = []
         self.refused = 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        if self.room is not None:
-            if self.room == 0:
+        if self.capacity is not None:
+            if self.capacity == 0:
                 self.refused += 1
                 return False
-            self.room -= 1
+            self.capacity -= 1
         self.got.append(record)
         return True
 
@@ -44,7 +44,7 @@ class Sink:
 
     @property
     def demand(self) -> int:
-        return 1_000_000 if self.room is None else self.room
+        return 1_000_000 if self.capacity is None else self.capacity
 
     @property
     def values(self) -> list[bytes | None]:
@@ -66,8 +66,8 @@ class Sink:
 class Holder(Sink):
     """A subscriber of a group: holds what it took until the test settles it."""
 
-    def __init__(self, room: int | None = None) -> None:
-        super().__init__(room)
+    def __init__(self, capacity: int | None = None) -> None:
+        super().__init__(capacity)
         self.held: list[Received] = []
         self.membership: Any = None
 
@@ -78,13 +78,13 @@ class Holder(Sink):
         return True
 
     def settle(self, count: int | None = None) -> list[Received]:
-        """Settle the oldest `count` held records (all) and make as much room again."""
+        """Settle the oldest `count` held records (all) and make as much capacity again."""
         settled = self.held[:count]
         del self.held[: len(settled)]
         for record in settled:
             self.membership.done(record)
-        if self.room is not None:
-            self.room += len(settled)
+        if self.capacity is not None:
+            self.capacity += len(settled)
         self.membership.wake()
         return settled
 

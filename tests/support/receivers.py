@@ -74,7 +74,7 @@ class Receiver:
         return f"{host}:{port}"
 
     def leave(self) -> None:
-        """Without a goodbye."""
+        """Without a close."""
         self._writer.transport.abort()
 
     async def read(self, count: int) -> list[int]:

@@ -45,7 +45,7 @@ class Served(asyncio.Protocol):
         self.is_open = False
 
 
-class Door:
+class Server:
     """A TLS listener, what came in by it, and who is counted."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class Door:
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    made = Door()
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server()
     await made.open(tmp_path)
     yield made
     assert made.listening is not None
@@ -92,60 +92,62 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-Leave = Callable[[Door, asyncio.StreamWriter], Awaitable[None]]
+Leave = Callable[[Server, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def close(door: Door, writer: asyncio.StreamWriter) -> None:
+async def close(server: Server, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-async def reset(door: Door, writer: asyncio.StreamWriter) -> None:
+async def reset(server: Server, writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def talk_nonsense(door: Door, writer: asyncio.StreamWriter) -> None:
+async def talk_nonsense(server: Server, writer: asyncio.StreamWriter) -> None:
     writer.write(b"\xff" * 600)
 
 
-async def see_the_listener_stop(door: Door, writer: asyncio.StreamWriter) -> None:
-    assert door.listening is not None
-    door.listening.close()
+async def see_the_listener_stop(server: Server, writer: asyncio.StreamWriter) -> None:
+    assert server.listening is not None
+    server.listening.close()
 
 
 @pytest.mark.parametrize("begun", [b"", HALF_HELLO])
 @pytest.mark.parametrize("leave", [close, reset, talk_nonsense, see_the_listener_stop])
-async def test_nothing_is_left_of_one_that_breaks_off(door: Door, begun: bytes, leave: Leave) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+async def test_nothing_is_left_of_one_that_breaks_off(server: Server, begun: bytes, leave: Leave) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(begun)
-    await wait_until(lambda: door.held == HANDSHAKE_BYTES)
-    await leave(door, writer)
-    await wait_until(lambda: door.held == 0)
+    await wait_until(lambda: server.held == HANDSHAKE_BYTES)
+    await leave(server, writer)
+    await wait_until(lambda: server.held == 0)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await reader.readexactly(1000)
     writer.close()
-    assert door.came == []
-    assert door.strangers.statistics().dropped_total == 0
+    assert server.came == []
+    assert server.strangers.statistics().dropped_total == 0
 
 
 @pytest.mark.parametrize("begun", [b"", HALF_HELLO])
-async def test_who_says_nothing_is_cut_off_in_time(door: Door, begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_is_cut_off_in_time(
+    server: Server, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.1)
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(begun)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(reader.readexactly(1), 60)
     writer.close()
-    await wait_until(lambda: door.held == 0)
-    assert door.came == []
+    await wait_until(lambda: server.held == 0)
+    assert server.came == []
 
 
-async def test_what_comes_at_once_behind_the_handshake_is_heard_and_counts_no_more(door: Door) -> None:
+async def test_what_comes_at_once_behind_the_handshake_is_heard_and_counts_no_more(server: Server) -> None:
     """The client's last flight and its first bytes leave together, and an end of file behind them."""
     said = b"x" * 100_000
     for _ in range(20):
-        _, writer = await asyncio.open_connection("127.0.0.1", door.port, ssl=trusting())
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting())
         writer.write(said)
         writer.close()
-    await wait_until(lambda: len(door.came) == 20 and all(not one.is_open for one in door.came))
-    assert all(one.heard == said for one in door.came)
-    assert door.held == 0
+    await wait_until(lambda: len(server.came) == 20 and all(not one.is_open for one in server.came))
+    assert all(one.heard == said for one in server.came)
+    assert server.held == 0

@@ -1,4 +1,4 @@
-"""The pump: any sans-io connection over a real socket; order, brakes, goodbyes and time."""
+"""The pump: any sans-io connection over a real socket; order, pauses, closes and time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_what_waits_holds_what_comes_behind_it() -> None:
         writer.close()
 
 
-async def test_the_goodbye_is_readable_although_the_peer_goes_on_sending() -> None:
+async def test_the_close_is_readable_although_the_peer_goes_on_sending() -> None:
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(b"bye\n" + b"more\n" * 20_000)
@@ -72,7 +72,7 @@ async def test_the_goodbye_is_readable_although_the_peer_goes_on_sending() -> No
         assert b"more" not in server.sessions[0].seen
 
 
-async def test_a_brake_stops_reading_until_every_reason_is_gone() -> None:
+async def test_a_pause_stops_reading_until_every_reason_is_gone() -> None:
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(b"a\n")

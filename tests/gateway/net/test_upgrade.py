@@ -111,7 +111,7 @@ async def test_a_foreign_client_talks_and_leaves() -> None:
         assert server.listener.accepted == 1
 
 
-async def test_our_goodbye_is_a_close_frame_and_the_answer_closes_the_socket() -> None:
+async def test_our_close_is_a_close_frame_and_the_answer_closes_the_socket() -> None:
     async with serving() as server, aiohttp.ClientSession() as session:
         async with session.ws_connect(f"http://{server.listening.bound}", protocols=("mqttv3.1",)) as client:
             assert client.protocol == "mqttv3.1"
@@ -154,7 +154,7 @@ async def test_a_peer_that_leaves_without_a_close_frame() -> None:
         await wait_until(lambda: server.sessions[0].gone == ["closed"])
 
 
-async def test_frames_may_follow_the_request_at_once_and_a_brake_holds_them_in_the_kernel() -> None:
+async def test_frames_may_follow_the_request_at_once_and_a_pause_holds_them_in_the_kernel() -> None:
     async with serving() as server:
         reader, writer = await server.open(handshake() + frame(b"wait\na\n") + frame(b"b\n"))
         await wait_until(lambda: server.sessions[0].pump is not None and not server.sessions[0].pump.reading)

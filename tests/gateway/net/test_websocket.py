@@ -1,4 +1,4 @@
-"""WebSocket under a stream protocol: frames of every kind and cut, the closing handshake, brakes, hostile frames."""
+"""WebSocket under a stream protocol: frames of every kind and cut, the closing handshake, pauses, hostile frames."""
 
 from __future__ import annotations
 
@@ -216,13 +216,13 @@ async def test_the_peer_closes(said: bytes, answer: bytes) -> None:
 
 async def test_we_close_and_the_peers_answer_ends_it() -> None:
     websocket, peer, _ = opened()
-    websocket.write(b"goodbye")
+    websocket.write(b"last")
     assert websocket.can_write_eof()
     websocket.write_eof()
     websocket.write(b"too late")
     websocket.data_received(frame(b"crossing") + frame(b"ping", PING))
     assert not peer.is_closing()
-    assert peer.frames() == [(BINARY, b"goodbye"), (CLOSE, b"\x03\xe8")]
+    assert peer.frames() == [(BINARY, b"last"), (CLOSE, b"\x03\xe8")]
     websocket.data_received(close_frame(1000))
     assert peer.is_closing()
     assert websocket.is_closing()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.security.turns import Busy, Turns
 
 
-class Room:
+class Handshakes:
     """Attempts that stay in their turn until they are let go; `order`: of their turns."""
 
     def __init__(self, **limits: int) -> None:
@@ -59,44 +59,44 @@ class Room:
 
 
 async def test_an_address_waits_for_no_others_attempts() -> None:
-    room = Room()
-    await room.come("flood", 90)
-    await room.come("other", 90)
-    assert room.order == ["flood"] * 2 + ["other"] * 2
-    await room.come("third")
-    await room.finish()
-    await room.finish()
-    assert "third" in room.order[4:6]
-    await room.empty()
-    assert len(room.order) == 181
+    handshakes = Handshakes()
+    await handshakes.come("flood", 90)
+    await handshakes.come("other", 90)
+    assert handshakes.order == ["flood"] * 2 + ["other"] * 2
+    await handshakes.come("third")
+    await handshakes.finish()
+    await handshakes.finish()
+    assert "third" in handshakes.order[4:6]
+    await handshakes.empty()
+    assert len(handshakes.order) == 181
 
 
 async def test_who_was_there_before_goes_before_strangers_but_not_for_ever() -> None:
-    room = Room()
-    await room.come("stranger", 20)
-    await room.come("other", 2)
-    await room.come("friend", 20, known=True)
-    await room.come("friends friend", 20, known=True)
+    handshakes = Handshakes()
+    await handshakes.come("stranger", 20)
+    await handshakes.come("other", 2)
+    await handshakes.come("friend", 20, known=True)
+    await handshakes.come("friends friend", 20, known=True)
     for _ in range(8):
-        await room.finish()
-    assert room.order[4:].count("stranger") == 2
-    assert set(room.order[4:]) == {"friend", "friends friend", "stranger"}
-    await room.empty()
+        await handshakes.finish()
+    assert handshakes.order[4:].count("stranger") == 2
+    assert set(handshakes.order[4:]) == {"friend", "friends friend", "stranger"}
+    await handshakes.empty()
 
 
 async def test_more_than_its_share_is_refused_at_once() -> None:
-    room = Room(waiting_of_address=3, waiting=5)
-    await room.come("flood", 9)
-    failed = [task for task in room.tasks if task.done()]
+    handshakes = Handshakes(waiting_of_address=3, waiting=5)
+    await handshakes.come("flood", 9)
+    failed = [task for task in handshakes.tasks if task.done()]
     assert len(failed) == 4
     assert all(isinstance(task.exception(), Busy) for task in failed)
-    await room.come("other", 2)
-    assert room.order == ["flood"] * 2 + ["other"] * 2
-    await room.come("other", 2)
+    await handshakes.come("other", 2)
+    assert handshakes.order == ["flood"] * 2 + ["other"] * 2
+    await handshakes.come("other", 2)
     with pytest.raises(Busy):
-        async with room.turns.turn("third", known=False):
+        async with handshakes.turns.turn("third", known=False):
             pass
-    await room.empty()
+    await handshakes.empty()
 
 
 actions = st.lists(
@@ -110,20 +110,20 @@ actions = st.lists(
 @given(actions)
 def test_no_turn_is_lost_and_none_is_given_twice(steps: list[tuple[str, Any, Any]]) -> None:
     async def play() -> None:
-        room = Room()
+        handshakes = Handshakes()
         for what, which, known in steps:
             if what == "come":
-                await room.come(which, known=known)
-            elif what == "finish" and room.inside:
-                room.inside[which % len(room.inside)][1].set()
-            elif what == "cancel" and room.tasks:
-                room.tasks[which % len(room.tasks)].cancel()
-            addresses = [address for address, _ in room.inside]
+                await handshakes.come(which, known=known)
+            elif what == "finish" and handshakes.inside:
+                handshakes.inside[which % len(handshakes.inside)][1].set()
+            elif what == "cancel" and handshakes.tasks:
+                handshakes.tasks[which % len(handshakes.tasks)].cancel()
+            addresses = [address for address, _ in handshakes.inside]
             assert len(addresses) <= 4
             assert all(addresses.count(one) <= 2 for one in addresses)
-            await room.settle()
-            waiting = {one for one, line in room.turns._lines.items() if line.waiting and line.running < 2}
-            assert not waiting or room.turns.running == 4, "a place is free, and somebody waits who may have it"
-        await room.empty()
+            await handshakes.settle()
+            waiting = {one for one, line in handshakes.turns._lines.items() if line.waiting and line.running < 2}
+            assert not waiting or handshakes.turns.running == 4, "a place is free, and somebody waits who may have it"
+        await handshakes.empty()
 
     asyncio.run(play())

@@ -114,7 +114,7 @@ class Client:
         await self._answer(self._driver.send("reauthenticate", self))
 
     async def disconnect(self, reason: int = 0, **properties: Any) -> None:
-        """Say goodbye."""
+        """Disconnect."""
         await asyncio.wait_for(self._driver.send("disconnect", self, reason=reason, properties=properties), WAIT_S)
 
     async def release(self) -> None:

@@ -172,13 +172,13 @@ async def test_no_client_id(new_client: NewClient, branch: str, kind: Kind) -> N
 
 @pytest.mark.parametrize("kind", **each(VERSION_5))
 async def test_no_local_and_unsubscribing_from_nothing(new_client: NewClient, branch: str, kind: Kind) -> None:
-    deaf: Client = await new_client(kind)
+    own: Client = await new_client(kind)
     other = await new_client(kind)
-    await deaf.subscribe(f"{branch}/+", no_local=True)
-    assert await deaf.publish(f"{branch}/a", b"own") == 0
+    await own.subscribe(f"{branch}/+", no_local=True)
+    assert await own.publish(f"{branch}/a", b"own") == 0
     assert await other.publish(f"{branch}/a", b"other's") == 0
-    assert [one.payload for one in await deaf.received(1)] == [b"other's"]
-    assert await deaf.unsubscribe(f"{branch}/+", f"{branch}/never") == [0, 0x11]
+    assert [one.payload for one in await own.received(1)] == [b"other's"]
+    assert await own.unsubscribe(f"{branch}/+", f"{branch}/never") == [0, 0x11]
 
 
 async def test_subscription_identifiers_of_overlapping_filters(new_client: NewClient, branch: str) -> None:

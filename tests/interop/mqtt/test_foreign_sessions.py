@@ -146,7 +146,7 @@ async def test_all_libraries_go_on_after_the_gateway_was_killed(
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_a_will_follows_a_broken_connection_and_no_goodbye(
+async def test_a_will_follows_a_broken_connection_and_no_disconnect(
     new_client: NewClient, wire: Wire, branch: str, kind: Kind
 ) -> None:
     watcher = await new_client(PAHO)

@@ -1,4 +1,4 @@
-"""Headers, SASL, opening, silence and goodbyes: everything before and around the links."""
+"""Headers, SASL, opening, silence and closes: everything before and around the links."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_splitting_changes_nothing(make_server: Any, make_peer: Any) -> None:
     assert "TransferReceived" in whole[0]
     by_byte = run_splits(make_server, make_peer, lambda data: [data[i : i + 1] for i in range(len(data))])
     assert by_byte == whole
-    chance = random.Random(5)
+    rng = random.Random(5)
 
     def anywhere(data: bytes) -> list[bytes]:
-        cuts = sorted(chance.randrange(len(data) + 1) for _ in range(5))
+        cuts = sorted(rng.randrange(len(data) + 1) for _ in range(5))
         return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     for _ in range(20):

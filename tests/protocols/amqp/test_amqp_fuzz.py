@@ -87,26 +87,26 @@ def transact(server: Any, peer: Any, session: Any, sender: Any) -> None:
     peer.run()
 
 
-def mutate(data: bytes, chance: random.Random) -> bytes:
+def mutate(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
-    for _ in range(chance.randint(1, 6)):
-        at = chance.randrange(8, len(changed))
-        match chance.randrange(5):
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(8, len(changed))
+        match rng.randrange(5):
             case 0:
-                changed[at] = chance.randrange(256)
+                changed[at] = rng.randrange(256)
             case 1:
-                changed[at] ^= 1 << chance.randrange(8)
+                changed[at] ^= 1 << rng.randrange(8)
             case 2:
-                del changed[at : at + chance.randint(1, 4)]
+                del changed[at : at + rng.randint(1, 4)]
             case 3:
-                changed[at:at] = chance.randbytes(chance.randint(1, 4))
+                changed[at:at] = rng.randbytes(rng.randint(1, 4))
             case 4:
-                end = min(len(changed), at + chance.randint(1, 60))
+                end = min(len(changed), at + rng.randint(1, 60))
                 changed[at:at] = changed[at:end]
     return bytes(changed)
 
 
-def play(make_server: Any, data: bytes, chance: random.Random) -> Any:
+def play(make_server: Any, data: bytes, rng: random.Random) -> Any:
     server = make_server(limits=Limits(links_per_session=8, channel_max=7))
 
     def react(event: Any) -> None:
@@ -123,7 +123,7 @@ def play(make_server: Any, data: bytes, chance: random.Random) -> Any:
     server.on_event = react
     at = 0
     while at < len(data):
-        step = chance.randint(1, 200)
+        step = rng.randint(1, 200)
         server.feed(data[at : at + step])
         for link in server.links.values():
             if not link.incoming and link.accepted and server.engine.credit_of(link):
@@ -137,8 +137,8 @@ def play(make_server: Any, data: bytes, chance: random.Random) -> Any:
 def test_mutated_conversations(make_server: Any, make_peer: Any) -> None:
     original = seed(make_server, make_peer)
     for number in range(1500):
-        chance = random.Random(number)
-        server = play(make_server, mutate(original, chance), chance)
+        rng = random.Random(number)
+        server = play(make_server, mutate(original, rng), rng)
         last = server.events[-1]
         assert isinstance(last, ConnectionFailed | ConnectionClosed), (number, last)
 

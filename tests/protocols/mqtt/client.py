@@ -44,7 +44,7 @@ def failed(events: list[Any]) -> str:
     return str(events[-1].code)
 
 
-def goodbye(connection: Connection) -> tuple[int, int] | None:
+def ended_by(connection: Connection) -> tuple[int, int] | None:
     """Give the first byte and the reason code of what was said last, once the connection is closing."""
     assert connection.closing
     data = connection.data_to_send()

@@ -24,7 +24,7 @@ from protocols.mqtt.events import (
 )
 from protocols.mqtt.packets import Subscription, Version
 from protocols.mqtt.properties import Properties
-from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, goodbye, new, opened, say, send_publish
+from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, ended_by, failed, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 # opening
@@ -85,7 +85,7 @@ def test_refuse(version: int, code: int, answer: str) -> None:
 def test_connect_comes_first(first: str) -> None:
     connection = new()
     assert failed(say(connection, first)) == "0x82"
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 @pytest.mark.clause("MQTT-3.1.0-2")
@@ -93,7 +93,7 @@ def test_connect_comes_first(first: str) -> None:
 def test_connect_comes_once(version: int) -> None:
     connection = opened(version)
     assert failed(say(connection, CONNECTS[version])) == "0x82"
-    assert goodbye(connection) == ((0xE0, 0x82) if version == 5 else None)
+    assert ended_by(connection) == ((0xE0, 0x82) if version == 5 else None)
 
 
 @pytest.mark.clause("MQTT-3.1.2-2")
@@ -170,7 +170,7 @@ def test_what_is_sent_ahead_of_a_refusal_is_not_processed() -> None:
     connection = new()
     say(connection, CONNECT_5, "30 * s't' 00 'x'", "10 00")
     connection.refuse(0x87)
-    assert goodbye(connection) == (0x20, 0x87)
+    assert ended_by(connection) == (0x20, 0x87)
     assert connection.receive_data(b"\xc0\x00") == []
 
 
@@ -185,10 +185,10 @@ def test_what_is_sent_ahead_is_bounded() -> None:
     say(connection, CONNECT_5)
     assert connection.receive_data(b"x" * 10) == []
     assert failed(connection.receive_data(b"x")) == "0x97"
-    assert goodbye(connection) == (0x20, 0x97)
+    assert ended_by(connection) == (0x20, 0x97)
 
 
-def test_a_goodbye_sent_ahead_is_heard_and_so_is_the_end() -> None:
+def test_a_close_sent_ahead_is_heard_and_so_is_the_end() -> None:
     connection = new()
     say(connection, CONNECT_5, "30 * s't' 00", "e0 00")
     assert connection.receive_eof() == []
@@ -213,7 +213,7 @@ def test_keep_alive_is_one_and_a_half_times(version: int) -> None:
     assert connection.tick(129.8) == []
     connection.data_to_send()
     assert failed(connection.tick(129.9)) == "0x8D"
-    assert goodbye(connection) == ((0xE0, 0x8D) if version == 5 else None)
+    assert ended_by(connection) == ((0xE0, 0x8D) if version == 5 else None)
 
 
 def test_half_a_packet_is_no_sign_of_life() -> None:
@@ -254,7 +254,7 @@ def test_connect_has_its_time() -> None:
     connection.receive_data(wire(CONNECT_5)[:-1])
     assert connection.next_deadline() == 105.0
     assert failed(connection.tick(105.0)) == ""
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 def test_our_own_thinking_is_not_the_client_s_silence() -> None:
@@ -295,7 +295,7 @@ def test_receive_maximum_is_enforced() -> None:
     events = say(connection, "32 * s't' 0003 00")
     assert failed(events) == "0x93"
     assert len(events) == 1
-    assert goodbye(connection) == (0xE0, 0x93)
+    assert ended_by(connection) == (0xE0, 0x93)
 
 
 def test_an_acknowledgement_makes_room() -> None:
@@ -359,7 +359,7 @@ def test_topic_aliases() -> None:
 def test_topic_aliases_that_stand_for_nothing(publish: str, code: str) -> None:
     connection = opened(announced=Properties(topic_alias_maximum=2))
     assert failed(say(connection, publish)) == code
-    assert goodbye(connection) == (0xE0, int(code, 16))
+    assert ended_by(connection) == (0xE0, int(code, 16))
 
 
 def test_no_alias_without_leave() -> None:
@@ -389,7 +389,7 @@ def test_what_connack_announced_is_enforced(version: int, announced: Properties,
     none = "00" if version == 5 else ""
     assert len(say(connection, f"30 * s't' {none}")) == 1
     assert failed(say(connection, packet.format(none))) == f"0x{code:02X}"
-    assert goodbye(connection) == ((0xE0, code) if version == 5 else None)
+    assert ended_by(connection) == ((0xE0, code) if version == 5 else None)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_subscriptions_that_are_not_available(announced: Properties, subscribe: 
     connection = opened(announced=announced)
     assert len(say(connection, "82 * 0001 00 s't' 02")) == 1
     assert failed(say(connection, subscribe)) == f"0x{code:02X}"
-    assert goodbye(connection) == (0xE0, code)
+    assert ended_by(connection) == (0xE0, code)
     assert len(say(opened(), subscribe)) == 1
 
 
@@ -435,7 +435,7 @@ def test_nothing_after_a_fault_is_parsed() -> None:
     connection = opened()
     events = say(connection, "30 * s't' 00", "36 * s't' 00", "30 * s't' 00", "c0 00")
     assert [type(one) for one in events] == [PublishReceived, ConnectionFailed]
-    assert goodbye(connection) == (0xE0, 0x81)
+    assert ended_by(connection) == (0xE0, 0x81)
     assert say(connection, "30 * s't' 00") == []
     assert connection.receive_eof() == []
     assert connection.tick(1e9) == []
@@ -522,10 +522,10 @@ def test_disconnect_with_will_and_expiry() -> None:
 def test_a_disconnect_that_is_not_the_client_s(packet: str) -> None:
     connection = opened()
     assert failed(say(connection, packet)) == "0x82"
-    assert goodbye(connection) == (0xE0, 0x82)
+    assert ended_by(connection) == (0xE0, 0x82)
 
 
-def test_an_end_without_goodbye() -> None:
+def test_an_end_without_a_close() -> None:
     for connection in (new(), opened(), opened(4)):
         assert failed(connection.receive_eof()) == ""
         assert connection.closing
@@ -624,7 +624,7 @@ def test_the_wrong_acknowledgement(qos: int, answer: str) -> None:
     send_publish(connection, "t", b"x", qos)
     connection.data_to_send()
     assert failed(say(connection, answer)) == "0x82"
-    assert goodbye(connection) == (0xE0, 0x82)
+    assert ended_by(connection) == (0xE0, 0x82)
 
 
 @pytest.mark.parametrize("answer", ["40 02 0009", "40 03 0009 87", "70 02 0009", "50 03 0009 91"])
@@ -729,11 +729,11 @@ def test_a_refusal_that_311_cannot_say() -> None:
     assert connection.data_to_send() == bytes.fromhex("40020003 70020002")
 
 
-# goodbyes of ours
+# closes of ours
 
 
 @pytest.mark.clause("MQTT-3.14.0-1")
-def test_a_goodbye_of_ours() -> None:
+def test_a_close_of_ours() -> None:
     connection = opened()
     connection.send_disconnect(0x8B, "restart", Properties(server_reference="other"))
     assert connection.data_to_send() == wire("e0 * 8b v 1c s'other' 1f s'restart' ;")
@@ -741,13 +741,13 @@ def test_a_goodbye_of_ours() -> None:
     connection = new()
     say(connection, CONNECT_5)
     connection.send_disconnect(0x8B)
-    assert goodbye(connection) == (0x20, 0x80)  # DISCONNECT only after a CONNACK of success; 0x8B is not CONNACK's
+    assert ended_by(connection) == (0x20, 0x80)  # DISCONNECT only after a CONNACK of success; 0x8B is not CONNACK's
     connection = opened(4)
     connection.send_disconnect(0x8B)
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
     connection = new()
     connection.send_disconnect(0x8B)
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None
 
 
 def test_a_late_acknowledgement_is_not_said() -> None:
@@ -833,7 +833,7 @@ def test_authentication_again() -> None:
 def test_auth_out_of_turn(packets: tuple[str, ...]) -> None:
     connection = authenticated()
     assert failed(say(connection, *packets)) == "0x82"
-    assert goodbye(connection) == (0xE0, 0x82)
+    assert ended_by(connection) == (0xE0, 0x82)
 
 
 def test_our_auth_out_of_turn() -> None:
@@ -889,14 +889,14 @@ def test_only_auth_may_follow(packet: str, asked: bool) -> None:
         connection.send_auth(0x18)
         connection.data_to_send()
     assert failed(say(connection, packet)) == "0x82"
-    assert goodbye(connection) == (0x20, 0x82)
+    assert ended_by(connection) == (0x20, 0x82)
 
 
 def test_authentication_has_its_time() -> None:
     connection = new()
     say(connection, METHOD)
     assert failed(connection.tick(110.0)) == "0x87"
-    assert goodbye(connection) == (0x20, 0x87)
+    assert ended_by(connection) == (0x20, 0x87)
 
 
 @pytest.mark.clause("MQTT-4.12.0-6")
@@ -912,4 +912,4 @@ def test_311_knows_no_auth() -> None:
     connection = opened(4)
     events: list[Any] = say(connection, "f0 00")
     assert failed(events) == "0x82"
-    assert goodbye(connection) is None
+    assert ended_by(connection) is None

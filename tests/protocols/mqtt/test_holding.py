@@ -34,7 +34,7 @@ def test_acknowledgements_leave_and_messages_follow() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_goodbye_comes_behind_them(version: int) -> None:
+def test_a_close_comes_behind_them(version: int) -> None:
     connection = opened(version)
     connection.hold_messages()
     send_publish(connection, "t", b"a")

@@ -154,7 +154,7 @@ def test_what_breaks_the_rules_of_frames_ends_the_connection_with_its_code(data:
     assert live.data_to_send() == b""
 
 
-def test_goodbyes() -> None:
+def test_close() -> None:
     live = connection()
     assert live.receive_data(close_frame(1000, "done")) == [ConnectionClosed("1000")]
     assert live.closing

@@ -218,19 +218,19 @@ async def test_credit_stops_with_the_budget(start_listener: Any, backend: Any, n
         asyncio.run_coroutine_threadsafe(shut.wait(), loop).result(TIMEOUT)
         for number in range(4):  # what was granted is honoured and answered
             sender.send(data(b"%d" % number))
-        starved = link.credit
+        spent = link.credit
         loop.call_soon_threadsafe(budget.give, budget.bytes_limit)
         connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
         sender.send(data(b"more"))
-        return starved, link.credit
+        return spent, link.credit
 
     def shut_budget() -> None:
         budget.take(budget.bytes_limit)
         shut.set()
 
     loop = asyncio.get_running_loop()
-    starved, credit = await as_client(listener, lambda connection: work(connection, loop))
-    assert starved == 0
+    spent, credit = await as_client(listener, lambda connection: work(connection, loop))
+    assert spent == 0
     assert credit > 0
 
 
@@ -265,7 +265,7 @@ async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
     assert "accepted" in {record.value.decode() for record in await read_all(bootstrap, topic)}
 
 
-async def test_stopping_says_goodbye(start_listener: Any, new_topic: Any) -> None:
+async def test_stopping_closes(start_listener: Any, new_topic: Any) -> None:
     topic = await new_topic()
     listener = await start_listener()
     ready = asyncio.Event()

@@ -26,7 +26,7 @@ def group() -> str:
     return f"g-{uuid.uuid4().hex[:12]}"
 
 
-class Brake(ConsumerRebalanceListener):  # type: ignore[misc]
+class SlowListener(ConsumerRebalanceListener):  # type: ignore[misc]
     """A member that is alive, and takes part in a rebalance only when it is released."""
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class Brake(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 @contextlib.asynccontextmanager
-async def braked(servers: str, group: str, topic: str) -> AsyncIterator[Brake]:
-    """A native member of a group with a brake, which has partitions."""
-    brake = Brake()
+async def slow_member(servers: str, group: str, topic: str) -> AsyncIterator[SlowListener]:
+    """A native member of a group with a listener, which has partitions."""
+    listener = SlowListener()
     native = AIOKafkaConsumer(
         bootstrap_servers=servers,
         group_id=group,
@@ -52,11 +52,11 @@ async def braked(servers: str, group: str, topic: str) -> AsyncIterator[Brake]:
         heartbeat_interval_ms=500,
         partition_assignment_strategy=(RangePartitionAssignor,),
     )
-    native.subscribe([topic], listener=brake)
+    native.subscribe([topic], listener=listener)
     async with native:
-        await brake.assigned.wait()
-        yield brake
-        brake.released.set()
+        await listener.assigned.wait()
+        yield listener
+        listener.released.set()
 
 
 class Everything:
@@ -89,7 +89,7 @@ async def test_a_join_that_others_hold_up_is_refused_and_may_be_tried_again(
 ) -> None:
     topic = await new_topic(partitions=2)
     here = readers.another(join_timeout_s=1.0)
-    async with braked(here.bootstrap, group, topic) as brake:
+    async with slow_member(here.bootstrap, group, topic) as listener:
         holders = [readers.Holder() for _ in range(3)]
         await asyncio.gather(*(refused_in_time(here.groups.join(group, [topic], holder)) for holder in holders))
         given_up = here.spawn(here.groups.join(group, [topic], holders[0]))
@@ -98,7 +98,7 @@ async def test_a_join_that_others_hold_up_is_refused_and_may_be_tried_again(
         await asyncio.wait([given_up], timeout=20)
         assert given_up.cancelled()
         await readers.wait_until(lambda: not here.groups.statistics())
-        brake.released.set()
+        listener.released.set()
 
         async def joined() -> bool:
             with contextlib.suppress(Refused):
@@ -121,8 +121,8 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
     here = readers.another(join_timeout_s=1.0)
     subscription_filter = SubscriptionFilter(Everything(), "all")
     staying, leaving, late = (readers.Holder() for _ in range(3))
-    async with braked(here.bootstrap, group, topics[0]) as brake:
-        brake.released.set()  # until we are in
+    async with slow_member(here.bootstrap, group, topics[0]) as listener:
+        listener.released.set()  # until we are in
         for holder in (staying, leaving):
             async with asyncio.timeout(60):
                 while holder.membership is None:
@@ -130,14 +130,14 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
                         holder.membership = await here.groups.join(
                             group, topics[:1], holder, subscription_filter=subscription_filter
                         )
-        brake.assigned.clear()
-        brake.released.clear()
+        listener.assigned.clear()
+        listener.released.clear()
         here.groups.follow(group, subscription_filter, topics)
         await readers.wait_until(lambda: here.groups.statistics()[0].topics == tuple(sorted(topics)))
         await refused_in_time(here.groups.join(group, topics, late, subscription_filter=subscription_filter))
         async with asyncio.timeout(40):
             await leaving.membership.leave()
-        brake.released.set()
+        listener.released.set()
         for topic in topics:
             for number in range(20):
                 await producer.send(topic, b"%d" % number, partition=number % 2)

@@ -301,7 +301,7 @@ async def test_a_killed_member_s_records_come_to_the_others(readers, producer, n
     victim.settle(20)
     reader = next(iter(other.groups._readers.values()))
     await readers.wait_until(lambda: sum(reader.statistics().committed.get(topic, {}).values()) == 20)
-    # As a crash would: no goodbye, no commit; the coordinator finds out by the missing heartbeats.
+    # As a crash would: no close, no commit; the coordinator finds out by the missing heartbeats.
     coordinator = reader._consumer._coordinator
     for task in (coordinator._heartbeat_task, coordinator._coordination_task, *reader._tasks):
         task.cancel()
@@ -399,23 +399,23 @@ async def test_where_a_new_group_begins(readers, producer, new_topic, group, cas
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_at_least_once_whatever_subscribers_do(readers, producer, new_topic, group, seed) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     topic = await new_topic(partitions=3)
     await fill(producer, topic, 3000)
-    holders = [await join(readers, group, [topic], readers.Holder(chance.randrange(1, 80))) for _ in range(4)]
+    holders = [await join(readers, group, [topic], readers.Holder(rng.randrange(1, 80))) for _ in range(4)]
     settled: Counter[tuple[int, int]] = Counter()
     given_back: Counter[tuple[int, int]] = Counter()
 
     def step() -> bool:
         for holder in holders:
-            chance.shuffle(holder.held)
-            if chance.random() < 0.2 and holder.held:
+            rng.shuffle(holder.held)
+            if rng.random() < 0.2 and holder.held:
                 last = holder.held[-1].partition, holder.held[-1].offset
                 given_back[last] += 1
                 if given_back[last] <= 5:  # each time it comes back later: after nine times, in a minute
                     holder.membership.again(holder.held.pop())
-                    holder.room += 1
-            done = holder.settle(chance.randrange(len(holder.held) + 1))
+                    holder.capacity += 1
+            done = holder.settle(rng.randrange(len(holder.held) + 1))
             settled.update((record.partition, record.offset) for record in done)
         return len(settled) == 3000
 
@@ -423,9 +423,9 @@ async def test_at_least_once_whatever_subscribers_do(readers, producer, new_topi
         for _ in range(20):
             step()
             await asyncio.sleep(0)
-        leaving = holders.pop(chance.randrange(len(holders)))
+        leaving = holders.pop(rng.randrange(len(holders)))
         await leaving.membership.leave()
-        holders.append(await join(readers, group, [topic], readers.Holder(chance.randrange(1, 80))))
+        holders.append(await join(readers, group, [topic], readers.Holder(rng.randrange(1, 80))))
     await readers.wait_until(step)
     assert set(settled.values()) == {1}  # within one process a settled record never comes again
     await readers.groups.stop()

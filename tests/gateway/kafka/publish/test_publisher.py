@@ -83,7 +83,7 @@ async def test_batches_grow_behind_the_one_on_the_way(bootstrap, new_topic, kit)
 
 async def test_each_ticket_settles_once_whatever_is_submitted(bootstrap, new_topic, kit, read_topic):
     """A random walk over everything that can happen to a record, with budgets per owner."""
-    chance = random.Random(20261121)
+    rng = random.Random(20261121)
     plain = await new_topic(partitions=3)
     small = await new_topic(partitions=2, max_message_bytes="2000")
     compacted = await new_topic(partitions=1, cleanup_policy="compact")
@@ -96,15 +96,15 @@ async def test_each_ticket_settles_once_whatever_is_submitted(bootstrap, new_top
         ]
         expected = {}
         for token in range(5000):
-            name = chance.choice(names) if chance.random() < 0.1 else chance.choice(names[:3])
-            key = chance.choice((None, b"a", b"b", b"%d" % chance.randrange(1000)))
-            value = chance.choice((b"", b"x" * chance.randrange(3000), b"%d" % token))
-            partition = chance.choice((None, None, None, 0, 1, 9, -1))
-            timestamp = chance.choice((None, None, 0, int(time.time() * 1000), 2**61, -5))
+            name = rng.choice(names) if rng.random() < 0.1 else rng.choice(names[:3])
+            key = rng.choice((None, b"a", b"b", b"%d" % rng.randrange(1000)))
+            value = rng.choice((b"", b"x" * rng.randrange(3000), b"%d" % token))
+            partition = rng.choice((None, None, None, 0, 1, 9, -1))
+            timestamp = rng.choice((None, None, 0, int(time.time() * 1000), 2**61, -5))
             record = Record(name, key, value, (("n", b"%d" % token),), timestamp, partition)
-            k.submit(record, chance.choice(owners), token)
+            k.submit(record, rng.choice(owners), token)
             expected[token] = record
-            if chance.random() < 0.02:
+            if rng.random() < 0.02:
                 await asyncio.sleep(0)
         await k.until(lambda: sum(len(owner.fates) for owner in owners) == 5000)
         assert await k.publisher.drain(5)

@@ -127,11 +127,11 @@ async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(read
     assert readers.live_reader.statistics().dropped == 5900
 
     while len(slow.got) < 5000:
-        slow.room += 100
+        slow.capacity += 100
         readers.live_reader.resume(slow)
-        await readers.wait_until(lambda: slow.room == 0)
+        await readers.wait_until(lambda: slow.capacity == 0)
     assert readers.live_reader.statistics().behind > 0
-    slow.room = None
+    slow.capacity = None
     readers.live_reader.resume(slow)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     slow.check_complete(6000)
@@ -146,7 +146,7 @@ async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(read
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(readers, producer, admin, seed) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(3)]
     await admin.create_topics([NewTopic(name, 2, 1) for name in names])
     for name in names:
@@ -159,20 +159,20 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
     async def store(count: int) -> None:
         nonlocal stored
         for _ in range(count):
-            await producer.send(chance.choice(names), b"%d" % stored, partition=chance.randrange(2))
+            await producer.send(rng.choice(names), b"%d" % stored, partition=rng.randrange(2))
             stored += 1
 
     async def all_fall_behind() -> None:
-        """How often they do so in between is chance: the reader may get everything in a few fetches."""
+        """How often they do so in between is rng: the reader may get everything in a few fetches."""
         for sink in sinks:
-            sink.room, sink.refused = chance.randrange(200), 0
+            sink.capacity, sink.refused = rng.randrange(200), 0
         await store(200)
         await readers.wait_until(lambda: all(sink.refused for sink in sinks))
 
     async def all_catch_up() -> None:
         await producer.flush()
         for sink in sinks:
-            sink.room = None
+            sink.capacity = None
             readers.live_reader.resume(sink)
         await readers.wait_until(lambda: min(len(sink.got) for sink in sinks) >= stored)
         for sink in sinks:
@@ -181,11 +181,11 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
 
     await all_fall_behind()
     for _ in range(60):
-        await store(chance.randrange(300))
-        for sink in chance.sample(sinks, 3):
-            sink.room += chance.choice((1, 10, 100, 1000))
+        await store(rng.randrange(300))
+        for sink in rng.sample(sinks, 3):
+            sink.capacity += rng.choice((1, 10, 100, 1000))
             readers.live_reader.resume(sink)
-        await asyncio.sleep(chance.choice((0, 0.001, 0.01)))
+        await asyncio.sleep(rng.choice((0, 0.001, 0.01)))
     await all_catch_up()
     await all_fall_behind()
     await all_catch_up()
@@ -201,13 +201,13 @@ async def test_a_thousand_subscribers_behind_share_a_few_consumers(readers, prod
     assert readers.live_reader.statistics().behind == 1000
     most = 0
     for sink in sinks:
-        sink.room = 15
+        sink.capacity = 15
         readers.live_reader.resume(sink)
     while min(len(sink.got) for sink in sinks) < 15:
         most = max(most, readers.catch_up_reader.statistics().consumers)
         await asyncio.sleep(0.005)
     for sink in sinks:
-        sink.room = None
+        sink.capacity = None
         readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0, within=60)
     for sink in sinks:
@@ -216,7 +216,7 @@ async def test_a_thousand_subscribers_behind_share_a_few_consumers(readers, prod
 
 
 async def test_subscribers_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
-    """Each subscriber has a little room again and again: what another consumer still has at hand is old by then."""
+    """Each subscriber has a little capacity again and again: what another consumer still has at hand is old by then."""
     topic = await new_topic(1)
     subscribers = [readers.Sink(0) for _ in range(3)]
     await readers.live_reader.watch(topic, readers.Fan(*subscribers))
@@ -224,12 +224,12 @@ async def test_subscribers_that_change_between_consumers_get_nothing_twice(reade
         await producer.send(topic, b"%d" % number, partition=0)
     await producer.flush()
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == len(subscribers))
-    chance = random.Random(4)
+    rng = random.Random(4)
     while readers.live_reader.statistics().behind:
-        subscriber = chance.choice(subscribers)
-        subscriber.room += chance.randrange(1, 40)
+        subscriber = rng.choice(subscribers)
+        subscriber.capacity += rng.randrange(1, 40)
         readers.live_reader.resume(subscriber)
-        await asyncio.sleep(chance.choice((0, 0, 0, 0.001, 0.003)))
+        await asyncio.sleep(rng.choice((0, 0, 0, 0.001, 0.003)))
     for subscriber in subscribers:
         subscriber.check_complete(2000)
 
@@ -247,7 +247,7 @@ async def test_subscribers_that_leave_while_behind_leave_nothing(readers, produc
     readers.live_reader.forget(gone)
     readers.live_reader.unwatch(topic, other)
     for sink in (gone, stays, ended):
-        sink.room = None
+        sink.capacity = None
         readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     stays.check_complete(100)
@@ -265,8 +265,8 @@ async def test_a_session_resumes_from_stored_positions(readers, producer, new_to
     assert readers.live_reader.catch_up(topic, fan, sink, 1, 1000)  # at the end already
     assert not readers.live_reader.catch_up(topic, fan, sink, 7, 0)
     await fill(producer, topic, 200, partitions=2)
-    await readers.wait_until(lambda: sink.room == 0)
-    sink.room = None
+    await readers.wait_until(lambda: sink.capacity == 0)
+    sink.capacity = None
     readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await readers.wait_until(lambda: len(sink.got) == 800)
@@ -283,7 +283,7 @@ async def test_retention_that_passes_a_slow_subscriber_is_a_counted_gap(
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
     await readers.wait_until(lambda: readers.live_reader.statistics().records == 100)
     await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=60)})
-    sink.room = None
+    sink.capacity = None
     readers.live_reader.resume(sink)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
@@ -307,7 +307,7 @@ async def test_records_of_an_aborted_transaction_are_not_messages(readers, produ
         await transactional.abort_transaction()
     await readers.wait_until(lambda: len(sink.got) == 2)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
-    slow.room = None
+    slow.capacity = None
     readers.live_reader.resume(slow)
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     await producer.send_and_wait(topic, b"plain")
@@ -411,7 +411,7 @@ async def test_an_empty_fetch_of_many_partitions_is_held_longer(partitions: int,
 
 async def test_who_leaves_costs_the_same_however_many_are_behind(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
-    fans = [readers.Fan(readers.Sink(room=0)) for _ in range(400)]
+    fans = [readers.Fan(readers.Sink(capacity=0)) for _ in range(400)]
     for fan in fans:
         await readers.live_reader.watch(topic, fan)
     await producer.send_and_wait(topic, b"nobody takes it")

@@ -35,7 +35,7 @@ async def test_a_killed_broker_costs_no_subscriber_a_record(stoppable, own_topic
     settled = {(record.partition, record.offset) for record in held.settle(30)}
 
     await stoppable.kill()
-    slow.room += 100
+    slow.capacity += 100
     here.live_reader.resume(slow)
     with pytest.raises(Refused) as refused:
         async with asyncio.timeout(60):
@@ -46,7 +46,7 @@ async def test_a_killed_broker_costs_no_subscriber_a_record(stoppable, own_topic
     await store(stoppable.bootstrap_servers, topic, 1000, 2)
     await readers.wait_until(lambda: len(fast.got) == 2000)
     fast.check_complete(2000)
-    slow.room = None
+    slow.capacity = None
     here.live_reader.resume(slow)
     await readers.wait_until(lambda: here.live_reader.statistics().behind == 0)
     slow.check_complete(2000)

@@ -216,8 +216,8 @@ async def test_a_re_authentication_that_fails(open_client: Any, user: str, passw
     """A wrong password; or another user, whose session it would not be."""
     client, steps = await logged_in(await open_client()), scram(user, password)
     client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(steps.first_message().encode())))
-    goodbye = await answered(client, steps, packets.Disconnect)
-    assert goodbye.reason_code == ReasonCode.NOT_AUTHORIZED
+    closing = await answered(client, steps, packets.Disconnect)
+    assert closing.reason_code == ReasonCode.NOT_AUTHORIZED
     assert await client.expect_end() == []
 
 
@@ -235,9 +235,9 @@ async def test_auth_out_of_turn(open_client: Any, auths: list[packets.Auth]) -> 
     client = await logged_in(await open_client())
     for auth in auths:
         client.send(auth)
-    *_, goodbye = await client.expect_end()
-    assert isinstance(goodbye, packets.Disconnect)
-    assert goodbye.reason_code == ReasonCode.PROTOCOL_ERROR
+    *_, closing = await client.expect_end()
+    assert isinstance(closing, packets.Disconnect)
+    assert closing.reason_code == ReasonCode.PROTOCOL_ERROR
 
 
 async def test_a_new_user_after_sighup(secured: tuple[GatewayProcess, Path], open_client: Any) -> None:

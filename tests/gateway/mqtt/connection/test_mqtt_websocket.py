@@ -87,9 +87,7 @@ UPGRADE = {
 }
 
 
-async def test_a_stop_says_goodbye_over_websocket_too(
-    bootstrap: str, new_gateway: Callable[..., GatewayProcess]
-) -> None:
+async def test_a_stop_closes_over_websocket_too(bootstrap: str, new_gateway: Callable[..., GatewayProcess]) -> None:
     gateway = await new_gateway(bootstrap, "--mqtt-websocket", "127.0.0.1:0").start()
     clients = [
         await PahoClient(gateway.address(listener), transport="websockets", client_id=uuid.uuid4().hex).connect()

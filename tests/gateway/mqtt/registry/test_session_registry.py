@@ -151,9 +151,9 @@ async def test_a_session_that_no_record_can_hold(connect: Connect, name: str) ->
     filters = [packets.Subscription(f"{name}/{number}/{'x' * 60_000}", 1) for number in range(60)]
     assert (await client.subscribe(*filters[:30])).reason_codes == (1,) * 30
     client.send(packets.Subscribe(client.new_id(), tuple(filters[30:])))
-    goodbye = (await client.expect_end())[-1]
-    assert isinstance(goodbye, packets.Disconnect)
-    assert goodbye.reason_code == 0x97
+    closing = (await client.expect_end())[-1]
+    assert isinstance(closing, packets.Disconnect)
+    assert closing.reason_code == 0x97
     client = await connect(name, **KEPT)
     assert client.connack.session_present
     codes = (await client.unsubscribe(*(one.topic_filter for one in filters[:30]))).reason_codes

@@ -303,7 +303,7 @@ async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -
 
 
 async def test_what_is_sent_behind_a_subscribe_keeps_its_order(connect: Connect) -> None:
-    """Much more than is read ahead; the subscription is in force for all of it, and a goodbye comes last."""
+    """Much more than is read ahead; the subscription is in force for all of it, and a close comes last."""
     name, count = a_name(), 2000
     client, other = await connect(), await connect()
     await other.subscribe(packets.Subscription(f"{name}/#", 1))

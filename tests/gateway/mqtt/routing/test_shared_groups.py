@@ -485,7 +485,7 @@ async def test_a_subscriber_that_joins_twice_at_once_has_one_place(process, new_
 
 async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, producer, new_topic, group) -> None:
     """Two processes; members come, go and acknowledge as they like; the topics of each process change all the time."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     topics = [await new_topic(partitions=2) for _ in range(2)]
     # They acknowledge all the time, so a partition moves soon, and with nothing unsettled, on a slow machine, too.
     processes = [new_process(revoke_wait_s=20.0) for _ in range(2)]
@@ -495,20 +495,20 @@ async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, pro
     sent = 0
 
     async def enter(process: Process, topic_filter: str) -> None:
-        client = Client(window=chance.randrange(5, 30))
+        client = Client(window=rng.randrange(5, 30))
         members.append(await process.join(client, group, topic_filter))
 
     async def churn() -> None:
         for _ in range(4):
-            leaving = members.pop(chance.randrange(len(filters), len(members)))
+            leaving = members.pop(rng.randrange(len(filters), len(members)))
             for share in leaving.shares.values():
                 await share.leave()
-            await enter(chance.choice(processes), chance.choice(filters))
+            await enter(rng.choice(processes), rng.choice(filters))
 
     def work() -> bool:
         for client in members:
-            chance.shuffle(client.held)
-            settled = client.acknowledge(chance.randrange(len(client.held) + 1))
+            rng.shuffle(client.held)
+            settled = client.acknowledge(rng.randrange(len(client.held) + 1))
             acknowledged.update((record.topic, record.partition, record.offset) for record in settled)
         return len(acknowledged) == sent
 
@@ -525,7 +525,7 @@ async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, pro
     working = processes[0].spawn(work_until(churning))
     while not churning.done():
         if sent - len(acknowledged) < 500:  # how much waits is not left to the speed of the machine
-            await publish(producer, chance.choice(topics), 20, partition=chance.randrange(2), first=sent)
+            await publish(producer, rng.choice(topics), 20, partition=rng.randrange(2), first=sent)
             sent += 20
         await asyncio.sleep(0.005)
     churning.result()

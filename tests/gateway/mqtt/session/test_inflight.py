@@ -59,8 +59,8 @@ class Client:
 class Gateway:
     """One life of the gateway's half: a reader per partition, a window, and writes that are stored in order."""
 
-    def __init__(self, chance: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
-        self.chance, self.log, self.stored, self.client = chance, log, stored, client
+    def __init__(self, rng: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
+        self.rng, self.log, self.stored, self.client = rng, log, stored, client
         found = decode_inflight(stored)
         assert found is not None
         self.inflight = InflightMessages(found.messages, found.reached)
@@ -115,7 +115,7 @@ class Gateway:
         behind = [number for number in range(PARTITIONS) if self.positions[number] < len(self.log[number])]
         if not behind or not self.window:
             return
-        partition = self.chance.choice(behind)
+        partition = self.rng.choice(behind)
         offset = self.positions[partition]
         self.positions[partition] += 1
         verdict = self.inflight.judge(record(partition, offset))
@@ -154,15 +154,15 @@ class Gateway:
 @pytest.mark.clause("MQTT-4.3.2-1", "MQTT-4.3.3-1", "MQTT-4.4.0-1", "MQTT-4.6.0-5", "MQTT-2.2.1-4")
 @given(st.randoms(use_true_random=False), st.integers(1, 150))
 @settings(max_examples=100, deadline=None)
-def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
+def test_what_comes_whatever_breaks(rng: random.Random, steps: int) -> None:
     log: list[list[int]] = [[] for _ in range(PARTITIONS)]
     client = Client()
     stored = encode(InflightRecord("n", 1, {"t": dict.fromkeys(range(PARTITIONS), 0)}))
-    gateway = Gateway(chance, log, stored, client)
+    gateway = Gateway(rng, log, stored, client)
     for _ in range(steps):
-        step = chance.random()
+        step = rng.random()
         if step < 0.25:
-            chance.choice(log).append(chance.choice((1, 2)))
+            rng.choice(log).append(rng.choice((1, 2)))
         elif step < 0.5:
             gateway.read()
         elif step < 0.7:
@@ -172,7 +172,7 @@ def test_what_comes_whatever_breaks(chance: random.Random, steps: int) -> None:
         elif step < 0.96:
             gateway.drop()
         else:
-            gateway = Gateway(chance, log, gateway.stored, client)  # killed
+            gateway = Gateway(rng, log, gateway.stored, client)  # killed
     for _ in range(2000):
         gateway.read()
         gateway.hear()

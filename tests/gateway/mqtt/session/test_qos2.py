@@ -32,8 +32,8 @@ PARTITIONS = 2
 class Kafka:
     """A log that outlives gateways, and the last in-flight record that was stored."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.log: dict[TopicPartition, list[Record]] = {
             TopicPartition(topic, number): [] for topic in TOPICS for number in range(PARTITIONS)
         }
@@ -121,12 +121,12 @@ class Gateway:
 
     def store_one(self) -> None:
         """Kafka answers one of the writes, or not in time; those of one kind are answered in order."""
-        kind = self.kafka.chance.choice([kind for kind, _ in self.waiting])
+        kind = self.kafka.rng.choice([kind for kind, _ in self.waiting])
         position = next(number for number, (other, _) in enumerate(self.waiting) if other == kind)
         _, write = self.waiting.pop(position)
-        if kind == "record" and self.kafka.chance.random() < 0.05:
+        if kind == "record" and self.kafka.rng.random() < 0.05:
             self.was_busy = True
-            if self.kafka.chance.random() < 0.5:
+            if self.kafka.rng.random() < 0.5:
                 self.store(kind, write, tell=False)
             record, owner, token = write
             self.kafka.unknown.add(int(record.value or b""))
@@ -152,13 +152,13 @@ class Gateway:
 
         That Kafka was silent is among that: what a client was told of it in the moment before is lost otherwise.
         """
-        chance = self.kafka.chance
+        rng = self.kafka.rng
         if self.was_busy:
             self.kafka.inflight = encode(InflightRecord("n", 1, **self.inbound_qos2.describe(leaving=False)))
             self.waiting = [write for write in self.waiting if write[0] == "record"]
         for kind in ("record", "inflight"):
             writes = [write for other, write in self.waiting if other == kind]
-            for write in writes[: chance.randint(0, len(writes))]:
+            for write in writes[: rng.randint(0, len(writes))]:
                 self.store(kind, write, tell=False)
         self.journal.stop()
         for task in self.tasks:
@@ -168,8 +168,8 @@ class Gateway:
 class Client:
     """A client that keeps its state as the standard says: what it has no PUBREC for it sends again."""
 
-    def __init__(self, chance: random.Random, *, v5: bool) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, *, v5: bool) -> None:
+        self.rng = rng
         self.v5 = v5
         self.refused: set[int] = set()  # what PUBREC said that it failed: it may be stored, or not
         self.sent: dict[int, Record] = {}  # no PUBREC yet
@@ -180,9 +180,9 @@ class Client:
     def publish(self, gateway: Gateway) -> None:
         free = [number for number in range(1, 5) if number not in self.sent and number not in self.releasing]
         if free:
-            packet_id = self.chance.choice(free)
-            key = b"%d" % self.chance.randrange(PARTITIONS)
-            record = Record(self.chance.choice(TOPICS), key, b"%d" % self.number)
+            packet_id = self.rng.choice(free)
+            key = b"%d" % self.rng.randrange(PARTITIONS)
+            record = Record(self.rng.choice(TOPICS), key, b"%d" % self.number)
             self.number += 1
             self.sent[packet_id] = record
             self.send(gateway, packet_id)
@@ -194,7 +194,7 @@ class Client:
 
     async def read(self, gateway: Gateway) -> None:
         for packet_id, slot in list(self.slots.items()):
-            if slot.result is not None and self.chance.random() < 0.7:
+            if slot.result is not None and self.rng.random() < 0.7:
                 if slot.result.outcome is not Outcome.STORED:
                     if not self.v5:
                         await self.reconnect(gateway)  # 3.1.1 has no words for it
@@ -233,12 +233,12 @@ async def turns() -> None:
 @pytest.mark.clause("MQTT311-4.3.3-2")
 @given(st.randoms(use_true_random=False), st.integers(1, 120), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_each_message_is_stored_once_wherever_the_gateway_dies(chance: random.Random, steps: int, v5: bool) -> None:
+def test_each_message_is_stored_once_wherever_the_gateway_dies(rng: random.Random, steps: int, v5: bool) -> None:
     async def run() -> None:
-        kafka, client = Kafka(chance), Client(chance, v5=v5)
+        kafka, client = Kafka(rng), Client(rng, v5=v5)
         gateway = Gateway(kafka, v5=v5)
         for _ in range(steps):
-            step = chance.random()
+            step = rng.random()
             if step < 0.3:
                 client.publish(gateway)
             elif step < 0.75:

@@ -249,7 +249,7 @@ async def test_byte_by_byte_through_the_pump(gateway: Gateway, new_topic: NewTop
     assert rest == b""
     assert frames[-1] == (CLOSE, b"\x03\xe8")
     heard = [json.loads(payload) for kind, payload in frames if kind == TEXT]
-    # The goodbye may overtake the answer, which is stored all the same.
+    # The close may overtake the answer, which is stored all the same.
     assert heard in ([], [{"type": "produced", "id": "b", "offsets": [{"partition": 0, "offset": 0}]}])
 
 
@@ -297,7 +297,7 @@ async def test_rights_are_those_of_the_access_list(bootstrap: str, new_topic: Ne
         assert next(one for one in heard if one["type"] == "record")["record"]["key"] == "open/a"
 
 
-async def test_a_gateway_that_stops_answers_and_says_goodbye(bootstrap: str, new_topic: NewTopicFactory) -> None:
+async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     async with (
         running_gateway(bootstrap, http={"max_streams": 1}) as gateway,
