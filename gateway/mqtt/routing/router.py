@@ -37,7 +37,7 @@ WILDCARDS: Final = ("+", "#")
 TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; a record tells very many of them
 PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
 
-Outlet = Subscriber | LossySubscriber
+AnySubscriber = Subscriber | LossySubscriber
 Since = dict[tuple[str, int], int]
 """Kafka topic and partition -> offset."""
 
@@ -58,7 +58,7 @@ class SubscribedSession(Protocol):
     def __hash__(self) -> int:
         """By identity."""
 
-    def outbox_for(self, match: Match) -> Outlet:
+    def outbox_for(self, match: Match) -> AnySubscriber:
         """The outbox of deliveries that match so; the same for as long as the session's subscriptions stay."""
 
 
@@ -103,7 +103,7 @@ class _Plan(msgspec.Struct, eq=False):
     size: int = 0  # what it counts for, of what may be remembered
     waiting: int = 0  # entries in `judged` that want only what is stored later, when the plan was made
 
-    outboxes: list[tuple[Outlet, Match]] = []  # those that get every one of them, each with how it matches
+    outboxes: list[tuple[AnySubscriber, Match]] = []  # those that get every one of them, each with how it matches
     # subscriptions that may not want a message: No Local, or one that was stored before
     judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
@@ -321,11 +321,11 @@ class Router:
         """Whether a subscription of a connected session matches an MQTT topic."""
         return bool(self._trie.match(topic))
 
-    def select(self, record: Received) -> Collection[tuple[Outlet, Match]]:
+    def select(self, record: Received) -> Collection[tuple[AnySubscriber, Match]]:
         """The outboxes of the sessions whose filters match, and how they do."""
         return self.select_run((record,), 0)[0]
 
-    def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[Outlet, Match]], int]:
+    def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[AnySubscriber, Match]], int]:
         """`select` for the record at a place, and for how many from there on: those with its MQTT topic and its key."""
         record, messages = records[at], self.messages
         messages.begin_run(record)
@@ -350,7 +350,7 @@ class Router:
 
     def _judge(
         self, plan: _Plan, shape: _Shape, record: Received, delivery: Delivery
-    ) -> Collection[tuple[Outlet, Match]]:
+    ) -> Collection[tuple[AnySubscriber, Match]]:
         """The outboxes of a plan with subscriptions that may not want the message."""
         outboxes = list(plan.outboxes)
         waiting = 0
