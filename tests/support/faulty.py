@@ -146,7 +146,10 @@ def listen(path: Path, switch: Switch) -> None:
 
             def obey(command: str = command, name: str = name, found: Any = found) -> None:
                 orders = {"fail": switch.fail, "break": break_once, "names": lambda _: switch.names()}
-                found.set_result(orders[command](name))
+                try:
+                    found.set_result(orders[command](name))
+                except Exception as error:  # there is no such place: the test is told
+                    found.set_result({"error": repr(error)})
 
             assert switch.loop is not None
             switch.loop.call_soon_threadsafe(obey)
