@@ -303,10 +303,13 @@ def _read_text(data: bytes, at: int) -> tuple[str | None, int]:
 
 
 def _length(count: int) -> bytes:
-    return _unsigned(count + 1)
+    return unsigned(count + 1)
 
 
-def _unsigned(value: int) -> bytes:
+def unsigned(value: int) -> bytes:
+    """An unsigned integer of variable length, as in Protocol Buffers."""
+    if value <= 0x7F:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.kafka.driver.wire import unsigned
+
 Headers = Sequence[tuple[str, bytes | None]]
 
 _NULL: Final = b"\x01"  # the length -1
@@ -20,15 +22,7 @@ _LONGEST: Final = 2**31 - 1
 
 def varint(value: int) -> bytes:
     """A signed integer of variable length, zig-zag, as in Protocol Buffers."""
-    left = value << 1 if value >= 0 else (-value << 1) - 1
-    if left <= 0x7F:
-        return bytes((left,))
-    out = bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
-    return bytes(out)
+    return unsigned(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def _sized(content: bytes | None) -> tuple[bytes, bytes]:
