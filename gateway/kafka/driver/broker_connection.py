@@ -68,13 +68,18 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return streams
 
     def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
-        """Close at once; see aiokafka."""
+        """Close at once; an awaitable of the end.
+
+        Several may wait for the same end, such as who stops a client that is being closed; who gives up waiting ends
+        nobody else's wait, which would be taken for the other's own cancellation.
+        """
         if self.looking is not None:
             self.looking.cancel()
             self.looking = None
         if self.probing is not None and self.probing is not asyncio.current_task():
             self.probing.cancel()
-        return super().close(reason=reason, exc=exc)
+        closed = super().close(reason=reason, exc=exc)
+        return None if closed is None else asyncio.shield(closed)
 
     def oldest(self) -> int | None:
         """The number of the request that has waited longest, if it is one that a broker answers soon."""

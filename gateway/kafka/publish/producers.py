@@ -138,10 +138,9 @@ class Producers:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        for closing in tuple(self._retired.values()):
-            if closing is not None:
-                closing.cancel()
-                await asyncio.wait({closing})
+        closing = {task for task in self._retired.values() if task is not None}
+        if closing:
+            await asyncio.wait(closing)
         every = list(self._retired)
         if self._current is not None:
             every.append(self._current)

@@ -145,6 +145,7 @@ class TransactionalProducerPool:
         self._free = list(range(limit))  # numbers, a heap
         self._idle: deque[tuple[float, TransactionalProducer]] = deque()  # the longest idle first
         self._busy: set[TransactionalProducer] = set()
+        self._closing: set[TransactionalProducer] = set()
         self._waiting: deque[asyncio.Future[TransactionalProducer]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -189,7 +190,8 @@ class TransactionalProducerPool:
     def discard(self, producer: TransactionalProducer) -> None:
         """It is of no use any more: another with its id ends whatever it has left open."""
         self._busy.discard(producer)
-        self._run(producer.force_close(self._spawn) if self._stopped else self._renew(producer))
+        self._closing.add(producer)
+        self._run(self._close(producer) if self._stopped else self._renew(producer))
 
     @property
     def producers(self) -> int:
@@ -209,7 +211,7 @@ class TransactionalProducerPool:
             await asyncio.wait(self._tasks)
         if self._marks is not None and not self._busy:
             self._marks.unlink(missing_ok=True)  # nothing was left open
-        every = [producer for _, producer in self._idle] + list(self._busy)
+        every = {*self._busy, *self._closing, *(producer for _, producer in self._idle)}
         self._idle.clear()
         self._busy.clear()
         await asyncio.gather(*(producer.force_close(self._spawn) for producer in every))
@@ -236,22 +238,27 @@ class TransactionalProducerPool:
         """Close those that nobody has needed for long."""
         self._reaper = None
         while self._idle and self._clock() - self._idle[0][0] >= IDLE_S:
-            self._run(self._retire(self._idle.popleft()[1]))
+            _, producer = self._idle.popleft()
+            self._closing.add(producer)
+            self._run(self._retire(producer))
         if self._idle:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
     async def _retire(self, producer: TransactionalProducer) -> None:
-        try:
-            await producer.force_close(self._spawn)
-        finally:
-            heapq.heappush(self._free, producer.number)
+        await self._close(producer)
+        heapq.heappush(self._free, producer.number)
 
     async def _renew(self, producer: TransactionalProducer) -> None:
+        await self._close(producer)
+        await self._start(producer.number)
+
+    async def _close(self, producer: TransactionalProducer) -> None:
+        """Close one that is in `_closing`; `stop` closes it again when this was cancelled."""
         try:
             await producer.force_close(self._spawn)
         except Exception as error:  # its successor fences it
             failures.tell("transaction", error)
-        await self._start(producer.number)
+        self._closing.discard(producer)
 
     async def _start(self, number: int) -> None:
         """Start a producer, however long it takes; Kafka ends what was open under its id."""

@@ -49,6 +49,21 @@ async def test_a_connection_that_is_made_while_its_client_closes_is_closed(boots
     assert not any(connection.connected() for connection in client._conns.values())
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_gives_up_closing_a_client_leaves_it_to_the_next(bootstrap: str, turns: int) -> None:
+    client = AIOKafkaClient(bootstrap_servers=bootstrap)
+    await start_client(client.bootstrap, client.close, asyncio.create_task)
+    assert await client.force_metadata_update()
+    (connection,) = client._conns.values()
+    closing = asyncio.create_task(client.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    await client.close()
+    assert not connection.connected()
+
+
 def connected() -> list[BrokerConnection]:
     return [one for one in gc.get_objects() if isinstance(one, BrokerConnection) and one.connected()]
 

@@ -202,6 +202,19 @@ async def test_a_topic_that_becomes_compacted_refuses_records_without_a_key_alon
         assert k.publisher.statistics().producers - producers < 40
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_it_stops_while_a_producer_that_was_replaced_is_closed(bootstrap, kit, turns):
+    async with kit(bootstrap) as k:
+        producers = k.publisher._producers
+        leased = await producers.acquire()
+        producers.retire(leased)
+        producers.release(leased)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await k.publisher.stop()
+        assert not any(one.connected() for one in leased._producer.client._conns.values())
+
+
 async def test_what_waits_for_an_unknown_topic_is_not_overtaken(bootstrap, kit, new_topic, read_topic):
     topic = await new_topic(1)
     async with kit(bootstrap) as k:

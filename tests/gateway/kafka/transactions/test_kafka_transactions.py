@@ -214,6 +214,23 @@ async def test_the_pool(kit: Any, bootstrap: str, new_topic: Any) -> None:
             pool.release(producer)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_a_pool_that_stops_while_a_producer_is_closed_leaves_none_open(bootstrap: str, turns: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        pool = TransactionalProducerPool(
+            KafkaConfig(bootstrap_servers=bootstrap), name=uuid.uuid4().hex[:12], limit=1, timeout_s=60, marks=None,
+            spawn=group.create_task, clock=asyncio.get_running_loop().time,
+        )  # fmt: skip
+        producer = await pool.acquire()
+        connections = list(producer._producer.client._conns.values())
+        pool.discard(producer)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await pool.stop()
+    assert connections
+    assert not any(connection.connected() for connection in connections)
+
+
 async def test_ids_in_use_are_ended_at_the_start(kit: Any, bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     name, marks = uuid.uuid4().hex[:12], tmp_path / "transactions"
