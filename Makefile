@@ -17,7 +17,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run test sanitize clients spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars run cluster test test-cluster sanitize clients spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,11 +51,18 @@ jars: $(INSTALLED)
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
+cluster: setup  ## Run three Kafka brokers as one cluster until Ctrl-C; their data in .trivium/cluster
+	@$(BIN)/python -m gateway.embedded.cluster $(ARGS)
+
 # Nearly half of the time of the tests is waiting: three workers keep two cores busy.
 WORKERS ?= 3
 
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# Not with -n: three brokers are enough.
+test-cluster: setup  ## Run the tests that need three brokers, which "make test" leaves out
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 clients: check-java $(INSTALLED)  ## Fetch and build the foreign clients of the tests (needs node, npm, a JDK, Go and Cargo)
 	@$(BIN)/python -m tests.interop.fetch

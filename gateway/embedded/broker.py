@@ -1,4 +1,6 @@
-"""A real Apache Kafka broker as a child process: KRaft, one node, its data in a directory that survives restarts.
+"""A real Apache Kafka broker as a child process: KRaft, its data in a directory that survives restarts.
+
+It is alone, or a node of a cluster on this machine (`gateway.embedded.cluster`).
 
 The broker cannot outlive us, whatever kills us (`gateway.embedded.child`), and it leads a session of its own, so that
 Ctrl-C in the terminal reaches the gateway, which drains first and stops the broker last.
@@ -75,12 +77,15 @@ class EmbeddedBroker:
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
+        node: int = 1,
+        cluster_id: str | None = None,
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
         `jars` is the set `kafka` of the jar lock, `heap` the most that the Java machine takes (`1g`). A port of 0 is
         that of the last start or a free one. `settings` and `java_options` go over ours; a start that makes no progress
-        for `patience_s` is given up.
+        for `patience_s` is given up. `node`: its number; `cluster_id`: of the data if they are new, None for one of its
+        own.
         """
         self.directory = directory.absolute()
         self._java = java
@@ -89,6 +94,8 @@ class EmbeddedBroker:
         self._java_options = (f"-Xmx{heap}", *JVM_OPTIONS, *java_options)
         self._settings = dict(settings or {})
         self._patience_s = patience_s
+        self._node = node
+        self._cluster_id = cluster_id
         self._kafka = locked_version("kafka", "kafka_2.13")
         self._process: asyncio.subprocess.Process | None = None
         self._port = port
@@ -161,7 +168,7 @@ class EmbeddedBroker:
         """Choose ports, format once, run; try other free ports when another program was quicker."""
         marker = storage.read_marker(self.directory, self._kafka)
         last = (marker.port, marker.controller_port) if marker else (0, 0)
-        cluster_id = marker.cluster_id if marker else storage.new_cluster_id()
+        cluster_id = marker.cluster_id if marker else self._cluster_id or storage.new_cluster_id()
         for attempt in range(PORT_ATTEMPTS):
             port = storage.choose_port(self._wanted[0], last[0], "embedded.port", self._wanted[1])
             controller = storage.choose_port(self._wanted[1], last[1], "embedded.controller_port", port)
@@ -183,7 +190,7 @@ class EmbeddedBroker:
                 return
 
     def _write_settings(self, name: str, port: int, controller_port: int, data: str) -> None:
-        text = storage.server_properties(port, controller_port, data, self._settings)
+        text = storage.server_properties(port, controller_port, data, self._settings, node=self._node)
         (self.directory / name).write_text(text)
 
     async def _format_once(self, cluster_id: str, port: int, controller_port: int) -> None:
@@ -226,7 +233,7 @@ class EmbeddedBroker:
         progress = StartProgress(process.pid, self.log_file, self._log_position)
         loop = asyncio.get_running_loop()
         began = told = moved = loop.time()
-        while not await broker_answers(HOST, self._port):
+        while not await broker_answers(HOST, self._port, node=self._node):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), pause)
             if process.returncode is not None:

@@ -14,12 +14,15 @@ _REQUEST_BODY = struct.pack(">hhih7si", METADATA, VERSION, CORRELATION, 7, b"tri
 REQUEST = struct.pack(">i", len(_REQUEST_BODY)) + _REQUEST_BODY
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">ii")  # correlation id, number of brokers
+_NODE = struct.Struct(">ih")  # of a broker: its number, how long the name of its host is
+_PORT_AND_RACK = struct.Struct(">ih")  # its port, how long the name of its rack is; -1: it has none
 
 
-async def broker_answers(host: str, port: int, timeout_s: float = 2.0) -> bool:
-    """Whether the broker answers a metadata request and counts at least one broker as serving.
+async def broker_answers(host: str, port: int, timeout_s: float = 2.0, node: int | None = None) -> bool:
+    """Whether the broker answers a metadata request and counts itself as serving, or any broker without `node`.
 
-    A KRaft broker listens before the controller has unfenced it; until then it names no broker.
+    A KRaft broker listens before the controller has unfenced it; until then it does not name itself. `node`: its
+    number.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -34,5 +37,22 @@ async def broker_answers(host: str, port: int, timeout_s: float = 2.0) -> bool:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False
-    correlation, brokers = _HEAD.unpack_from(answer)
-    return bool(correlation == CORRELATION and brokers > 0)
+    correlation, count = _HEAD.unpack_from(answer)
+    if correlation != CORRELATION or count <= 0:
+        return False
+    return node is None or node in _nodes(answer, count)
+
+
+def _nodes(answer: bytes, count: int) -> set[int]:
+    """The numbers of the brokers that an answer names; none where it is none of Kafka's."""
+    nodes, at = set(), _HEAD.size
+    try:
+        for _ in range(count):
+            number, host = _NODE.unpack_from(answer, at)
+            at += _NODE.size + host
+            _, rack = _PORT_AND_RACK.unpack_from(answer, at)
+            at += _PORT_AND_RACK.size + max(0, rack)
+            nodes.add(number)
+    except struct.error:
+        return set()
+    return nodes

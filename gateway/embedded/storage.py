@@ -155,15 +155,15 @@ def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[in
     raise PortTakenError(f"no free port found between {FREE_PORTS[0]} and {FREE_PORTS[1]}: set {key}")
 
 
-def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str]) -> str:
-    """Return the broker's settings: one node, for one machine, small internal topics, nothing made by accident.
+def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str], *, node: int = 1) -> str:
+    """Return the broker's settings: a node that is alone, on one machine, small internal topics, nothing by accident.
 
-    `data` is relative to the broker's working directory, so that no path needs quoting.
+    `data` is relative to the broker's working directory, so that no path needs quoting. `extra` goes over ours.
     """
     settings = {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "node.id": str(node),
+        "controller.quorum.voters": f"{node}@{HOST}:{controller_port}",
         "controller.listener.names": "CONTROLLER",
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",

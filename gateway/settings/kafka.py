@@ -34,8 +34,10 @@ class KafkaConfig(Section):
     """create a topic at its first use. Not set: yes on the embedded Kafka, no on yours"""
     topic_partitions: Annotated[int, Field(ge=1)] = 3
     """partitions of created topics"""
-    topic_replication: Annotated[int, Field(ge=1)] = 1
-    """replicas of created topics; use 3 on a real cluster"""
+    # Not 1: whoever runs a cluster has said there how many copies his data are worth.
+    topic_replication: Annotated[int, Field(ge=1)] | None = None
+    """replicas of created topics, those of the gateway's own state included. Not set: the cluster's
+    `default.replication.factor`. Brokers before Kafka 2.4 need a number here"""
     # A topic stays, and costs the cluster memory and descriptors for good: what clients make has an end (ADR 0035).
     max_topics: Annotated[int, Field(ge=1)] = 5000
     """how many topics there may be, whoever made them, for clients to make another one. A topic stays, and costs the

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from loadtest.faults.kafka import Kafka, KafkaProcess
+from loadtest.faults.cluster import COPIES
+from loadtest.faults.kafka import Kafka
 from loadtest.faults.load import Load, Sample, Stored, Terms
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import GatewayProcess, process_resident
@@ -131,7 +132,8 @@ class Fault(NamedTuple):
         proxied: the gateway reaches Kafka through the proxy.
         by_partition: keys move to other partitions, by Kafka's own rule.
         tiny: Kafka's data lie on a file system that is soon full.
-        replicated: a second broker has a copy of everything that the load sends, and must have.
+        in_sync: three brokers have a copy each of everything that the load sends, and so many must have it; 0: there is
+            one broker.
         recovery_s: throughput must be back within it.
         held_mib: what the fault's own clients may make the gateway hold beside its budget.
     """
@@ -145,7 +147,7 @@ class Fault(NamedTuple):
     proxied: bool = False
     by_partition: bool = False
     tiny: bool = False
-    replicated: bool = False
+    in_sync: int = 0
     recovery_s: float | None = None
     held_mib: int = 0
 
@@ -203,14 +205,19 @@ class Bench:
         *,
         say: Callable[[str], None] = print,
         tiny: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
+        cluster: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
     ) -> None:
-        """`proxy` stands before a second listener of `kafka`; `tiny` makes a broker whose disk is soon full."""
+        """`proxy` stands before a second listener of `kafka`.
+
+        `tiny` makes a broker whose disk is soon full, `cluster` makes three brokers.
+        """
         self.plan = plan
         self._directory = directory
         self._say = say
         self._kafka = kafka
         self._proxy = proxy
         self._tiny = tiny
+        self._cluster = cluster
 
     async def run(self, fault: Fault) -> Outcome:
         """One fault."""
@@ -220,12 +227,12 @@ class Bench:
             if fault.tiny:
                 assert self._tiny is not None
                 kafka = await stack.enter_async_context(self._tiny())
+            if fault.in_sync:
+                assert self._cluster is not None
+                kafka = await stack.enter_async_context(self._cluster())
             host, port = self._proxy.address
             bootstrap = f"{host}:{port}" if fault.proxied else kafka.bootstrap_servers
             gateway = await stack.enter_async_context(self._gateway(fault, bootstrap))
-            if fault.replicated:  # only now: the gateway's own topics are to be where they are always
-                assert isinstance(kafka, KafkaProcess)
-                await stack.enter_async_context(kafka.replica())
             outcome = await self._run(fault, gateway, kafka)
         for problem in outcome.problems:
             self._say(f"  {problem}")
@@ -247,7 +254,7 @@ class Bench:
         idle = process_resident(gateway.pid)
         load = Load(gateway, kafka.bootstrap_servers, plan.terms)
         stage = Stage(gateway, kafka, self._proxy, load, plan)
-        await load.start(2 if fault.replicated else 1)
+        await load.start(COPIES if fault.in_sync else 1, fault.in_sync or 1)
         begin = end = usual = 0.0
         connects: list[int] = []
         recovered = None

@@ -137,14 +137,12 @@ class KafkaProcess(Broker):
     Attributes:
         inner: the port of its second listener, where the proxy goes.
         outer: the proxy's own.
-        second: the second broker, while there is one.
     """
 
     def __init__(self, directory: Path) -> None:
         """Nothing runs yet."""
         super().__init__(directory / "data" / "kafka", 0, [])
         self.inner, self.outer = free_port(), free_port()
-        self.second: Broker | None = None
         self._directory = directory
         self._controller = 0
 
@@ -164,35 +162,6 @@ class KafkaProcess(Broker):
         """Settings; the later ones count."""
         (self._home / name).write_text(text + "".join(f"{key}={value}\n" for key, value in ours.items()))
         return name
-
-    @contextlib.asynccontextmanager
-    async def replica(self) -> AsyncIterator[None]:
-        """With a second broker in the cluster."""
-        port = free_port()
-        ours = {
-            "process.roles": "broker",
-            "node.id": "2",
-            "listeners": f"PLAINTEXT://{HOST}:{port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
-            "log.dirs": "second",
-        }
-        name = self._write("second.properties", (self._home / self.command[-1]).read_text(), ours)
-        *java, main, _ = self.command
-        if not (self._home / "second").exists():
-            cluster = re.findall(
-                r"^cluster.id=(.+)$", (self._home / "data" / "meta.properties").read_text(), re.MULTILINE
-            )
-            tool = ("kafka.tools.StorageTool", "format", "-t", cluster[0], "-c", name)
-            formatting = await self._spawn([*java, *tool])
-            if await formatting.wait():
-                raise RuntimeError(f"the second broker's data cannot be made; see {self._home / 'logs'}")
-        self.second = Broker(self._home, port, [*java, main, name])
-        try:
-            await self.second.start()
-            yield
-        finally:
-            await self.second.kill()
-            self.second = None
 
 
 def _command_of_child(pid: int) -> list[str]:

@@ -109,9 +109,9 @@ class Load:
         """The Kafka topic of a protocol's senders."""
         return f"faults-{protocol}-{self.numbering.run}"
 
-    async def start(self, replicas: int = 1) -> None:
-        """Make the topics, connect, begin; `replicas`: and no fewer of them in sync."""
-        configs = {"min.insync.replicas": str(replicas)}
+    async def start(self, replicas: int = 1, in_sync: int = 1) -> None:
+        """Make the topics, connect, begin; so many `replicas`, and `in_sync` of them at least have what is stored."""
+        configs = {"min.insync.replicas": str(in_sync)}
         for protocol in PROTOCOLS:
             await create_topic(self._bootstrap, self.topic(protocol), replicas=replicas, configs=configs)
             self.senders[protocol] = [self._sender(protocol, len(self.all) + n) for n in range(self.terms.connections)]

@@ -16,7 +16,6 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 from loadtest.clients.topics import create_topic
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.disk import TinyKafka
-from loadtest.faults.kafka import KafkaProcess
 from loadtest.faults.proxy import Proxy
 from loadtest.scenarios.steady import PROTOCOLS
 
@@ -156,21 +155,6 @@ async def more_partitions(stage: Stage) -> None:
     await asyncio.sleep(stage.plan.short)
 
 
-async def too_few_replicas(stage: Stage) -> None:
-    """The second broker is killed, and min.insync.replicas is 2: Kafka refuses what is to be stored by all."""
-    assert isinstance(stage.kafka, KafkaProcess)
-    second = stage.kafka.second
-    assert second is not None
-    await second.kill()
-    await stage.settled()
-    quiet = stage.load.stored()
-    await asyncio.sleep(stage.plan.short)
-    if stage.load.stored() != quiet:
-        stage.problems.append(f"acknowledged with one replica: {quiet}, then {stage.load.stored()}")
-    await second.start()
-    await stage.until(stage.load.progressed(), "answers to all")
-
-
 def faults(plan: Plan) -> tuple[Fault, ...]:
     """All of them."""
     return (
@@ -197,11 +181,4 @@ def faults(plan: Plan) -> tuple[Fault, ...]:
         Fault("topics made anew", "all topics deleted and made again", topics_made_anew),
         Fault("more partitions", "three partitions of each topic become nine", more_partitions, silent=True,
               by_partition=True),
-        Fault(
-            "too few replicas",
-            f"min.insync.replicas=2, and the second of two brokers away for {plan.short:g} s",
-            too_few_replicas,
-            silent=True,
-            replicated=True,
-        ),
     )  # fmt: skip

@@ -6,22 +6,26 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from loadtest.faults import of_clients, of_gateway, of_kafka, pages
+from loadtest.faults import of_clients, of_cluster, of_gateway, of_kafka, pages
 from loadtest.faults.bench import Bench, Fault, Outcome, Plan
+from loadtest.faults.cluster import three_brokers
 from loadtest.faults.disk import tiny_kafka
 from loadtest.faults.kafka import kafka_behind_proxy
 
 
 def table(plan: Plan) -> list[Fault]:
     """Every fault there is."""
-    return [*of_kafka.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
+    return [*of_kafka.faults(plan), *of_cluster.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
 
 
 async def run(directory: Path, plan: Plan, only: list[str], say: Callable[[str], None]) -> list[Outcome]:
     """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory."""
     outcomes: list[Outcome] = []
     async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
-        bench = Bench(directory, plan, kafka, proxy, say=say, tiny=lambda: tiny_kafka(directory / "tiny", say))
+        bench = Bench(
+            directory, plan, kafka, proxy, say=say, tiny=lambda: tiny_kafka(directory / "tiny", say),
+            cluster=lambda: three_brokers(directory / "cluster"),
+        )  # fmt: skip
         for fault in table(plan):
             if only and not any(fault.name.startswith(name) for name in only):
                 continue

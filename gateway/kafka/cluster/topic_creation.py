@@ -15,12 +15,12 @@ from typing import Annotated, Final
 
 import msgspec
 from aiokafka import errors
-from aiokafka.protocol.admin import CreateTopicsRequest
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_queries import Partitions, TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
 from gateway.kafka.driver.wire import Metadata
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
@@ -48,7 +48,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     name: str  # a legal name
     partitions: int | None = None  # how many; None: `kafka.topic_partitions`
-    replication: int | None = None  # how many copies; None: `kafka.topic_replication`
+    replication: int | None = None  # how many copies; None: `kafka.topic_replication`, else the broker's default
     configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
 
 
@@ -246,19 +246,18 @@ class Creation:
     async def _ask_for(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
         """Have topics made, and wait until all have leaders."""
         config = self._config
-        request = CreateTopicsRequest(
-            create_topic_requests=[
+        default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
+        request = CreateTopics(
+            [
                 (
                     one.name,
                     config.topic_partitions if one.partitions is None else one.partitions,
-                    config.topic_replication if one.replication is None else one.replication,
-                    [],
+                    default if one.replication is None else one.replication,
                     list(one.configs),
                 )
                 for one in wanted
             ],
-            timeout=round(config.request_timeout_s * 1000),
-            validate_only=False,
+            timeout_ms=round(config.request_timeout_s * 1000),
         )
         response = await self._queries.request(request)
         answers: dict[str, Made | Refused] = {}

@@ -133,6 +133,8 @@ class TopicQueries:
         try:
             client = await self._client.get()
             response = await client.send(client.get_random_node(), request)
+        except errors.IncompatibleBrokerVersion as error:
+            raise Refused(Outcome.BROKEN, f"this Kafka is too old: {error}") from error
         except (errors.KafkaError, OSError) as error:
             await self._client.drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 from aiokafka.admin import NewPartitions
+from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
@@ -14,6 +15,7 @@ from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
 from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -110,6 +112,28 @@ async def test_updates_of_looked_up_topics(bootstrap, new_topic, kit, admin):
             while not updates or updates[-1].partitions < 6:
                 await k.topics.refresh()
         assert updates[-1] == k.topics.known(name)
+
+
+async def test_a_new_topic_has_the_copies_of_the_brokers_default_or_as_configured(bootstrap, kit, admin):
+    name = "copies-" + uuid.uuid4().hex
+    async with kit(bootstrap, create=True) as k:
+        await k.topics.get(name)
+        (topic,) = await admin.describe_topics([name])
+        assert {len(partition["replicas"]) for partition in topic["partitions"]} == {1}
+    async with kit(bootstrap, create=True, topic_replication=2) as k:
+        refused = await refusal(k.topics, "two-" + name)  # there is one broker: so it was asked for two
+        assert "eplication factor" in refused.reason
+
+
+def test_who_chooses_the_copies_of_a_topic():
+    def version(copies, newest):
+        return CreateTopics([("t", 3, copies, [])], 1000).prepare({CreateTopics.API_KEY: (0, newest)}).API_VERSION
+
+    assert version(BROKERS_DEFAULT, 7) == 4
+    assert version(3, 7) == 4
+    assert version(3, 2) == 2, "an old broker takes a number"
+    with pytest.raises(IncompatibleBrokerVersion, match="how many copies"):
+        version(BROKERS_DEFAULT, 3)
 
 
 class _Answer(Response):

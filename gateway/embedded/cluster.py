@@ -1,0 +1,279 @@
+"""Three Kafka brokers on this machine as one cluster: `make cluster`.
+
+Each node is broker and controller, a child process like the embedded broker, with three copies of everything and two of
+them in sync by default. It is for trying what one broker cannot show: leaders that move, replicas that are missing.
+`python -m gateway.embedded.cluster` prints the bootstrap servers and runs until Ctrl-C or
+SIGTERM. A broker that ends meanwhile stays away until SIGHUP, which starts again whatever is away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gateway.embedded import storage
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.embedded.class_archive import archive_options, archive_path
+from gateway.embedded.jars import cache_directory, console_report, ensure_jars, locked_version
+from gateway.embedded.java import SetupError, find_java
+from gateway.embedded.storage import HOST, BrokerError, PortTakenError
+from gateway.spawn import Tasks
+
+NODES: Final = (1, 2, 3)
+HEAP: Final = "256m"
+SETTINGS: Final[Mapping[str, str]] = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    "broker.session.timeout.ms": "9000",  # Kafka's own: three on one machine may have to wait for a processor
+    "broker.heartbeat.interval.ms": "2000",
+}
+"""What a cluster has in the place of what a single broker of ours has."""
+START_ATTEMPTS: Final = 3  # free ports may be taken between the look and the brokers' own binds
+
+
+class Cluster:
+    """Three brokers. `start` and `stop` may be called again and again; the data and the ports stay."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        java: Path,
+        jars: Sequence[Path],
+        heap: str = HEAP,
+        settings: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
+    ) -> None:
+        """Describe them; nothing happens before `start`. For the arguments see `EmbeddedBroker`; each has a `heap`."""
+        self.directory = directory.absolute()
+        self.brokers: dict[int, EmbeddedBroker] = {}  # by their numbers; empty before the first start
+        self._java = java
+        self._jars = jars
+        self._heap = heap
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._java_options = java_options
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses for Kafka clients."""
+        return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start those brokers that do not run, and return when all of them serve clients.
+
+        Raises:
+            BrokerError: see `EmbeddedBroker.start`.
+        """
+        for attempt in range(START_ATTEMPTS):
+            is_new = not any(broker.is_running for broker in self.brokers.values())
+            if is_new:
+                self.brokers = self._describe()
+            try:
+                await self._start_missing()
+                return
+            except PortTakenError:
+                if not is_new or attempt + 1 == START_ATTEMPTS:
+                    raise
+
+    async def _start_missing(self) -> None:
+        """All at once: none of them serves anybody before most of them are there."""
+        missing = [broker for broker in self.brokers.values() if not broker.is_running]
+
+        async def start(broker: EmbeddedBroker) -> None:
+            try:
+                await broker.start()
+            except BrokerError:  # the others would wait for it
+                await asyncio.gather(*(other.kill() for other in missing))
+                raise
+
+        ended = await asyncio.gather(*map(start, missing), return_exceptions=True)
+        errors = [error for error in ended if error is not None]
+        if errors:
+            raise min(errors, key=lambda error: not isinstance(error, PortTakenError))
+
+    def _describe(self) -> dict[int, EmbeddedBroker]:
+        """The brokers with the ports of the last start where they are free, and with others where they are not."""
+        kafka = locked_version("kafka", "kafka_2.13")
+        markers = {node: storage.read_marker(self._home(node), kafka) for node in NODES}
+        ids = [marker.cluster_id for marker in markers.values() if marker is not None]
+        cluster_id = ids[0] if ids else storage.new_cluster_id()
+        ports: dict[int, tuple[int, int]] = {}
+        taken: set[int] = set()
+        for node, marker in markers.items():
+            last = (marker.port, marker.controller_port) if marker is not None else (0, 0)
+            port, controller = (_free(one, taken) for one in last)
+            ports[node] = port, controller
+        voters = ",".join(f"{node}@{HOST}:{controller}" for node, (_, controller) in ports.items())
+        return {
+            node: EmbeddedBroker(
+                self._home(node),
+                java=self._java,
+                jars=self._jars,
+                port=port,
+                controller_port=controller,
+                heap=self._heap,
+                settings={**self._settings, "controller.quorum.voters": voters},
+                java_options=self._java_options,
+                node=node,
+                cluster_id=cluster_id,
+            )
+            for node, (port, controller) in ports.items()
+        }
+
+    def _home(self, node: int) -> Path:
+        return self.directory / str(node)
+
+    async def stop(self) -> None:
+        """Stop all of them, each by SIGTERM first."""
+        await asyncio.gather(*(broker.stop() for broker in self.brokers.values()))
+
+    async def kill(self) -> None:
+        """End all of them at once, as a loss of power would."""
+        await asyncio.gather(*(broker.kill() for broker in self.brokers.values()))
+
+
+def _free(last: int, taken: set[int]) -> int:
+    """A port that no other node was given."""
+    while (port := storage.choose_port(0, last, "the cluster's ports", 0)) in taken:
+        last = 0
+    taken.add(port)
+    return port
+
+
+def new_cluster(directory: Path, heap: str = HEAP, settings: Mapping[str, str] | None = None) -> Cluster:
+    """Describe a cluster in `directory`; find Java and fetch the jars first. Raises SetupError."""
+    java = find_java()
+    with console_report() as report:
+        jars = ensure_jars("kafka", report=report)
+    archive = archive_options(archive_path("kafka", java, jars, cache_directory()))
+    return Cluster(directory, java=java.path, jars=jars, heap=heap, settings=settings, java_options=archive)
+
+
+class Command:
+    """The command: says what runs, starts again what is away on SIGHUP, ends on SIGTERM and Ctrl-C."""
+
+    def __init__(self, cluster: Cluster, ready_file: Path | None) -> None:
+        self._cluster = cluster
+        self._ready_file = ready_file
+        self._changed = asyncio.Event()  # a signal came, or a broker has ended
+        self._is_ending = self._starts_again = False
+        self._starting: asyncio.Task[None] | None = None
+        self._tasks = Tasks(lambda _: None)
+
+    async def run(self) -> None:
+        """Run until a signal. Raises BrokerError: it cannot start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._start_again)
+        try:
+            await self._start()
+            if not self._is_ending:
+                _say(f"bootstrap servers: {self._cluster.bootstrap_servers}")
+                await self._watch()
+        finally:
+            await self._cluster.stop()
+            await self._tasks.close()
+            if self._ready_file is not None:
+                self._ready_file.unlink(missing_ok=True)
+
+    async def _start(self) -> None:
+        """Start what does not run; a signal that means the end ends that, too."""
+        task = self._starting = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._cluster.start()
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            task.uncancel()
+        finally:
+            self._starting = None
+
+    async def _watch(self) -> None:
+        watched: set[int] = set()  # by their processes
+        while not self._is_ending:
+            for node, broker in self._cluster.brokers.items():
+                if broker.is_running and broker.pid not in watched:
+                    watched.add(broker.pid)
+                    _say(f"node {node}: {broker.bootstrap_servers}, process {broker.pid}")
+                    self._tasks.spawn(self._tell_end(node, broker))
+            self._tell_ready()
+            await self._changed.wait()
+            self._changed.clear()
+            if self._starts_again and not self._is_ending:
+                self._starts_again = False
+                await self._start()
+
+    async def _tell_end(self, node: int, broker: EmbeddedBroker) -> None:
+        try:
+            await broker.watch()
+        except BrokerError as error:
+            _say(f"node {node} is away: {error}; kill -HUP {os.getpid()} starts it again")
+        self._changed.set()
+
+    def _tell_ready(self) -> None:
+        """Write which brokers run; moved into place, so that nobody reads half of it."""
+        if self._ready_file is None:
+            return
+        brokers = sorted(self._cluster.brokers.items())
+        facts: dict[str, Any] = {
+            "pid": os.getpid(),
+            "bootstrap_servers": self._cluster.bootstrap_servers,
+            "nodes": {node: broker.pid for node, broker in brokers if broker.is_running},
+            "addresses": {node: broker.bootstrap_servers for node, broker in brokers},
+        }
+        fresh = self._ready_file.with_name(f".{self._ready_file.name}.new")
+        fresh.write_text(json.dumps(facts) + "\n")
+        fresh.replace(self._ready_file)
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._changed.set()
+        if self._starting is not None:
+            self._starting.cancel()
+
+    def _start_again(self) -> None:
+        self._starts_again = True
+        self._changed.set()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """`python -m gateway.embedded.cluster`."""
+    parser = argparse.ArgumentParser(prog="python -m gateway.embedded.cluster", description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path(".trivium/cluster"), help="where the data are kept")
+    parser.add_argument("--heap", default=HEAP, help="of each broker (default: %(default)s)")
+    parser.add_argument("--ready-file", type=Path, help="written (JSON) when all serve, and when one ends or is back")
+    options = parser.parse_args()
+    try:
+        asyncio.run(Command(new_cluster(options.directory, options.heap), options.ready_file).run())
+    except (SetupError, BrokerError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

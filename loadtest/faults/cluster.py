@@ -1,0 +1,182 @@
+"""Three Kafka brokers of the bench's own, as `make cluster` starts them: each can be killed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
+
+from loadtest.child import command_line
+
+START_S: Final = 180.0
+COPIES: Final = 3
+_POLL_S: Final = 0.05
+_PREFERRED: Final = 0  # ElectLeaders' election_type
+_UNNECESSARY: Final = 84  # it leads already
+
+
+class _ElectLeadersAnswer(Response):  # type: ignore[misc]  # aiokafka has no types
+    API_KEY = 43
+    API_VERSION = 1
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        (
+            "results",
+            Array(
+                ("topic", String("utf-8")),
+                (
+                    "partitions",
+                    Array(("partition", Int32), ("error_code", Int16), ("error_message", String("utf-8"))),
+                ),
+            ),
+        ),
+    )
+
+
+class _ElectLeaders(RequestStruct):  # type: ignore[misc]
+    API_KEY: ClassVar[int] = 43
+    API_VERSION: ClassVar[int] = 1
+    RESPONSE_TYPE = _ElectLeadersAnswer
+    SCHEMA = Schema(
+        ("election_type", Int8),
+        ("topics", Array(("topic", String("utf-8")), ("partitions", Array(Int32)))),
+        ("timeout_ms", Int32),
+    )
+
+
+class ElectPreferred(Request[_ElectLeaders]):  # type: ignore[misc]
+    """The first replica of each partition is to lead it; aiokafka has no such request."""
+
+    API_KEY = 43
+
+    def __init__(self, partitions: dict[str, list[int]]) -> None:
+        """`partitions`: by topic."""
+        self._partitions = partitions
+
+    def build(self, request_struct_class: type[_ElectLeaders]) -> _ElectLeaders:
+        """See `Request`."""
+        return request_struct_class(_PREFERRED, list(self._partitions.items()), 30_000)
+
+
+class KafkaCluster:
+    """Three brokers in a directory; see `Kafka`, whose `kill` is the loss of all of them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Nothing runs yet."""
+        self._directory = directory
+        self._ready = directory / "ready.json"
+        self._facts: dict[str, Any] = {}
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of whoever keeps the brokers."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where they listen."""
+        return str(self._facts["bootstrap_servers"])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether they are kept."""
+        return self._process is not None and self._process.returncode is None
+
+    def node(self, number: int) -> int | None:
+        """The process of a node; None while it is away."""
+        found = self._facts["nodes"].get(str(number))
+        return None if found is None else int(found)
+
+    async def start(self) -> None:
+        """Start those that do not run, and wait until all serve. RuntimeError: they do not."""
+        if self.is_running:
+            os.kill(self.pid, signal.SIGHUP)
+        else:
+            self._ready.unlink(missing_ok=True)
+            argv = [sys.executable, "-m", "gateway.embedded.cluster", "--directory", str(self._directory / "data")]
+            with (self._directory / "cluster.log").open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command_line(*argv, "--ready-file", str(self._ready)),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+        async with asyncio.timeout(START_S):
+            while len(self._told().get("nodes", ())) < COPIES:
+                if not self.is_running:
+                    raise RuntimeError(f"the cluster has ended; see {self._directory / 'cluster.log'}")
+                await asyncio.sleep(_POLL_S)
+
+    def _told(self) -> dict[str, Any]:
+        if self._ready.exists():
+            self._facts = json.loads(self._ready.read_text())
+        return self._facts
+
+    async def kill_node(self, number: int) -> None:
+        """SIGKILL to one; it stays away until `start`."""
+        pid = self.node(number)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(START_S):
+            while str(number) in self._told()["nodes"]:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(_POLL_S)
+
+    async def kill(self) -> None:
+        """All of them."""
+        for number in range(1, COPIES + 1):
+            if self.node(number) is not None:
+                await self.kill_node(number)
+
+    async def stop(self) -> None:
+        """SIGTERM."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            await self._process.wait()
+
+    async def leaders(self, topic: str) -> dict[int, int]:
+        """Who leads each partition of a topic."""
+        async with self._admin() as admin:
+            (found,) = await admin.describe_topics([topic])
+        return {one["partition"]: one["leader"] for one in found["partitions"]}
+
+    async def elect(self, topics: list[str]) -> int:
+        """Have the preferred replicas lead; how many partitions have another leader by it. RuntimeError: refused."""
+        partitions = {topic: sorted(await self.leaders(topic)) for topic in topics}
+        async with self._admin() as admin:
+            answer = await admin._send_to_controller(ElectPreferred(partitions))
+        codes = [code for _, results in answer.results for _, code, _ in results]
+        if answer.error_code or any(code not in {0, _UNNECESSARY} for code in codes):
+            raise RuntimeError(f"Kafka does not elect: {answer}")
+        return codes.count(0)
+
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+
+@asynccontextmanager
+async def three_brokers(directory: Path) -> AsyncIterator[KafkaCluster]:
+    """Start them."""
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    cluster = KafkaCluster(directory)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.stop()

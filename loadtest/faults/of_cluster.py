@@ -1,0 +1,113 @@
+"""Faults of a cluster of three brokers: leaders that die and move, replicas that are missing, a broker that is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Final
+
+from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.cluster import KafkaCluster
+from loadtest.faults.of_kafka import more_partitions
+from loadtest.scenarios.steady import PROTOCOLS
+
+SLOW_S: Final = 0.4  # a broker stands still so long
+AWAKE_S: Final = 0.1  # and works so long in between
+
+
+def _cluster(stage: Stage) -> KafkaCluster:
+    assert isinstance(stage.kafka, KafkaCluster)
+    return stage.kafka
+
+
+async def _leader(stage: Stage) -> int:
+    """A broker that leads for every protocol, if there is one; it leads for MQTT."""
+    cluster = _cluster(stage)
+    led = [set((await cluster.leaders(stage.load.topic(protocol))).values()) for protocol in PROTOCOLS]
+    return min(set.intersection(*led) or led[0])
+
+
+async def leader_killed(stage: Stage) -> None:
+    """And started again after a while."""
+    cluster, node = _cluster(stage), await _leader(stage)
+    await cluster.kill_node(node)
+    stage.seen[f"node {node} killed"] += 1
+    await stage.until(stage.load.progressed(), "answers to all with two brokers")
+    await asyncio.sleep(stage.plan.short)
+    await cluster.start()
+
+
+async def gone_for_good(stage: Stage) -> None:
+    """It never comes back."""
+    cluster, node = _cluster(stage), await _leader(stage)
+    await cluster.kill_node(node)
+    stage.seen[f"node {node} is gone"] += 1
+    await stage.until(stage.load.progressed(), "answers to all with two brokers")
+    await asyncio.sleep(stage.plan.short)
+    leaders = {
+        leader for protocol in PROTOCOLS for leader in (await cluster.leaders(stage.load.topic(protocol))).values()
+    }
+    if node in leaders:
+        stage.problems.append(f"node {node} is gone and leads")
+
+
+async def too_few_replicas(stage: Stage) -> None:
+    """One of three brokers is killed, and min.insync.replicas is 3: Kafka refuses what is to be stored by all."""
+    cluster, node = _cluster(stage), await _leader(stage)
+    await cluster.kill_node(node)
+    await stage.settled()
+    quiet = stage.load.stored()
+    await asyncio.sleep(stage.plan.short)
+    if stage.load.stored() != quiet:
+        stage.problems.append(f"acknowledged with two replicas: {quiet}, then {stage.load.stored()}")
+    await cluster.start()
+    await stage.until(stage.load.progressed(), "answers to all")
+
+
+async def election(stage: Stage) -> None:
+    """A broker goes and comes back, so that it leads nothing; then the preferred leaders are elected, under load."""
+    cluster, node = _cluster(stage), await _leader(stage)
+    await cluster.kill_node(node)
+    await stage.until(stage.load.progressed(), "answers to all with two brokers")
+    await cluster.start()
+    topics = [stage.load.topic(protocol) for protocol in PROTOCOLS]
+    moved = 0
+    async with asyncio.timeout(stage.plan.patience):
+        while not moved:  # it may lead when it has caught up
+            await asyncio.sleep(0.5)
+            moved = await cluster.elect(topics)
+    stage.seen["partitions moved"] += moved
+    await stage.until(stage.load.progressed(), "answers to all after the election")
+
+
+async def slow_broker(stage: Stage) -> None:
+    """A leader stands still for most of the time, and is not missed by the others."""
+    pid = _cluster(stage).node(await _leader(stage))
+    assert pid is not None
+    until = stage.load.now + stage.plan.short
+    try:
+        while stage.load.now < until:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(SLOW_S)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(AWAKE_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def faults(plan: Plan) -> tuple[Fault, ...]:
+    """All of them."""
+    return (
+        Fault("leader killed", f"SIGKILL to a leader of three brokers, started again {plan.short:g} s later",
+              leader_killed, silent=True, in_sync=2),
+        Fault("leader gone for good", "SIGKILL to a leader of three brokers, which never comes back", gone_for_good,
+              silent=True, in_sync=2),
+        Fault("too few replicas", f"min.insync.replicas=3, and one of three brokers away for {plan.short:g} s",
+              too_few_replicas, silent=True, in_sync=3),
+        Fault("election", "the preferred of three brokers lead again", election, silent=True, in_sync=2),
+        Fault("partitions added", "three partitions of each topic become nine, on three brokers", more_partitions,
+              silent=True, by_partition=True, in_sync=2),
+        Fault("slow broker", f"SIGSTOP for {SLOW_S:g} s of each {SLOW_S + AWAKE_S:g} s to a leader of three brokers,"
+              f" for {plan.short:g} s", slow_broker, silent=True, in_sync=2),
+    )  # fmt: skip

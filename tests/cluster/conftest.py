@@ -1,0 +1,30 @@
+"""Three brokers for the tests of this directory, which are left out of the default run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from gateway.embedded.cluster import Cluster, new_cluster
+from tests.support import hung
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers for the run; a test that hurts one starts it again (`Cluster.start`)."""
+    cluster = new_cluster(tmp_path_factory.mktemp("cluster"))
+    with asyncio.Runner(loop_factory=hung.Loop) as runner:
+        runner.run(cluster.start())
+        yield cluster
+        runner.run(cluster.stop())
+
+
+@pytest.fixture
+async def cluster_admin(cluster: Cluster) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    await client.start()
+    yield client
+    await client.close()

@@ -1,0 +1,41 @@
+"""The topics that the gateway makes have as many copies as the cluster gives by default."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from gateway.embedded.cluster import Cluster
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import PahoClient
+
+pytestmark = pytest.mark.cluster
+
+
+async def copies(admin: AIOKafkaAdminClient, prefix: str) -> dict[str, set[int]]:
+    """How many copies each topic has whose name begins so, by its partitions."""
+    names = [name for name in await admin.list_topics() if name.startswith(prefix)]
+    described = await admin.describe_topics(names)
+    return {topic["topic"]: {len(part["replicas"]) for part in topic["partitions"]} for topic in described}
+
+
+@pytest.mark.parametrize(("config", "expected"), [("", 3), ("topic_replication = 2\n", 2)])
+async def test_a_new_topic_has_the_clusters_copies_or_those_that_are_configured(
+    cluster: Cluster,
+    cluster_admin: AIOKafkaAdminClient,
+    new_gateway: Callable[..., GatewayProcess],
+    config: str,
+    expected: int,
+) -> None:
+    gateway = await new_gateway(cluster.bootstrap_servers, config=f"[kafka]\ncreate_topics = true\n{config}").start()
+    topic = f"copies-{uuid.uuid4().hex[:8]}"
+    client = await PahoClient(gateway.address("mqtt")).connect()
+    assert await client.publish(f"{topic}/a") == 0
+    await client.close()
+    assert await copies(cluster_admin, topic) == {topic: {expected}}
+    own = await copies(cluster_admin, "__trivium_")
+    assert len(own) >= 4
+    assert set.union(*own.values()) == {3}, "the first gateway made them"
