@@ -69,6 +69,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = fail_if_skipped((yield))
     if call.excinfo is not None and report.failed and not item.config.option.usepdb:
+        hung.Loop.failed = True
         leftovers.forget(call.excinfo.value)
     return report
 

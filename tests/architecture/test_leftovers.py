@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import weakref
 
 import pytest
 
+from tests.support.hung import Loop
 from tests.support.leftovers import forget
 
 
@@ -38,3 +41,17 @@ async def test_what_a_failed_test_had_open_is_closed_without_a_word(work) -> Non
         forget(caught.value)
         assert opened[0]() is None
         await asyncio.wait_for(ended.wait(), 60)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_is_open_at_the_end_fails_the_last_test_unless_another_has_failed(
+    failed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Loop, "failed", failed)
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours))
+        with contextlib.nullcontext() if failed else pytest.raises(ResourceWarning, match="unclosed"):
+            loop.close()
+    assert ("unclosed" in capsys.readouterr().err) == failed
