@@ -26,10 +26,14 @@ STORED, QUEUED, UNREAD = 11, 12, 13
 
 
 @pytest.mark.clause("MQTT-3.1.4-3", "MQTT-4.3.3-10")
+@pytest.mark.parametrize("kafka_dies", [False, True], ids=["kafka-goes-on", "kafka-is-killed"])
 async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
-    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], kafka_dies: bool
 ) -> None:
-    """Neither what it had to deliver, nor what its client had sent; its connection is told."""
+    """Neither what it had to deliver, nor what its client had sent; its connection is told.
+
+    Kafka stores what it was sent when it goes on, or never, when it dies.
+    """
     kafka = stoppable.bootstrap_servers
     frozen = await new_gateway(kafka, config=CONFIG, name="frozen").start()
     other = await new_gateway(kafka, config=CONFIG, name="other").start()
@@ -43,6 +47,9 @@ async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
             old.send(Publish(f"{place}/in", b"%d" % packet_id, 2, packet_id=packet_id))
             await old.ping()  # it was read, and Kafka is given the first
         freeze(frozen.pid)
+        if kafka_dies:
+            await stoppable.kill()
+            await stoppable.start()
         os.kill(stoppable.pid, signal.SIGCONT)
         old.send(Publish(f"{place}/in", b"%d" % UNREAD, 2, packet_id=UNREAD))
         sender = await RawClient.connect(other.address("mqtt"))

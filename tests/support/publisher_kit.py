@@ -63,10 +63,11 @@ async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
 class Kit:
     """What a test of the publisher works with."""
 
-    def __init__(self, publisher: Publisher, topics: Topics, ahead: list[float]) -> None:
+    def __init__(self, publisher: Publisher, topics: Topics, ahead: list[float], slept: list[float]) -> None:
         self.publisher = publisher
         self.topics = topics
         self.ahead = ahead  # its only element: how far the clock of `topics` is ahead of the loop's
+        self.slept = slept  # its only element: for how long the process seems to have stood still, to the publisher
         self.until = until
         self.recorders: list[Recorder] = []
 
@@ -89,20 +90,20 @@ async def open_kit(
     loop = asyncio.get_running_loop()
     config = KafkaConfig(bootstrap_servers=bootstrap, **options)
     async with asyncio.TaskGroup() as group:
-        ahead = [0.0]
+        ahead, slept = [0.0], [0.0]
         topics = Topics(config, create=create, spawn=group.create_task, clock=lambda: loop.time() + ahead[0])
         publisher = Publisher(
             config,
             limits or BudgetConfig(),
             topics,
             spawn=group.create_task,
-            clock=loop.time,
+            clock=lambda: loop.time() + slept[0],
             wall_clock=lambda: int(time.time() * 1000),
             rng=random.Random(7),
         )
         refreshing = group.create_task(topics.run())
         await publisher.start()
-        kit = Kit(publisher, topics, ahead)
+        kit = Kit(publisher, topics, ahead, slept)
         try:
             yield kit
         finally:

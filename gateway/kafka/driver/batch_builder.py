@@ -26,7 +26,8 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
     def __init__(self, writer: RecordWriter, limit: int) -> None:
         """`limit`: bytes."""
         super().__init__(limit, 0)
-        self.taken = False  # by the sender, which has sent it or is about to
+        self.taken = False  # by the sender, which has numbered it: it has sent it or is about to
+        self.may_be_stored = False  # a try has failed in a way that does not tell
         self._builder = writer
 
     def finish(self, count: int) -> None:
@@ -37,6 +38,10 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
     def void(self) -> None:
         """Nobody waits for it any more: aiokafka's sender drops an empty batch instead of sending it (again)."""
         self._relative_offset = 0
+
+    def has_failed(self, may_be_stored: bool) -> None:
+        """A try to store it has failed; aiokafka may send it again under its number, so that it is stored once."""
+        self.may_be_stored |= may_be_stored
 
     def stored_form(self) -> bytes:
         """The batch as it was, or would be, sent; it is left as it is."""

@@ -17,6 +17,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 from gateway.config import KafkaConfig
 from gateway.fence import Fence
 from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.produce_requests import use_produce_requests
 from gateway.spawn import Spawn
 
 SENDER_S: Final = 0.2
@@ -66,12 +67,13 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
 
 
 aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # it has no parameter for it
+use_produce_requests()
 
 
 def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **options: Any) -> AIOKafkaProducer:
     """A producer that waits for all in-sync replicas, not started. `options` are idempotence or a transactional id.
 
-    While `fence` is shut it sends nothing that it has not begun to send.
+    While `fence` is shut it sends nothing.
     """
     producer = AIOKafkaProducer(
         **client_settings(config, role),

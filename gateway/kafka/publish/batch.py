@@ -87,6 +87,7 @@ class Batch(WrittenBatch):
         self.born = 0.0  # when the first record came, in the loop's clock
         self.pinned: list[int] = []  # the positions of records whose senders named the partition
         self.shares: dict[int, Share] = {}
+        self.unwanted: Set[int] = frozenset()  # owners (by id) of whom nothing is sent again; see `not_again`
         self._share: Share | None = None
         self._run_position = 0
         self._run_bytes = 0
@@ -220,9 +221,32 @@ class Batch(WrittenBatch):
             self._taken_bytes = sum(share.bytes for share in theirs.values())
             self._taken_records = sum(len(share.tokens) for share in theirs.values())
             fresh._taken_bytes -= self._taken_bytes
+            fresh.unwanted -= owners
         self.shares = theirs
         self.void()
         return fresh
+
+    def not_again(self, owners: Set[int]) -> None:
+        """These owners' records (by id) are somebody else's to store: what was sent is answered, and not sent again.
+
+        Unless it may be stored already and has records of others, too: sent again it is there once, built anew without
+        these it could be there twice.
+        """
+        self.unwanted |= owners
+        self._drop_unwanted()
+
+    def has_failed(self, may_be_stored: bool) -> None:
+        """See `WrittenBatch`; what is unwanted is not sent again."""
+        super().has_failed(may_be_stored)
+        if self.unwanted:
+            self._drop_unwanted()
+
+    def _drop_unwanted(self) -> None:
+        others = any(stands_for(share.owner) not in self.unwanted for share in self.shares.values())
+        if others and self.may_be_stored:
+            self.finish(self.count)
+        else:
+            self.void()
 
     def has_of(self, owners: Set[int]) -> bool:
         """Whether it has records of one of these owners (by id)."""
@@ -230,7 +254,7 @@ class Batch(WrittenBatch):
 
     def _rebuilt(self, positions: Container[int]) -> Batch:
         batch = Batch(self.limit, self.budget)
-        batch.born = self.born
+        batch.born, batch.unwanted = self.born, self.unwanted
         tickets = list(self._tickets())
         pinned = frozenset(self.pinned)
         for position, record in enumerate(self._records()):

@@ -201,6 +201,10 @@ class PartitionQueue:
                 await fence.passed()
                 continue
             batch = self.in_flight[0]
+            if batch.unwanted:
+                self.in_flight.popleft()
+                self.in_flight.extendleft(self._take_out(batch, batch.unwanted))
+                continue
             if self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
                 continue
@@ -267,8 +271,11 @@ class PartitionQueue:
         finally:
             producers.release(leased)
         self._fruitless = 0
-        if stored is not None:  # None: it was withdrawn
+        if stored is not None:
             self._settle(batch, Outcome.STORED, stored.offset, "")
+        elif self._is_in_flight(batch):  # withdrawn after it was numbered: the sequence has a gap
+            producers.retire(leased)
+            self.in_flight[0] = batch.again()
         return None
 
     def _is_in_flight(self, batch: Batch) -> bool:
@@ -282,7 +289,7 @@ class PartitionQueue:
                 self._patience.reschedule(None)
 
     def withdraw(self, owners: Set[int]) -> None:
-        """Take back what aiokafka has not begun to send of these owners (by their ids): it is BUSY."""
+        """Take back what was not sent of these owners (by their ids): it is BUSY. What was sent is not sent again."""
         if self.open.has_of(owners):
             self.seal_open()
         self.in_flight = self._without(self.in_flight, owners)
@@ -291,14 +298,20 @@ class PartitionQueue:
     def _without(self, batches: Iterable[Batch], owners: Set[int]) -> deque[Batch]:
         left: deque[Batch] = deque()
         for batch in batches:
-            if batch.taken or not batch.has_of(owners):
+            if not batch.has_of(owners):
                 left.append(batch)
-                continue
-            rest = batch.without(owners)
-            self.context.settle(batch, self.topic.name, Result(Outcome.BUSY, reason=WITHDRAWN), -1)
-            if rest is not None:
-                left.append(rest)
+            elif batch.taken:
+                batch.not_again(owners)
+                left.append(batch)
+            else:
+                left.extend(self._take_out(batch, owners))
         return left
+
+    def _take_out(self, batch: Batch, owners: Set[int]) -> Sequence[Batch]:
+        """These owners' records are BUSY; those of the others, if there are any, in a batch of their own."""
+        rest = batch.without(owners)
+        self.context.settle(batch, self.topic.name, Result(Outcome.BUSY, reason=WITHDRAWN), -1)
+        return () if rest is None else (rest,)
 
     def _void_given_up(self) -> None:
         """What an earlier producer still has is not stored behind what comes now, through another."""

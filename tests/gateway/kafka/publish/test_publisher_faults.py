@@ -194,3 +194,92 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
             assert k.publisher.budget.bytes < limits.process_bytes * 1.05
         await k.until(lambda: len(owner.fates) == number)
         assert set(owner.outcomes().values()) == {Outcome.STORED}
+
+
+async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic):
+    """aiokafka's sender takes a batch in one turn of the loop, and sends it in a later one."""
+    topic = await new_topic(partitions=1)
+    async with kit(bootstrap) as k:
+        ours, theirs = k.recorder(), k.recorder()
+        await k.topics.get(topic)
+        k.publisher.fence.guard(5.0, "table")
+        for number in range(3):
+            k.submit(Record(topic, b"k", b"theirs-%d" % number), theirs, number)
+        k.submit(Record(topic, b"k", b"ours"), ours, "ours")
+        queue = k.publisher._writers[topic].queues[0]
+        async with asyncio.timeout(60):
+            while not (queue.in_flight and queue.in_flight[0].taken):  # noqa: ASYNC110 - turn by turn
+                await asyncio.sleep(0)
+        k.slept[0] += 60
+        await k.until(lambda: not k.publisher.fence.is_open)
+        k.publisher.withdraw(theirs)
+        k.publisher.fence.open()
+        await k.until(lambda: ours.fates)
+        k.submit(Record(topic, b"k", b"more"), ours, "more")
+        await k.until(lambda: "more" in ours.fates)
+        assert theirs.outcomes() == dict.fromkeys(range(3), Outcome.BUSY)
+        assert ours.outcomes() == dict.fromkeys(("ours", "more"), Outcome.STORED)
+        k.publisher.fence.unguard()
+    assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"ours", b"more"]
+
+
+async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, own_topic, kit, frozen, read_topic):
+    """It was sent before the freeze; whose it was has another gateway now, to which the client has sent it again."""
+    topic = await own_topic(1)
+    bootstrap = stoppable.bootstrap_servers
+    async with kit(bootstrap) as k:
+        ours, theirs = k.recorder(), k.recorder()
+        k.submit(Record(topic, b"k", b"first"), theirs, "first")
+        await k.until(lambda: theirs.fates)
+        k.publisher.fence.guard(5.0, "table")
+        with frozen():
+            k.submit(Record(topic, b"k", b"lost"), theirs, "lost")
+            queue = await the_queue(k, topic)
+            await k.until(lambda: queue.in_flight and queue.in_flight[0].taken)
+            await stoppable.kill()
+            await k.until(lambda: queue.in_flight[0].may_be_stored)
+            k.submit(Record(topic, b"k", b"behind"), theirs, "behind")
+            k.submit(Record(topic, b"k", b"ours"), ours, "ours")
+            k.slept[0] += 60
+            k.publisher.fence.now()
+            k.publisher.withdraw(theirs)
+            await stoppable.start()
+        k.publisher.fence.open()
+        await k.until(lambda: ours.fates)
+        assert theirs.outcomes() == {"first": Outcome.STORED, "lost": Outcome.BUSY, "behind": Outcome.BUSY}
+        assert ours.outcomes() == {"ours": Outcome.STORED}
+        k.publisher.fence.unguard()
+    assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"ours"]
+
+
+async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
+    stoppable, own_topic, kit, frozen, read_topic
+):
+    """Beside the records of a session that has gone are others in the batch; it is sent again under its number."""
+    topic = await own_topic(1)
+    bootstrap = stoppable.bootstrap_servers
+    async with kit(bootstrap, request_timeout_s=1) as k:
+        ours, theirs = k.recorder(), k.recorder()
+        k.submit(Record(topic, b"k", b"first"), ours, "first")
+        await k.until(lambda: ours.fates)
+        k.publisher.fence.guard(5.0, "table")
+        with frozen():
+            k.submit(Record(topic, b"k", b"theirs"), theirs, "theirs")
+            k.submit(Record(topic, b"k", b"ours"), ours, "ours")
+            queue = await the_queue(k, topic)
+            await k.until(lambda: queue.in_flight and queue.in_flight[0].may_be_stored)
+            k.slept[0] += 60
+            k.publisher.fence.now()
+            k.publisher.withdraw(theirs)
+        k.publisher.fence.open()
+        await k.until(lambda: "ours" in ours.fates)
+        assert theirs.outcomes() == {"theirs": Outcome.STORED}
+        assert ours.outcomes() == dict.fromkeys(("first", "ours"), Outcome.STORED)
+        k.publisher.fence.unguard()
+    assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"theirs", b"ours"]
+
+
+async def the_queue(k, topic):
+    """The queue of the topic's only partition, when there is one."""
+    await k.until(lambda: topic in k.publisher._writers)
+    return k.publisher._writers[topic].queues[0]
