@@ -50,6 +50,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tls import make_tls
+from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
 from mapping.rules import RuleError
 
@@ -76,6 +77,7 @@ def check(config: Config) -> None:
         check_ports(config)
         check_exposure(config)
         AccessList(config.security.access)
+        check_logins(config.security)
         make_tls(config.security)
         Authenticator(config.security)
     except (ConfigError, RuleError) as error:
@@ -261,7 +263,7 @@ class App:
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
-            return identity is not None and security.access_list.for_identity(identity).admin.whole("#")
+            return identity is not None and security.access_list.for_client(identity).admin.whole("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.

@@ -337,9 +337,12 @@ class AmqpConnection(AttachingPeer):
         if identity is None:
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
             return
+        access, transport = self.services.access, self.pump.transport
+        if access.by_certificate and transport is not None:
+            identity = identity.with_certificate(transport.get_extra_info("peercert"))
         self._identity = identity
-        self.grant = self.services.access.for_identity(identity)
         self.container_id = event.container_id
+        self.grant = access.for_client(identity, event.container_id)
         self.pump.identified()
         rates = self.services.rates
         rate = rates.sender(identity, host_of(self.pump.peer), rates.connection())

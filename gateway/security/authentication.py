@@ -25,13 +25,14 @@ from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials
 from gateway.security.exchange import Exchange, ScramExchange
-from gateway.security.identity import ANONYMOUS, Identity, is_principal
+from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import Shown, TokenError, TokenJudge
 from gateway.security.turns import Busy, Turns
 from gateway.security.user_files import ScramUsers, read_scram_file
+from gateway.security.variables import claims_in
 from gateway.statistics import counter, gauge
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class Authenticator:
                 " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect"
             )
         oauth = config.oauth
-        self._tokens = TokenJudge(oauth, clock=clock, wall_clock=wall_clock) if oauth.enabled else None
+        self._tokens = None
+        if oauth.enabled:
+            self._tokens = TokenJudge(oauth, claims=claims_in(config.access), clock=clock, wall_clock=wall_clock)
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
@@ -198,13 +201,11 @@ class Authenticator:
         """
         if not peercert:
             return None
-        names = [value for part in peercert.get("subject", ()) for name, value in part if name == "commonName"]
-        if len(names) != 1:
+        name = common = common_name(peercert)
+        if name is None:
             alternatives = peercert.get("subjectAltName", ())
-            names = [value for kind, value in alternatives if kind in ("DNS", "email", "URI")]
-        if not names or not is_principal(names[0]):
-            return None
-        return Identity(names[0], "certificate")
+            name = next((value for kind, value in alternatives if kind in ("DNS", "email", "URI")), "")
+        return Identity(name, "certificate", common_name=common) if is_principal(name) else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""

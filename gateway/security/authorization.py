@@ -16,11 +16,17 @@ rule that overlaps before it. Two allow rules that cover it only together do not
 A rule's `group` is a consumer group's name, or the beginning of names and a final `*`; it says who else than the
 owner (`gateway.security.group_names`) may read in the group, delete it, or look at it. Again the first that fits
 decides.
+
+Both kinds may have variables (`gateway.security.variables`): what a rule is for one client is made when it comes in.
+Rules are found by the principals that they are about, so that the others cost it nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -29,6 +35,7 @@ from gateway.config import AccessRule, ConfigError
 from gateway.security.filters import ANY, ONE
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.permissions import MqttPermission, Permission, Rule
+from gateway.security.variables import CLIENT, COMMON_NAME, Slot, parse, split, without
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
 from protocols.mqtt.topics import is_valid_filter
@@ -38,12 +45,13 @@ GroupAction = Literal["read", "delete", "admin"]
 
 ACTIONS: Final = ("read", "delete", "admin", "*")
 WILDCARD: Final = "*"
+CACHED_GRANTS: Final = 2048
+MADE_OF_A_RULE: Final = 1024  # rules for one client, where it has several groups or a claim is a list
 
 
 class GroupRule(msgspec.Struct, frozen=True):
-    """One compiled rule; `beginning`: `name` is only how names begin."""
+    """A rule about groups as it is for one client; `beginning`: `name` is only how names begin."""
 
-    principal: str
     action: str
     name: str
     beginning: bool
@@ -59,8 +67,8 @@ class GroupPermission:
 
     __slots__ = ("_rules",)
 
-    def __init__(self, identity: Identity, rules: Sequence[GroupRule]) -> None:
-        self._rules = tuple(rule for rule in rules if identity.is_named(rule.principal))
+    def __init__(self, rules: Sequence[GroupRule]) -> None:
+        self._rules = rules
 
     def __call__(self, action: GroupAction, group: str) -> bool | None:
         """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
@@ -70,52 +78,93 @@ class GroupPermission:
         return None
 
 
-def compile_group_rule(rule: AccessRule, number: int) -> GroupRule:
-    """The rule `security.access[number]`, which has a group; ConfigError: it cannot be meant."""
-    where = f"security.access[{number}]"
-    group = rule.group
-    if not group:
-        raise ConfigError(f"{where}.group: must not be empty; * is every group")
-    if rule.principal in ("", GROUP_PREFIX):
-        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
-    if rule.action not in ACTIONS:
-        raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
-    if rule.topic != "#":
-        raise ConfigError(f"{where}: a rule is about topics or about a group, not about both")
-    name = group.removesuffix(WILDCARD)
-    if WILDCARD in name:
-        raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
-    return GroupRule(rule.principal, rule.action, name, name != group, rule.allow)
+class _GroupTemplate(msgspec.Struct, frozen=True):
+    """A rule about groups as written, checked."""
+
+    action: str
+    name: str | Slot
+    beginning: bool
+    allow: bool
+
+    @property
+    def variables(self) -> list[str]:
+        """Those in it."""
+        return [self.name.variable] if isinstance(self.name, Slot) else []
+
+    def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[GroupRule]:
+        """What it is for one client."""
+        if isinstance(self.name, str):
+            yield GroupRule(self.action, self.name, self.beginning, self.allow)
+            return
+        # With the separator in a value, the beginning of one client's names would be that of another's.
+        names, complete = self.name.values(identity, client_id, self.name.after[:1] if self.beginning else "")
+        for name in names:
+            yield GroupRule(self.action, name, self.beginning, self.allow)
+        if not complete and not self.allow:
+            yield GroupRule(self.action, self.name.before, True, False)
 
 
-CACHED_GRANTS: Final = 2048
+class _TopicTemplate(msgspec.Struct, frozen=True):
+    """A rule about topics as written, checked."""
+
+    text: str
+    action: str
+    levels: tuple[str | Slot, ...]
+    allow: bool
+    kafka: bool
+
+    @property
+    def variables(self) -> list[str]:
+        """Those in it."""
+        return [level.variable for level in self.levels if isinstance(level, Slot)]
+
+    def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[Rule]:
+        """What it is for one client."""
+        choices: list[list[str]] = []
+        for level in self.levels:
+            if isinstance(level, str):
+                choices.append([level])
+                continue
+            values, complete = level.values(identity, client_id)
+            if not self.allow and not complete:
+                values = [ONE]
+            choices.append(values)
+        if math.prod(map(len, choices)) > MADE_OF_A_RULE:
+            if self.allow:
+                return
+            choices = [values if len(values) == 1 else [ONE] for values in choices]
+        for levels in itertools.product(*choices):
+            yield Rule(self.action, levels, self.allow, self.kafka)
+
+
+Template = _TopicTemplate | _GroupTemplate
+
+
+class _ClientRules(msgspec.Struct, frozen=True):
+    """The rules for one client, by what they are about."""
+
+    publish: Sequence[Rule]
+    subscribe: Sequence[Rule]
+    admin: Sequence[Rule]
+    groups: Sequence[GroupRule]
 
 
 class Grant:
-    """What one identity may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
+    """What one client may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
     __slots__ = ("admin", "group", "identity", "mqtt_publish", "mqtt_subscribe", "publish", "subscribe")
 
     def __init__(
-        self,
-        identity: Identity,
-        rules: Sequence[Rule],
-        group_rules: Sequence[GroupRule],
-        mapping: Rules,
-        *,
-        partial: bool,
+        self, identity: Identity, rules: _ClientRules, mapping: Rules, *, everything: bool, partial: bool
     ) -> None:
-        everything = not rules
         self.identity = identity  # whose
-        self.group = GroupPermission(identity, group_rules)
-        to_publish = [rule for rule in rules if rule.concerns(identity, "publish")]
-        to_subscribe = [rule for rule in rules if rule.concerns(identity, "subscribe")]
-        self.publish = Permission(to_publish, everything)  # publish, subscribe, admin: in Kafka's names
-        self.subscribe = Permission(to_subscribe, everything)
-        self.admin = Permission([rule for rule in rules if rule.concerns(identity, "admin")], everything)
+        self.group = GroupPermission(rules.groups)
+        self.publish = Permission(rules.publish, everything)  # publish, subscribe, admin: in Kafka's names
+        self.subscribe = Permission(rules.subscribe, everything)
+        self.admin = Permission(rules.admin, everything)
         # mqtt_publish, mqtt_subscribe: in those of MQTT
-        self.mqtt_publish = MqttPermission(to_publish, everything, mapping, partial=partial)
-        self.mqtt_subscribe = MqttPermission(to_subscribe, everything, mapping, partial=partial)
+        self.mqtt_publish = MqttPermission(rules.publish, everything, mapping, partial=partial)
+        self.mqtt_subscribe = MqttPermission(rules.subscribe, everything, mapping, partial=partial)
 
 
 class AccessList:
@@ -132,48 +181,117 @@ class AccessList:
         """
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
-        self._rules = tuple(_compiled(rule, number) for number, rule in enumerate(rules) if rule.group is None)
-        self._group_rules = tuple(
-            compile_group_rule(rule, number) for number, rule in enumerate(rules) if rule.group is not None
-        )
+        self._by_principal: dict[str, list[tuple[int, Template]]] = {}
+        self._everything = all(rule.group is not None for rule in rules)  # no rule is about topics
+        self._by_client_id = False
+        self.by_certificate = False  # a rule asks for the client's certificate, beside the identity
+        for number, rule in enumerate(rules):
+            compiled = _topic_template(rule, number) if rule.group is None else _group_template(rule, number)
+            self._by_principal.setdefault(rule.principal, []).append((number, compiled))
+            self._by_client_id |= CLIENT in compiled.variables
+            self.by_certificate |= COMMON_NAME in compiled.variables
         self._grants: dict[Identity, Grant] = {}
+        self._fixed: dict[frozenset[str], _ClientRules] = {}  # of rules without variables: clients share them
 
     def doubtful(self) -> list[str]:
         """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
         return [
-            f'security.access: topic = "{"/".join(rule.levels)}" is about MQTT topics for MQTT clients; the mapping'
+            f'security.access: topic = "{rule.text}" is about MQTT topics for MQTT clients; the mapping'
             f" leads others to Kafka topic {rule.levels[0]}: write kafka = ... if you mean that"
-            for rule in self._rules
-            if not rule.kafka and rule.levels[0] not in (ANY, ONE) and self._mapping.is_target(rule.levels[0])
+            for rules in self._by_principal.values()
+            for _, rule in rules
+            if isinstance(rule, _TopicTemplate) and not rule.kafka and self._is_target(rule.levels[0])
         ]
 
-    def for_identity(self, identity: Identity) -> Grant:
-        """The rights of `identity`, shared by all its connections."""
+    def _is_target(self, level: str | Slot) -> bool:
+        return isinstance(level, str) and level not in (ANY, ONE) and self._mapping.is_target(level)
+
+    def for_client(self, identity: Identity, client_id: str | None = None) -> Grant:
+        """The rights of a client; those that its client id does not change are shared by all its connections."""
+        if client_id is not None and self._by_client_id:
+            return self._grant(identity, client_id)  # the connection keeps it
         grant = self._grants.get(identity)
         if grant is None:
             if len(self._grants) >= CACHED_GRANTS:
                 self._grants.clear()  # connections keep theirs
-            grant = self._grants[identity] = Grant(
-                identity, self._rules, self._group_rules, self._mapping, partial=self._partial
-            )
+            grant = self._grants[identity] = self._grant(identity, None)
         return grant
 
+    def _grant(self, identity: Identity, client_id: str | None) -> Grant:
+        rules = self._rules_for(identity, client_id)
+        return Grant(identity, rules, self._mapping, everything=self._everything, partial=self._partial)
 
-def _compiled(rule: AccessRule, number: int) -> Rule:
+    def _rules_for(self, identity: Identity, client_id: str | None) -> _ClientRules:
+        named = frozenset(name for name in identity.principals if name in self._by_principal)
+        known = self._fixed.get(named)
+        if known is not None:
+            return known
+        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named), key=_number)
+        topics: list[Rule] = []
+        groups: list[GroupRule] = []
+        for _, template in found:
+            if isinstance(template, _TopicTemplate):
+                topics += template.rules_for(identity, client_id)
+            else:
+                groups += template.rules_for(identity, client_id)
+        rules = _ClientRules(
+            publish=tuple(rule for rule in topics if rule.concerns("publish")),
+            subscribe=tuple(rule for rule in topics if rule.concerns("subscribe")),
+            admin=tuple(rule for rule in topics if rule.concerns("admin")),
+            groups=tuple(groups),
+        )
+        if not any(template.variables for _, template in found):
+            if len(self._fixed) >= CACHED_GRANTS:
+                self._fixed.clear()
+            self._fixed[named] = rules
+        return rules
+
+
+_number = operator.itemgetter(0)
+
+
+def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
     where = f"security.access[{number}]"
-    if rule.principal in ("", GROUP_PREFIX):
-        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
+    group = rule.group
+    if not group:
+        raise ConfigError(f"{where}.group: must not be empty; * is every group")
+    _check_principal(rule, where)
+    if rule.action not in ACTIONS:
+        raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
+    if rule.topic != "#":
+        raise ConfigError(f"{where}: a rule is about topics or about a group, not about both")
+    text = group.removesuffix(WILDCARD)
+    beginning = text != group
+    if WILDCARD in text:
+        raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
+    name = parse(text, f"{where}.group")
+    if beginning and isinstance(name, Slot) and not name.after:
+        raise ConfigError(f"{where}.group: {group!r} needs a separator before the *: one name begins like another")
+    return _GroupTemplate(rule.action, name, beginning, rule.allow)
+
+
+def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
+    where = f"security.access[{number}]"
+    _check_principal(rule, where)
     if rule.action in ("read", "delete"):
         raise ConfigError(f"{where}.action: {rule.action} is for consumer groups: the rule needs a group")
     if rule.kafka is not None and rule.topic != "#":
         raise ConfigError(f"{where}: a rule has a topic or a kafka, not both")
     key, text = ("topic", rule.topic) if rule.kafka is None else ("kafka", rule.kafka)
-    if not is_valid_filter(text, shared=False):
+    levels = [parse(level, f"{where}.{key}") for level in split(text)]
+    if not is_valid_filter(without(text), shared=False):
         raise ConfigError(f"{where}.{key}: {text!r} is neither a name nor an MQTT filter")
-    levels = text.split("/")
-    wild = levels[0] in (ANY, ONE)
-    if rule.kafka is not None and not wild and not is_topic_name(levels[0].removeprefix(INTERNAL_TOPIC_PREFIX)):
-        raise ConfigError(f"{where}.kafka: {text!r} can match nothing: {levels[0]!r} is no Kafka topic")
+    first = levels[0]
+    wild = first in (ANY, ONE)
+    if rule.kafka is not None and not wild:
+        name = without(text).split("/")[0]
+        if not is_topic_name(name.removeprefix(INTERNAL_TOPIC_PREFIX)):
+            raise ConfigError(f"{where}.kafka: {text!r} can match nothing: {name!r} is no Kafka topic")
     if len(levels) == 1 and not wild:
         levels.append(ANY)
-    return Rule(rule.principal, rule.action, tuple(levels), rule.allow, rule.kafka is not None)
+    return _TopicTemplate(text, rule.action, tuple(levels), rule.allow, rule.kafka is not None)
+
+
+def _check_principal(rule: AccessRule, where: str) -> None:
+    if rule.principal in ("", GROUP_PREFIX):
+        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -19,18 +20,27 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     name: str  # the principal of the access list
     method: Method  # how the name was proven
     groups: tuple[str, ...] = ()  # what else the proof says of the client: a token's groups or roles
+    claims: tuple[tuple[str, tuple[str, ...]], ...] = ()  # those of a token that the access list asks for
+    common_name: str | None = None  # of the client's certificate, however the name was proven
 
     def is_same_client(self, other: Identity) -> bool:
         """Whether both are one client's, whose groups may have changed meanwhile."""
         return (self.name, self.method) == (other.name, other.method)
 
-    def is_named(self, principal: str) -> bool:
-        """Whether a rule for `principal` is about this client."""
-        if principal == ANONYMOUS_NAME:
-            return self.method == "anonymous"
-        if principal.startswith(GROUP_PREFIX):  # a client's name cannot stand in for a group
-            return principal.removeprefix(GROUP_PREFIX) in self.groups
-        return principal in (EVERYONE, self.name)
+    @property
+    def principals(self) -> set[str]:
+        """What rules that are about this client may call it; a client's name cannot stand in for a group."""
+        found = {EVERYONE, *(GROUP_PREFIX + group for group in self.groups)}
+        if self.method == "anonymous":
+            found.add(ANONYMOUS_NAME)
+        elif self.name != ANONYMOUS_NAME and not self.name.startswith(GROUP_PREFIX):
+            found.add(self.name)
+        return found
+
+    def with_certificate(self, peercert: Mapping[str, Any] | None) -> Identity:
+        """The same client, who also showed a verified certificate, as of `SSLObject.getpeercert`."""
+        name = common_name(peercert)
+        return self if name == self.common_name else msgspec.structs.replace(self, common_name=name)
 
 
 ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")
@@ -39,3 +49,10 @@ ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")
 def is_principal(name: str) -> bool:
     """Whether `name` may be a proven name: not empty, and none that the access list uses for something else."""
     return name not in ("", ANONYMOUS_NAME, EVERYONE)
+
+
+def common_name(peercert: Mapping[str, Any] | None) -> str | None:
+    """The one common name in a verified certificate, as of `SSLObject.getpeercert`; None: there is none, or several."""
+    subject = peercert.get("subject", ()) if peercert else ()
+    names: list[str] = [value for part in subject for name, value in part if name == "commonName"]
+    return names[0] if len(names) == 1 else None

@@ -15,7 +15,6 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.security.filters import ANY, ONE, covers, matches, overlap
-from gateway.security.identity import Identity
 from mapping.rules import Rules
 from protocols.mqtt.topics import is_valid_filter
 
@@ -27,17 +26,16 @@ CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 12
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One compiled rule; `kafka`: it is about Kafka's names, in every protocol."""
+    """One rule as it is for one client; `kafka`: it is about Kafka's names, in every protocol."""
 
-    principal: str
     action: str
     levels: tuple[str, ...]
     allow: bool
     kafka: bool = False
 
-    def concerns(self, identity: Identity, action: Action) -> bool:
-        """Whether the rule speaks about this client and action."""
-        return self.action in ("*", action) and identity.is_named(self.principal)
+    def concerns(self, action: Action) -> bool:
+        """Whether the rule speaks about this action."""
+        return self.action in ("*", action)
 
 
 class Permission:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jwt
@@ -45,13 +45,23 @@ class Shown(msgspec.Struct, frozen=True):
 class TokenJudge:
     """Judges tokens by the keys of their issuer."""
 
-    def __init__(self, config: OauthConfig, *, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: OauthConfig,
+        *,
+        claims: Sequence[str] = (),
+        clock: Callable[[], float],
+        wall_clock: Callable[[], int],
+    ) -> None:
         """Read the keys, if they are in a file. `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
+
+        `claims` are those that an identity is to have.
 
         Raises:
             ConfigError: a file that cannot be used.
         """
         self._config = config
+        self._claims_wanted = claims
         self._leeway_ms = int(config.leeway_s * 1000)
         self._clock = clock
         self._wall_clock = wall_clock
@@ -119,7 +129,8 @@ class TokenJudge:
         groups: tuple[str, ...] = ()
         if config.groups_claim is not None:
             groups = _groups(_claim(claims, config.groups_claim))
-        return Shown(Identity(name, "token", groups), expires_ms)
+        wanted = tuple((path, _texts(_claim(claims, path))) for path in self._claims_wanted)
+        return Shown(Identity(name, "token", groups, wanted), expires_ms)
 
     def _judge_time(self, expires_ms: int) -> None:
         if expires_ms <= self._wall_clock():
@@ -142,6 +153,13 @@ def _groups(value: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or len(names) > GROUPS_LIMIT:
         return ()
     return tuple(sorted({name for name in names if _is_name(name)}))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A claim as texts: a text, an integer, or a list of them; of anything else none."""
+    values = value if isinstance(value, list) else [value]
+    texts = [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in values]
+    return tuple(dict.fromkeys(texts)) if len(texts) <= GROUPS_LIMIT and all(map(_is_name, texts)) else ()
 
 
 def _is_name(value: Any) -> bool:

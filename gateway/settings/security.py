@@ -129,11 +129,17 @@ class SecurityConfig(Section):
     @property
     def authenticates(self) -> bool:
         """Whether every client must prove who it is."""
-        if self.tls_require_client_cert:
-            return True
+        return self.tls_require_client_cert or (not self.allow_anonymous and self._takes_logins)
+
+    @property
+    def identifies(self) -> bool:
+        """Whether a client can prove who it is."""
+        return self.tls_client_ca is not None or self._takes_logins
+
+    @property
+    def _takes_logins(self) -> bool:
         files = self.password_file is not None or self.scram_file is not None
-        proofs = files or bool(self.plugins) or self.oauth.enabled
-        return not self.allow_anonymous and proofs
+        return files or bool(self.plugins) or self.oauth.enabled
 
 
 class LogConfig(Section):

@@ -18,7 +18,7 @@ import paho.mqtt.client as paho
 import pytest
 import trustme
 from proton import ConnectionException, Message, SSLDomain
-from proton.utils import BlockingConnection, LinkDetached
+from proton.utils import BlockingConnection, LinkDetached, SendException
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from tests.support.gateway import GatewayProcess, wait_until
@@ -58,6 +58,38 @@ principal = "device-7"
 action = "publish"
 topic = "{DEVICES}/device-7/#"
 """
+
+MATRIX = f"matrix-{RUN}"
+MATRIX_RULES = f"""
+[[security.access]]
+topic = "{MATRIX}/closed/#"
+allow = false
+[[security.access]]
+principal = "alice"
+topic = "{MATRIX}/exact"
+[[security.access]]
+topic = "{MATRIX}/prefix/#"
+[[security.access]]
+topic = "{MATRIX}/+/state"
+[[security.access]]
+topic = "{MATRIX}/own/{{name}}/#"
+[[security.access]]
+topic = "{MATRIX}/cn/{{cn}}"
+[[security.access]]
+kafka = "{MATRIX}-{{name}}"
+"""
+MAY = {  # a name below MATRIX: whether alice may use it, and device-7
+    "exact": (True, False),
+    "closed/state": (False, False),
+    "prefix/a/b": (True, True),
+    "prefixed": (False, False),
+    "hall/state": (True, True),
+    "hall/states": (False, False),
+    "own/alice/a": (True, False),
+    "own/device-7/a": (False, True),
+    "own/{name}": (False, False),
+    "cn/device-7": (False, True),
+}
 
 
 class Files:
@@ -119,7 +151,7 @@ async def secured(
     bootstrap: str, files: Files, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GatewayProcess]:
     """TLS on every listener; passwords and client certificates."""
-    config = CONFIG.format(password_file=files.passwords, tls=files.tls)
+    config = CONFIG.format(password_file=files.passwords, tls=files.tls) + MATRIX_RULES
     async with running(tmp_path_factory.mktemp("secured"), bootstrap, config) as process:
         yield process
 
@@ -368,6 +400,52 @@ async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_mea
     assert status == 200
     status, body, _ = await post(secured, DEVICES, key="device-8/temp", tls=files.context(device=True))
     assert status == 403 or body["offsets"][0]["error_code"] == 403
+
+
+@pytest.mark.parametrize("device", [False, True])
+async def test_each_kind_of_rule_is_the_same_rule_in_each_protocol(
+    secured: GatewayProcess, files: Files, device: bool
+) -> None:
+    """Allow, deny, prefix, wildcard, variable: by MQTT, AMQP and HTTP, as alice and as a certificate's device."""
+    expected = {name: may[device] for name, may in MAY.items()}
+    login: dict[str, Any] = {} if device else {"user": "alice", "password": ALICE}
+    mine, others = (f"{MATRIX}-{name}" for name in (("device-7", "alice") if device else ("alice", "device-7")))
+
+    client = await mqtt(secured, files, device=device, **login).connect()
+    assert {name: await client.publish(f"{MATRIX}/{name}") == 0 for name in MAY} == expected
+    assert {name: await client.subscribe(f"{MATRIX}/{name}") == 1 for name in MAY} == expected
+    assert [await client.publish(f"{topic}/x") for topic in (mine, others)] == [0, 0x87]
+    await client.close()
+
+    def links() -> None:
+        connection = amqp(secured, "EXTERNAL" if device else "PLAIN", files, device=device, **login)
+        sender = connection.create_sender(MATRIX)
+        accepted = dict.fromkeys(MAY, True)
+        for name in MAY:
+            try:
+                sender.send(Message(body=b"1", annotations={"x-opt-bridge.key": name}))
+            except SendException:
+                accepted[name] = False
+        assert accepted == expected
+        connection.create_receiver(mine)
+        with pytest.raises(LinkDetached) as caught:
+            connection.create_receiver(others)
+        assert caught.value.condition == "amqp:unauthorized-access"
+        connection.close()
+
+    await in_thread(links)
+
+    base = f"https://{secured.addresses['http']}/topics"
+    headers = {} if device else {"Authorization": basic("alice", ALICE)}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        tls = files.context(device=device)
+        records = {"records": [{"key": name, "value": 1} for name in MAY]}
+        async with session.post(f"{base}/{MATRIX}", json=records, headers=JSON_RECORDS, ssl=tls) as response:
+            results = (await response.json(content_type=None))["offsets"]
+        assert {name: "offset" in result for name, result in zip(MAY, results, strict=True)} == expected
+        for topic, status in ((mine, 200), (others, 403)):
+            async with session.get(f"{base}/{topic}/records?limit=1", ssl=tls) as response:
+                assert response.status == status
 
 
 async def test_metrics_beyond_loopback_need_a_password_and_the_right_admin(plain: GatewayProcess) -> None:

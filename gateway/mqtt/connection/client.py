@@ -264,8 +264,10 @@ class Client(ClientPort):
             return []
         assert pump is not None
         asked = connect.properties if connect.properties is not None else NONE
-        grant = self.grant = services.access.for_identity(identity)
+        if services.access.by_certificate and pump.transport is not None:
+            identity = identity.with_certificate(pump.transport.get_extra_info("peercert"))
         self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
+        grant = self.grant = services.access.for_client(identity, self.client_id)
         refusal = judge_will(connect, grant, services.config)
         if refusal is not None:
             return self._refuse(*refusal)

@@ -89,7 +89,7 @@ class Subscriptions(OperationSet):
         await instance.member.subscribe(self._matching(instance, pattern))
 
     def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
-        readable = self._access_list.for_identity(instance.owner).subscribe.whole_topic
+        readable = self._access_list.for_client(instance.owner).subscribe.whole_topic
         return tuple(topic for topic in sorted(self._topics.names) if pattern.matches(topic) and readable(topic))
 
     def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:

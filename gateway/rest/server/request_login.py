@@ -69,7 +69,7 @@ class RequestLogin:
             identity, expires_ms = await self._by_credentials(header, peer_of(connection))
         except Busy as wait:
             raise busy(f"Logins are busy: {wait}") from None
-        return AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
+        return self._admitted(connection, identity, expires_ms)
 
     def known(self, connection: HttpConnection, header: str | None) -> AuthenticatedClient | None:
         """The client of a connection who shows `header`, as far as nobody need be asked; None: `authenticate` it."""
@@ -89,7 +89,13 @@ class RequestLogin:
                 shown = authenticator.known_token(credentials.strip(), peer=peer_of(connection))
                 if shown is not None:
                     identity, expires_ms = shown.identity, shown.expires_ms
-        return None if identity is None else AuthenticatedClient(self._access_list.for_identity(identity), expires_ms)
+        return None if identity is None else self._admitted(connection, identity, expires_ms)
+
+    def _admitted(self, connection: HttpConnection, identity: Identity, expires_ms: int | None) -> AuthenticatedClient:
+        access, transport = self._access_list, connection.transport
+        if access.by_certificate and transport is not None:
+            identity = identity.with_certificate(transport.get_extra_info("peercert"))
+        return AuthenticatedClient(access.for_client(identity), expires_ms)
 
     async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
         """Judge a field Authorization: who it is, and until when; RestError when it is not good."""

@@ -28,55 +28,55 @@ def rules(*lines: str) -> AccessList:
 
 def test_no_list_allows_everything() -> None:
     access = AccessList()
-    assert access.for_identity(ANONYMOUS).publish("sensors", b"x")
-    assert access.for_identity(ANN).admin("sensors")
-    assert access.for_identity(ANONYMOUS).mqtt_subscribe.filter("#")
-    assert access.for_identity(ANN).publish.some("anything")
+    assert access.for_client(ANONYMOUS).publish("sensors", b"x")
+    assert access.for_client(ANN).admin("sensors")
+    assert access.for_client(ANONYMOUS).mqtt_subscribe.filter("#")
+    assert access.for_client(ANN).publish.some("anything")
 
 
 def test_a_list_denies_what_no_rule_allows() -> None:
     access = rules("allow ann publish sensors")
-    assert access.for_identity(ANN).publish("sensors", "kitchen/temp")
-    assert not access.for_identity(ANN).publish("other", "kitchen/temp")
-    assert not access.for_identity(ANN).subscribe("sensors", "kitchen/temp")
-    assert not access.for_identity(BOB).publish("sensors")
+    assert access.for_client(ANN).publish("sensors", "kitchen/temp")
+    assert not access.for_client(ANN).publish("other", "kitchen/temp")
+    assert not access.for_client(ANN).subscribe("sensors", "kitchen/temp")
+    assert not access.for_client(BOB).publish("sensors")
 
 
 def test_the_first_match_decides() -> None:
     access = rules("deny ann publish sensors/kitchen/#", "allow * publish sensors", "deny * * #")
-    assert not access.for_identity(ANN).publish("sensors", "kitchen/temp")
-    assert not access.for_identity(ANN).publish("sensors", b"kitchen/temp")
-    assert access.for_identity(ANN).publish("sensors", "hall/temp")
-    assert access.for_identity(ANN).publish("sensors")
-    assert access.for_identity(BOB).publish("sensors", "kitchen/temp")
+    assert not access.for_client(ANN).publish("sensors", "kitchen/temp")
+    assert not access.for_client(ANN).publish("sensors", b"kitchen/temp")
+    assert access.for_client(ANN).publish("sensors", "hall/temp")
+    assert access.for_client(ANN).publish("sensors")
+    assert access.for_client(BOB).publish("sensors", "kitchen/temp")
 
 
 def test_a_plain_topic_stands_for_all_its_keys() -> None:
     access = rules("allow * * sensors")
     for key in (None, "", "a", "a/b", b"\xff\x00"):
-        assert access.for_identity(ANN).publish("sensors", key)
-    assert not access.for_identity(ANN).publish("sensors2", "a")
+        assert access.for_client(ANN).publish("sensors", key)
+    assert not access.for_client(ANN).publish("sensors2", "a")
 
 
 def test_anonymous_is_a_principal_of_its_own() -> None:
     access = rules("allow anonymous subscribe public", "deny anonymous * #", "allow * * #")
-    assert access.for_identity(ANONYMOUS).subscribe("public", "x")
-    assert not access.for_identity(ANONYMOUS).publish("public", "x")
-    assert access.for_identity(ANN).publish("public", "x")
+    assert access.for_client(ANONYMOUS).subscribe("public", "x")
+    assert not access.for_client(ANONYMOUS).publish("public", "x")
+    assert access.for_client(ANN).publish("public", "x")
 
 
 def test_a_proven_name_is_not_the_anonymous_principal() -> None:
     access = rules("allow anonymous * #")
-    assert not access.for_identity(Identity("anonymous", "certificate")).publish("sensors")
+    assert not access.for_client(Identity("anonymous", "certificate")).publish("sensors")
 
 
 def test_sending_to_a_topic_whose_keys_come_later() -> None:
     access = rules("deny * publish sensors/kitchen", "allow ann publish sensors/+", "deny * publish sensors")
-    grant = access.for_identity(ANN)
+    grant = access.for_client(ANN)
     assert grant.publish.some("sensors")
     assert grant.publish.uniform("sensors") is None
-    assert not access.for_identity(BOB).publish.some("sensors")
-    assert access.for_identity(BOB).publish.uniform("sensors") is False
+    assert not access.for_client(BOB).publish.some("sensors")
+    assert access.for_client(BOB).publish.uniform("sensors") is False
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_sending_to_a_topic_whose_keys_come_later() -> None:
 )
 def test_whole_topics_are_granted_as_a_whole(wanted: str, granted: bool) -> None:
     access = rules("deny * subscribe sensors/kitchen/#", "allow ann subscribe sensors")
-    assert access.for_identity(ANN).subscribe.whole(wanted) is granted
+    assert access.for_client(ANN).subscribe.whole(wanted) is granted
 
 
 def test_a_deny_rule_after_the_covering_one_changes_nothing() -> None:
     access = rules("allow ann subscribe sensors", "deny * subscribe #")
-    assert access.for_identity(ANN).subscribe.whole_topic("sensors")
-    assert not access.for_identity(BOB).subscribe.whole_topic("sensors")
+    assert access.for_client(ANN).subscribe.whole_topic("sensors")
+    assert not access.for_client(BOB).subscribe.whole_topic("sensors")
 
 
 @pytest.mark.parametrize("topic", ["a/#/b", "", "a+", "a\0"])
@@ -135,7 +135,7 @@ compiled = st.lists(st.builds(AccessRule, topic=patterns, allow=st.booleans()), 
 
 @given(compiled, st.lists(st.tuples(topics, keys), min_size=1, max_size=8))
 def test_memory_changes_no_decision(given_rules: list[AccessRule], records: list[tuple[str, str | None]]) -> None:
-    grant = AccessList(given_rules).for_identity(ANN)
+    grant = AccessList(given_rules).for_client(ANN)
     for topic, key in [*records, *records]:
         name = name_of(topic, key)
         first = next((rule.allow for rule in given_rules if matches(full(rule.topic), name)), False)
@@ -148,7 +148,7 @@ def test_memory_changes_no_decision(given_rules: list[AccessRule], records: list
 def test_a_granted_filter_holds_no_denied_name(
     given_rules: list[AccessRule], wanted: str, topic: str, key: str | None
 ) -> None:
-    grant = AccessList(given_rules).for_identity(ANN)
+    grant = AccessList(given_rules).for_client(ANN)
     if grant.subscribe.whole(wanted) and matches(wanted.split("/"), name_of(topic, key)):
         assert grant.subscribe(topic, key)
 
@@ -158,7 +158,7 @@ def full(pattern: str) -> list[str]:
 
 
 def test_memory_is_bounded() -> None:
-    grant = rules("allow * publish sensors/a/#").for_identity(ANN)
+    grant = rules("allow * publish sensors/a/#").for_client(ANN)
     for number in range(3 * CACHED_DECISIONS):
         assert not grant.publish("sensors", f"{number}")
         assert grant.publish("sensors", f"a/{number}" + "x" * 1000)

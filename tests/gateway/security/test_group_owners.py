@@ -26,8 +26,8 @@ from mapping.outcomes import Outcome
 from mapping.record import Received
 from tests.support.state import state_process
 
-ANN = AccessList().for_identity(Identity("ann", "password"))
-BOB = AccessList().for_identity(Identity("bob", "password"))
+ANN = AccessList().for_client(Identity("ann", "password"))
+BOB = AccessList().for_client(Identity("bob", "password"))
 WITHIN_S = 60
 
 
@@ -116,12 +116,12 @@ def test_the_first_rule_that_fits_decides_and_topics_stay_as_they_are() -> None:
         AccessRule(group="*", action="read", allow=False),
     )
     access = AccessList(rules)
-    ann, bob = (access.for_identity(Identity(name, "password", ("staff",))) for name in ("ann", "bob"))
+    ann, bob = (access.for_client(Identity(name, "password", ("staff",))) for name in ("ann", "bob"))
     assert [ann.group(action, "jobs-1") for action in ("read", "delete", "admin")] == [True, False, True]
     assert [ann.group(action, "jobs-2") for action in ("read", "delete", "admin")] == [True, True, True]
     assert [bob.group(action, "jobs-2") for action in ("read", "delete", "admin")] == [False, None, None]
     assert bob.publish("any", "key"), "without a rule about topics they are open"
-    topics = AccessList((AccessRule(principal="ann"),)).for_identity(Identity("ann", "password"))
+    topics = AccessList((AccessRule(principal="ann"),)).for_client(Identity("ann", "password"))
     assert topics.group("read", "any") is None, "a rule about topics says nothing of groups"
 
 
@@ -148,7 +148,7 @@ names_of_groups = st.text(st.sampled_from("ab*"), max_size=4)
 @given(names_of_groups, names_of_groups)
 def test_a_star_at_the_end_is_the_beginning_of_names(pattern: str, name: str) -> None:
     try:
-        said = AccessList((AccessRule(group=pattern),)).for_identity(Identity("ann", "password")).group("read", name)
+        said = AccessList((AccessRule(group=pattern),)).for_client(Identity("ann", "password")).group("read", name)
     except ConfigError:
         assert not pattern or "*" in pattern[:-1]
         return

@@ -17,7 +17,7 @@ MAPPING = Rules((RuleText("f/{site}/#", "f-{site}"), RuleText("a/+/s", "b"), Rul
 
 
 def grant(*rules: dict[str, object], mapping: Rules | None = None, partial: bool = True) -> Grant:
-    return AccessList([AccessRule.model_validate(rule) for rule in rules], mapping, partial=partial).for_identity(ANN)
+    return AccessList([AccessRule.model_validate(rule) for rule in rules], mapping, partial=partial).for_client(ANN)
 
 
 def test_rules_are_about_the_topics_that_clients_say() -> None:

@@ -272,9 +272,9 @@ def test_groups_are_principals() -> None:
     ).access
     access = AccessList(load_rules)
     member = Identity("ann", "token", ("writers",))
-    assert access.for_identity(member).publish("sensors", "a")
-    assert access.for_identity(member).subscribe("sensors", "a")
-    assert not access.for_identity(Identity("ann", "token")).publish("sensors", "a")
-    assert not access.for_identity(Identity("group:writers", "certificate")).publish("sensors", "a")
+    assert access.for_client(member).publish("sensors", "a")
+    assert access.for_client(member).subscribe("sensors", "a")
+    assert not access.for_client(Identity("ann", "token")).publish("sensors", "a")
+    assert not access.for_client(Identity("group:writers", "certificate")).publish("sensors", "a")
     with pytest.raises(ConfigError, match=r"access\[0\]\.principal"):
         AccessList(SecurityConfig(access=[{"principal": "group:"}]).access)

@@ -1,0 +1,106 @@
+"""What it costs to find the rights of one client among many, and what they weigh.
+
+    python -m loadtest.bench.grants [--counts 10,1000,100000]
+
+Two access lists for so many identities: `fleet` is one rule with variables for all of them, `each` has a rule for each
+identity beside ten for everyone. Per list and count: seconds to compile it, microseconds for the first grant of each
+identity (mean, the slowest one percent, the slowest), kilobytes that stay when all of them were granted and their
+connections are gone, bytes of each grant while its connection is there, and nanoseconds of a publish whose topic the
+grant knows: what a message pays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config import AccessRule
+from gateway.security.authorization import AccessList, Grant
+from gateway.security.identity import Identity
+
+EVERYONES: Final = 10
+KNOWN_CALLS: Final = 200_000
+
+
+def fleet(count: int) -> list[AccessRule]:
+    """One rule for all."""
+    return [AccessRule(topic="devices/{name}/#"), AccessRule(action="subscribe", topic="commands/{name}/{client}/+")]
+
+
+def each(count: int) -> list[AccessRule]:
+    """A rule for each, and some for everyone."""
+    own = [AccessRule(principal=_name(number), topic=f"devices/{_name(number)}/#") for number in range(count)]
+    return [AccessRule(topic=f"open-{number}/#", action="subscribe") for number in range(EVERYONES)] + own
+
+
+LISTS: Final[dict[str, Callable[[int], list[AccessRule]]]] = {"fleet": fleet, "each": each}
+
+
+def _name(number: int) -> str:
+    return f"device-{number:06}"
+
+
+def _grant(access: AccessList, number: int) -> Grant:
+    name = _name(number)
+    grant = access.for_client(Identity(name, "password"), f"client-{number}")
+    assert grant.mqtt_publish(f"devices/{name}/a", "devices", b"a")
+    return grant
+
+
+def bench(make: Callable[[int], list[AccessRule]], count: int) -> tuple[float, ...]:
+    """See the head of the table."""
+    rules = make(count)
+    began = time.process_time()
+    access = AccessList(rules)
+    compiled_s = time.process_time() - began
+    took: list[float] = []
+    for number in range(count):
+        identity, client = Identity(_name(number), "password"), f"client-{number}"
+        start = time.perf_counter()
+        access.for_client(identity, client)
+        took.append(time.perf_counter() - start)
+    took.sort()
+    access = AccessList(rules)
+    gc.collect()
+    tracemalloc.start()
+    for number in range(count):
+        _grant(access, number)
+    stays = tracemalloc.get_traced_memory()[0]
+    held = [_grant(access, number) for number in range(min(count, 10_000))]
+    weight = (tracemalloc.get_traced_memory()[0] - stays) / len(held)
+    tracemalloc.stop()
+    publish, topic = held[0].mqtt_publish, f"devices/{_name(0)}/a"
+    start = time.perf_counter()
+    for _ in range(KNOWN_CALLS):
+        publish(topic, "devices", b"a")
+    known = (time.perf_counter() - start) / KNOWN_CALLS
+    return (
+        compiled_s,
+        statistics.fmean(took) * 1e6,
+        took[len(took) * 99 // 100] * 1e6,
+        took[-1] * 1e6,
+        stays / 1024,
+        weight,
+        known * 1e9,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", default="10,1000,100000")
+    counts = [int(count) for count in parser.parse_args().counts.split(",")]
+    columns = ("compile s", "grant us", "p99 us", "worst us", "stays KiB", "grant B", "known ns")
+    print(f"{'list':6}{'identities':>12}" + "".join(f"{column:>11}" for column in columns))
+    for name, make in LISTS.items():
+        for count in counts:
+            print(f"{name:6}{count:12,}" + "".join(f"{figure:11.2f}" for figure in bench(make, count)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
