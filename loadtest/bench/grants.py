@@ -61,9 +61,9 @@ def bench(make: Callable[[int], list[AccessRule]], count: int) -> tuple[float, .
     took: list[float] = []
     for number in range(count):
         identity, client = Identity(_name(number), "password"), f"client-{number}"
-        start = time.perf_counter()
+        start = time.process_time()
         access.for_client(identity, client)
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     took.sort()
     access = AccessList(rules)
     gc.collect()
@@ -75,10 +75,10 @@ def bench(make: Callable[[int], list[AccessRule]], count: int) -> tuple[float, .
     weight = (tracemalloc.get_traced_memory()[0] - stays) / len(held)
     tracemalloc.stop()
     publish, topic = held[0].mqtt_publish, f"devices/{_name(0)}/a"
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(KNOWN_CALLS):
         publish(topic, "devices", b"a")
-    known = (time.perf_counter() - start) / KNOWN_CALLS
+    known = (time.process_time() - start) / KNOWN_CALLS
     return (
         compiled_s,
         statistics.fmean(took) * 1e6,

@@ -42,6 +42,9 @@ leeway_s = 0
 principal = "group:writers"
 action = "publish"
 topic = "{topic}"
+[[security.access]]
+principal = "group:sited"
+topic = "{topic}/{{claim:org.site}}/{{name}}/#"
 """
 
 
@@ -176,6 +179,23 @@ async def test_http(secured: GatewayProcess) -> None:
                     fault = authorization is not None and authorization.startswith("Bearer")
                     assert challenges[1] == 'Bearer realm="trivium"' + (', error="invalid_token"' if fault else "")
     assert statuses == [200, 200, 403, 401, 401, 401, 401]
+
+
+async def test_a_claim_in_a_rule(secured: GatewayProcess) -> None:
+    """By MQTT and by HTTP: the client's own site and name, and nothing beside."""
+    expected = {"oslo/ann/a": True, "oslo/bob/a": False, "rome/ann/a": False, "{claim:org.site}/ann/a": False}
+    shown = bearer(groups=["sited"], org={"site": "oslo"})
+    client = await RawClient.open(secured.address("mqtt"))
+    client.send(packets.Connect(Version.V5, "", properties=proof(message(shown))))
+    assert (await client.expect(packets.Connack)).reason_code == 0
+    assert {name: await client.publish(f"{TOPIC}/{name}", b"1") == 0 for name in expected} == expected
+    client.drop()
+    url = f"http://{secured.addresses['http']}/topics/{TOPIC}"
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json", "Authorization": f"Bearer {shown}"}
+    records = {"records": [{"key": name, "value": 1} for name in expected]}
+    async with aiohttp.ClientSession(headers=headers) as http, http.post(url, json=records) as response:
+        results = (await response.json(content_type=None))["offsets"]
+    assert {name: "offset" in result for name, result in zip(expected, results, strict=True)} == expected
 
 
 async def test_an_http_consumer_stays_its_owners_though_the_groups_change(secured: GatewayProcess) -> None:

@@ -136,7 +136,7 @@ async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -
     assert (await visit(port, client_context()))[0] == b"welcome\n"
     authenticator = Authenticator(SecurityConfig())
     assert [authenticator.identify_certificate(one) for one in seen] == [
-        Identity("pump-7", "certificate"),
+        Identity("pump-7", "certificate", common_name="pump-7"),
         Identity("pump-8.example", "certificate"),
         None,
     ]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import ConfigError, OauthConfig, SecurityConfig, load
+from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.identity import Identity
 from gateway.security.key_source import NO_KEYS, FileKeys
@@ -261,6 +262,26 @@ def test_urls_that_are_believed(url: str) -> None:
     oauth = OauthConfig(**WHOLE, jwks_url=url)
     assert oauth.enabled
     assert SecurityConfig(oauth=oauth, allow_anonymous=False).authenticates
+
+
+async def test_the_claims_that_rules_ask_for_are_known_of_a_client(tmp_path: Path) -> None:
+    oauth = OauthConfig(**oauth_options(tmp_path / "keys.json"))
+    rules = [{"topic": "t/{claim:org.unit}/#"}, {"topic": "u/{claim:https://x/sites}/{claim:level}"}]
+    config = SecurityConfig(oauth=oauth, access=rules)
+    authenticator = Authenticator(config, wall_clock=lambda: NOW_MS)
+    access = AccessList(config.access)
+    for claims, allowed in (
+        ({"org": {"unit": "a"}, "https://x/sites": ["n", "s"], "level": 7}, ["t/a/x", "u/n/7", "u/s/7"]),
+        ({"org": {"unit": "b"}, "https://x/sites": "n s", "level": True}, ["t/b/x"]),
+        ({"org": {"unit": ["a", 1.5]}, "https://x/sites": [], "level": "7"}, []),
+        ({"org": "a", "org.unit": "c/d", "https://x/sites": {"n": 1}}, []),
+        ({}, []),
+    ):
+        shown = await authenticator.authenticate_token(token(**claims), peer="127.0.0.1:1")
+        assert shown is not None
+        publish = access.for_client(shown.identity).publish
+        names = ("t/a/x", "t/b/x", "t/c/d", "u/n/7", "u/s/7", "u/n s/7", "u/n/True", "t/1.5/x")
+        assert [name for name in names if publish(*name.split("/", 1))] == allowed
 
 
 def test_groups_are_principals() -> None:
