@@ -201,11 +201,11 @@ class Authenticator:
         """
         if not peercert:
             return None
-        name = common = common_name(peercert)
+        name = common_name(peercert)
         if name is None:
             alternatives = peercert.get("subjectAltName", ())
             name = next((value for kind, value in alternatives if kind in ("DNS", "email", "URI")), "")
-        return Identity(name, "certificate", common_name=common) if is_principal(name) else None
+        return Identity(name, "certificate") if is_principal(name) else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""

@@ -21,7 +21,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     method: Method  # how the name was proven
     groups: tuple[str, ...] = ()  # what else the proof says of the client: a token's groups or roles
     claims: tuple[tuple[str, tuple[str, ...]], ...] = ()  # those of a token that the access list asks for
-    common_name: str | None = None  # of the client's certificate, however the name was proven
+    common_name: str | None = None  # of its certificate, however the name was proven; where the access list asks for it
 
     def is_same_client(self, other: Identity) -> bool:
         """Whether both are one client's, whose groups may have changed meanwhile."""

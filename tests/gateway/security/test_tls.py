@@ -129,14 +129,14 @@ async def test_no_alpn_is_forced(files: Files, serve: Serve) -> None:
 
 async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -> None:
     port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
-    leaf = CLIENTS.issue_cert("pump-7.example", common_name="pump-7")
+    leaf = CLIENTS.issue_cert("pump-7.example")
     assert (await visit(port, client_context(leaf)))[0] == b"welcome\n"
     unnamed = CLIENTS.issue_cert("pump-8.example")
     assert (await visit(port, client_context(unnamed)))[0] == b"welcome\n"
     assert (await visit(port, client_context()))[0] == b"welcome\n"
     authenticator = Authenticator(SecurityConfig())
     assert [authenticator.identify_certificate(one) for one in seen] == [
-        Identity("pump-7", "certificate", common_name="pump-7"),
+        Identity("pump-7", "certificate"),
         Identity("pump-8.example", "certificate"),
         None,
     ]
@@ -144,7 +144,7 @@ async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -
 
 async def test_a_certificate_of_somebody_else_is_refused(files: Files, serve: Serve) -> None:
     port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
-    stranger = trustme.CA().issue_cert("pump-7.example", common_name="pump-7")
+    stranger = trustme.CA().issue_cert("pump-7.example")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         assert (await visit(port, client_context(stranger)))[0] == b"welcome\n" or raise_reset()
     assert seen == []
