@@ -129,7 +129,7 @@ async def test_no_alpn_is_forced(files: Files, serve: Serve) -> None:
 
 async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -> None:
     port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
-    leaf = CLIENTS.issue_cert("pump-7.example")
+    leaf = CLIENTS.issue_cert("pump-7.example", common_name="pump-7")
     assert (await visit(port, client_context(leaf)))[0] == b"welcome\n"
     unnamed = CLIENTS.issue_cert("pump-8.example")
     assert (await visit(port, client_context(unnamed)))[0] == b"welcome\n"
@@ -144,7 +144,7 @@ async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -
 
 async def test_a_certificate_of_somebody_else_is_refused(files: Files, serve: Serve) -> None:
     port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
-    stranger = trustme.CA().issue_cert("pump-7.example")
+    stranger = trustme.CA().issue_cert("pump-7.example", common_name="pump-7")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         assert (await visit(port, client_context(stranger)))[0] == b"welcome\n" or raise_reset()
     assert seen == []
