@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.progress import Offsets
 
-LEDGER = "examined"
-"""Beside Spark's own files: the number of the newest batch that `Accounts` has examined."""
-_NEW_LEDGER = f".{LEDGER}.new"
+EXAMINED = "examined"
+"""Beside Spark's own files: the number of the newest batch that `RejectScanner` has examined."""
+_NEW_EXAMINED = f".{EXAMINED}.new"
 
 
 class Batch(NamedTuple):
@@ -84,12 +84,12 @@ class Checkpoint:
 
     def examined(self) -> int | None:
         """The newest batch that was marked as examined."""
-        text = self._read(LEDGER) or self._read(_NEW_LEDGER)
+        text = self._read(EXAMINED) or self._read(_NEW_EXAMINED)
         return int(text) if text and text.isdecimal() else None
 
     def mark_examined(self, number: int) -> None:
         """Remember that every batch up to this one was examined."""
-        path, new = (self._jvm.org.apache.hadoop.fs.Path(self._root, name) for name in (LEDGER, _NEW_LEDGER))
+        path, new = (self._jvm.org.apache.hadoop.fs.Path(self._root, name) for name in (EXAMINED, _NEW_EXAMINED))
         stream = self._files.create(new, True)
         stream.write(str(number).encode())
         stream.close()

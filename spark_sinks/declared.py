@@ -1,7 +1,7 @@
 """A job file as a job that `spark_sinks.runner` runs: one flow from its topics to its sink.
 
 A job without state writes results and dead letters by its one query, each record with its topic. What the results of
-one with state leave out is found in its finished batches afterwards (`spark_sinks/accounts.py`).
+one with state leave out is found in its finished batches afterwards (`spark_sinks/reject_scanner.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks import decode, registry
-from spark_sinks.accounts import Rejects
 from spark_sinks.archive.rows import rows
 from spark_sinks.archive.sink import writing
 from spark_sinks.job import Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
+from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
 from spark_sinks.sources import kafka_stream
 from spark_sinks.spec import jobs as spec

@@ -1,7 +1,8 @@
 """What a job is: a module of `spark_sinks/jobs` with a `JOB` of this kind, and nothing anywhere else.
 
 A job is one flow or several, each a query with a checkpoint of its own from a source to a sink. What a flow's results
-leave out goes to a dead-letter topic beside it (`Rejects`, `Accounts`), at the price that the source is read twice.
+leave out goes to a dead-letter topic beside it (`Rejects`, `RejectScanner`), at the price that the source is read
+twice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
-from spark_sinks.accounts import Rejects
+from spark_sinks.reject_scanner import Rejects
 from spark_sinks.spec.values import Duration, Listen
 from spark_sinks.triggers import MICRO_BATCH, Trigger
 

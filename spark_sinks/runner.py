@@ -19,8 +19,8 @@ from queue import Empty, SimpleQueue
 import msgspec
 from pyspark.sql import SparkSession
 
-from spark_sinks.course import Course
 from spark_sinks.declared import kind_of
+from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.job import JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
@@ -84,13 +84,13 @@ def run(
     listener = ProgressListener(stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
-    courses: list[Course] = []
+    executions: list[FlowExecution] = []
     metrics = metrics or JobMetrics(kind.title or kind.name)
 
     def take(progress: Progress) -> None:
-        for course in courses:
-            if progress.run in course.runs:  # else of another job in the same session
-                done = course.finished(progress)
+        for execution in executions:
+            if progress.run in execution.runs:  # else of another job in the same session
+                done = execution.finished(progress)
                 totals.setdefault(done.query, Totals()).add(done)
                 metrics.of(done.query).finished(done)
                 report(done)
@@ -107,13 +107,13 @@ def run(
     with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
         try:
             for flow in kind.flows(spark, options):
-                course = Course(
+                execution = FlowExecution(
                     spark, flow, broker,
                     connection=options.connection, starting_offsets=options.starting_offsets,
                     most=options.max_offsets_per_trigger, found=found, say=say,
                 )  # fmt: skip
-                course.begin()
-                courses.append(course)
+                execution.begin()
+                executions.append(execution)
             waiting = True
             while True:
                 try:
@@ -125,21 +125,21 @@ def run(
                         break
                     take(item)
                 take_found()
-                for course in courses:
-                    course.step()
-                    metrics.of(course.flow.name).reads(
-                        course.mode, course.position, course.ends, counts_rejects=course.accounts
+                for execution in executions:
+                    execution.step()
+                    metrics.of(execution.flow.name).reads(
+                        execution.mode, execution.position, execution.ends, counts_rejects=execution.scans_rejects
                     )
-                if waiting and all(course.reads() for course in courses):
+                if waiting and all(execution.reads() for execution in executions):
                     waiting = False
                     ready()
         finally:
-            for course in courses:
-                course.stop()
-            _wait_ended({run for course in courses for run in course.runs}, ended)
+            for execution in executions:
+                execution.stop()
+            _wait_ended({run for execution in executions for run in execution.runs}, ended)
             spark.streams.removeListener(listener)
-            for course in courses:
-                course.close()
+            for execution in executions:
+                execution.close()
     while not stop_asked.empty():
         if (item := stop_asked.get()) is not None:
             take(item)

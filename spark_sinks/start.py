@@ -19,9 +19,9 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"{error}\n")
             return 2
         if not isinstance(file.spec, JobSpec):
-            from spark_sinks import alone  # noqa: PLC0415 - without pyspark
+            from spark_sinks import python_job  # noqa: PLC0415 - without pyspark
 
-            return alone.main(file, argv[1:])
+            return python_job.main(file, argv[1:])
     from spark_sinks import runner  # noqa: PLC0415 - pyspark takes a second
 
     return runner.main(argv)

@@ -1,4 +1,4 @@
-"""What keeps state in Python between micro-batches, in Spark's workers. The arithmetic is elsewhere (`running.py`)."""
+"""What keeps state in Python between micro-batches, in Spark's workers. Arithmetic: `running_statistics.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, ValueState
 
-from spark_sinks.running import Running
+from spark_sinks.running_statistics import RunningStatistics
 from spark_sinks.spec.parts import Threshold
 
 STATE = "count bigint, mean double, squares double"
@@ -45,7 +45,7 @@ class Deviations(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
         """See `StatefulProcessor`; the rows of a batch come in any order."""
-        running = {name: Running(*(state.get() or ())) for name, state in self._states.items()}
+        running = {name: RunningStatistics(*(state.get() or ())) for name, state in self._states.items()}
         for row in sorted(rows, key=lambda one: (one["topic"], one["partition"], one["offset"], one["_place"])):
             found = {}
             for name, (deviations, after) in self._limits.items():

@@ -167,7 +167,7 @@ async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
         AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=5) as producer,
         beside(_send(producer, job.topics.source, plan.rate)),
     ):
-        await killing.rounds(job, plan.kills, random.Random(plan.seed), accounts=False, told=told)
+        await killing.rounds(job, plan.kills, random.Random(plan.seed), scans=False, told=told)
         await job.start()
     log = sum((await _ends(job.bootstrap, job.topics.source)).values())
     for _ in range(SETTLE_READS):

@@ -1,4 +1,4 @@
-"""Kills a job again and again, each time at another moment: of its start, of a batch, of a commit, of its accounts.
+"""Kills a job again and again, each time at another moment: of its start, a batch, a commit, its scan for rejects.
 
 A kill waits for what it is to hit and for nothing else. So what lasts a millisecond is hit as often as what lasts
 seconds, and a round takes little longer than a start.
@@ -38,28 +38,28 @@ MOMENTS: Final = (
     Moment("commit", "commits", 0.005),
     Moment("any", "offsets", 4.0),
 )
-ACCOUNTS: Final = Moment("accounts", "examined", 0.02)
+SCAN: Final = Moment("scan", "examined", 0.02)
 
 
-def moments(rng: random.Random, *, accounts: bool) -> Iterator[Moment]:
-    """Without end: each kind as often as the others, in any order. `accounts`: whether the job has such."""
-    kinds = (*MOMENTS, ACCOUNTS) if accounts else MOMENTS
+def moments(rng: random.Random, *, scans: bool) -> Iterator[Moment]:
+    """Without end: each kind as often as the others, in any order. `scans`: whether the job has such."""
+    kinds = (*MOMENTS, SCAN) if scans else MOMENTS
     while True:
         yield from rng.sample(kinds, len(kinds))
 
 
-async def rounds(job: Job, kills: int, rng: random.Random, *, accounts: bool, told: Callable[[int, str], None]) -> None:
+async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, told: Callable[[int, str], None]) -> None:
     """Start the job and kill it, so many times.
 
     Args:
         job: does not run, before and after.
         kills: how many.
         rng: where the moments come from.
-        accounts: whether the job accounts for what its results leave out.
+        scans: whether the job looks for what its results leave out (`spark_sinks.reject_scanner`).
         told: gets the number of each kill, and what it was to hit.
     """
     took = FIRST_START_S
-    for number, moment in zip(range(1, kills + 1), moments(rng, accounts=accounts), strict=False):
+    for number, moment in zip(range(1, kills + 1), moments(rng, scans=scans), strict=False):
         began = time.monotonic()
         await job.launch()
         if moment.place is None:

@@ -52,7 +52,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
                 flush=True,
             )
 
-        await killing.rounds(job, plan.kills, rng, accounts=True, told=told)
+        await killing.rounds(job, plan.kills, rng, scans=True, told=told)
         await job.start()
         await asyncio.sleep(5)
         sending.cancel()

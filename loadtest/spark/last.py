@@ -87,7 +87,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             def told(kill: int, moment: str) -> None:
                 print(f"last-known: kill {kill} of {plan.kills} ({moment})", flush=True)
 
-            await killing.rounds(job, plan.kills, rng, accounts=True, told=told)
+            await killing.rounds(job, plan.kills, rng, scans=True, told=told)
             await job.start()
         verdict = await _settled(bootstrap, topics, plan.trigger)
         code = await job.stop()

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.accounts import Rejects
 from spark_sinks.job import Flow, JobKind, JobOptions, duration, interval
+from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
 from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.jobs import NAMED

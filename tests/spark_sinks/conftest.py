@@ -57,11 +57,14 @@ def java_options(archive: Path) -> str:
 
 @pytest.fixture(scope="session")
 def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
-    """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s."""
-    short = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s"}
+    """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s.
+
+    Heartbeats bring nothing that was not told when it happened, so a test does not wait for one without noticing.
+    """
+    conf = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s", "spark.ui.liveUpdate.minFlushPeriod": "1h"}
     started = session(
         "tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True, java_options=java_options,
-        conf=short,
+        conf=conf,
     )  # fmt: skip
     yield started
     started.stop()

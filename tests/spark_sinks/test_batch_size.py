@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks import course
+from spark_sinks import flow_execution
 from spark_sinks.batch_size import LEAST, TOO_LONG, WORTH, BatchSize
 from spark_sinks.declared import Options
 from spark_sinks.job_file import read
@@ -102,7 +102,7 @@ async def test_the_batches_of_a_slow_job_with_a_backlog_become_smaller_and_lose_
     *, run_job: Any, producer: AIOKafkaProducer, new_topic: Any, read_until: Any, bootstrap: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(course, "SHORTEST_S", 0.3)  # a test has no minutes
+    monkeypatch.setattr(flow_execution, "SHORTEST_S", 0.3)  # a test has no minutes
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     keys = {b"k%d" % number for number in range(4_000)}
     for key in keys:

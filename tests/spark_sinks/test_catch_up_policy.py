@@ -5,73 +5,73 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.pace import FEW_RECORDS, FIRST_HOLD_S, LONGEST_HOLD_S, RELAPSE_S, Pace
+from spark_sinks.catch_up_policy import FEW_RECORDS, FIRST_HOLD_S, LONGEST_HOLD_S, RELAPSE_S, CatchUpPolicy
 
 
 def test_a_backlog_is_caught_up_until_it_is_fresh() -> None:
-    pace = Pace(5)
-    pace.look(0, 100_000)
-    assert pace.lag(0) == 100_000
-    assert not pace.fast(0, 0)
-    pace.look(8, 108_000)
-    assert not pace.fast(8, 100_000)  # what it has not read is up to 8 s old
-    pace.look(12, 112_000)
-    assert pace.fast(12, 108_000)
+    policy = CatchUpPolicy(5)
+    policy.observe_end(0, 100_000)
+    assert policy.lag(0) == 100_000
+    assert not policy.may_run_in_real_time(0, 0)
+    policy.observe_end(8, 108_000)
+    assert not policy.may_run_in_real_time(8, 100_000)  # what it has not read is up to 8 s old
+    policy.observe_end(12, 112_000)
+    assert policy.may_run_in_real_time(12, 108_000)
 
 
 def test_a_few_records_are_no_backlog_however_old() -> None:
-    pace = Pace(5)
-    pace.look(0, FEW_RECORDS)
-    assert pace.fast(0, 0)
-    assert not pace.slow(1_000, 0)
+    policy = CatchUpPolicy(5)
+    policy.observe_end(0, FEW_RECORDS)
+    assert policy.may_run_in_real_time(0, 0)
+    assert not policy.must_catch_up(1_000, 0)
 
 
 def test_nothing_is_fast_before_the_broker_was_asked() -> None:
-    assert not Pace(5).fast(0, 0)
+    assert not CatchUpPolicy(5).may_run_in_real_time(0, 0)
 
 
 def test_who_falls_behind_again_and_again_waits_longer_each_time() -> None:
-    pace = Pace(5)
+    policy = CatchUpPolicy(5)
     now, end = 0.0, 0
     holds = []
     for _ in range(10):
         end += 10_000
-        pace.look(now, end)
-        assert pace.slow(now + 6, end - 5_000)
+        policy.observe_end(now, end)
+        assert policy.must_catch_up(now + 6, end - 5_000)
         fell = now = now + 6
-        while not pace.fast(now, end):
+        while not policy.may_run_in_real_time(now, end):
             now += 1
         holds.append(now - fell)
     assert holds[:3] == [0, FIRST_HOLD_S, 2 * FIRST_HOLD_S]
     assert holds == sorted(holds)
     assert holds[-1] == LONGEST_HOLD_S
     now += LONGEST_HOLD_S + RELAPSE_S  # long enough without a relapse
-    pace.look(now, end + 10_000)
-    assert pace.slow(now + 6, end)
-    assert pace.fast(now + 6, end + 10_000)
+    policy.observe_end(now, end + 10_000)
+    assert policy.must_catch_up(now + 6, end)
+    assert policy.may_run_in_real_time(now + 6, end + 10_000)
 
 
 def test_a_burst_after_a_long_silence_is_fresh() -> None:
-    pace = Pace(5)
-    pace.look(0, 500)
-    pace.look(3_600, 500)
-    pace.look(3_601, 50_000)
-    assert pace.behind(3_601, 500) == 1
-    assert not pace.slow(3_601, 500)
+    policy = CatchUpPolicy(5)
+    policy.observe_end(0, 500)
+    policy.observe_end(3_600, 500)
+    policy.observe_end(3_601, 50_000)
+    assert policy.lag_s(3_601, 500) == 1
+    assert not policy.must_catch_up(3_601, 500)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 50_000)), min_size=1, max_size=30), st.data())
 def test_behind_is_the_age_of_the_first_record_not_read(steps: list[tuple[float, int]], data: st.DataObject) -> None:
-    pace = Pace(5)
+    policy = CatchUpPolicy(5)
     now, end = 0.0, 0
     looks = []
     position = 0
     for wait, arrived in steps:
         now, end = now + wait, end + arrived
-        pace.look(now, end)
+        policy.observe_end(now, end)
         looks.append((now, end))
         position = data.draw(st.integers(position, end))
-        behind = pace.behind(now, position)
+        behind = policy.lag_s(now, position)
         if position == end:
             assert behind == 0
         elif position < looks[0][1]:

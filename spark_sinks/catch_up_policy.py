@@ -19,7 +19,7 @@ LONGEST_HOLD_S = 600.0
 """... and at most this."""
 
 
-class Pace:
+class CatchUpPolicy:
     """Follows how far a query is behind the end of its topics, in records and in seconds.
 
     Args:
@@ -33,7 +33,7 @@ class Pace:
         self._not_before = float("-inf")
         self._fell_at = float("-inf")
 
-    def look(self, now: float, end: int) -> None:
+    def observe_end(self, now: float, end: int) -> None:
         """The topics end at `end` (sum of offsets) at the time `now`."""
         if self._ends and end <= self._ends[-1][1]:
             self._ends[-1] = now, self._ends[-1][1]
@@ -44,7 +44,7 @@ class Pace:
         """Records after `position` (sum of offsets), as far as was seen."""
         return max(0, self._ends[-1][1] - position) if self._ends else 0
 
-    def behind(self, now: float, position: int) -> float:
+    def lag_s(self, now: float, position: int) -> float:
         """How long ago the first record after `position` arrived, at most; 0 at the end. Infinite: before all looks."""
         if not self.lag(position):
             return 0.0
@@ -53,15 +53,15 @@ class Pace:
         first, end = self._ends[0]
         return now - first if end <= position else float("inf")
 
-    def fast(self, now: float, position: int) -> bool:
+    def may_run_in_real_time(self, now: float, position: int) -> bool:
         """Whether a query that stopped at `position` may go on in real time."""
         if now < self._not_before or not self._ends:
             return False
-        return self.lag(position) <= FEW_RECORDS or self.behind(now, position) <= self._behind_s
+        return self.lag(position) <= FEW_RECORDS or self.lag_s(now, position) <= self._behind_s
 
-    def slow(self, now: float, position: int) -> bool:
+    def must_catch_up(self, now: float, position: int) -> bool:
         """Whether a query in real time, at `position` now, has to catch up. Each True counts as a relapse."""
-        if self.lag(position) <= FEW_RECORDS or self.behind(now, position) <= self._behind_s:
+        if self.lag(position) <= FEW_RECORDS or self.lag_s(now, position) <= self._behind_s:
             return False
         again = now - self._fell_at < RELAPSE_S + self._hold_s
         self._hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, 2 * self._hold_s)) if again else 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sinks.running import Running
+from spark_sinks.running_statistics import RunningStatistics
 
 USUAL = st.floats(min_value=-1e6, max_value=1e6)
 
@@ -17,7 +17,7 @@ USUAL = st.floats(min_value=-1e6, max_value=1e6)
 @settings(max_examples=60)
 @given(st.lists(USUAL, min_size=2, max_size=60))
 def test_as_of_all_values_at_once(values: list[float]) -> None:
-    running = Running()
+    running = RunningStatistics()
     for value in values:
         running = running.with_value(value)
     spread = max(map(abs, values)) or 1.0
@@ -27,7 +27,7 @@ def test_as_of_all_values_at_once(values: list[float]) -> None:
 
 
 def test_a_value_is_judged_by_those_before_it_once_they_are_enough() -> None:
-    running = Running()
+    running = RunningStatistics()
     for value in (10.0, 12.0, 10.0):
         assert not running.is_beyond(1e9, 3, after=3)
         running = running.with_value(value)
@@ -41,7 +41,7 @@ def test_a_value_is_judged_by_those_before_it_once_they_are_enough() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=30))
 def test_whatever_the_values_are_the_state_is_finite(values: list[float]) -> None:
-    states = [Running()]
+    states = [RunningStatistics()]
     for value in values:
         states.append(states[-1].with_value(value))
         assert states[-1].deviation < float("inf")

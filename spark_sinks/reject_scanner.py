@@ -1,9 +1,9 @@
-"""What a query's results leave out, accounted for: malformed and late readings become dead letters.
+"""Looks for what the results of a query leave out: malformed and late readings become dead letters.
 
 Spark only counts what it drops as late, and forgets even that when it is killed. But its checkpoint says of each
 finished batch what it read and by which watermark it judged. So every finished batch is read once more, in a thread
-beside it, and judged by the same watermark; a ledger in the checkpoint says how far that went. Everything is read
-twice, never more, however many readings are late; and a kill at any moment loses none.
+beside it, and judged by the same watermark; a file in the checkpoint (`examined`) says how far that went. Everything
+is read twice, never more, however many readings are late; and a kill at any moment loses none.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Rejects:
     limit: int
 
 
-class Accounts:
-    """Looks after the finished batches of one query, from where the ledger ends.
+class RejectScanner:
+    """Looks after the finished batches of one query, from where its marker in the checkpoint stands.
 
     Args:
         spark: the session.
@@ -56,6 +56,9 @@ class Accounts:
         connection: Kafka client settings by their Kafka names.
         report: gets what was found, in the thread.
         failed: gets the exception that ended the thread.
+
+    Attributes:
+        tasks: that look at the same time, at most; None: one for each partition.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Accounts:
         report: Callable[[Examined], None],
         failed: Callable[[BaseException], None],
     ) -> None:
+        self.tasks: int | None = None
         self._spark = spark
         self._query = query
         self._rejects = rejects
@@ -79,11 +83,10 @@ class Accounts:
         self._finished = threading.Event()  # another batch is
         self._stopped = False
         self._out_of_time = False
-        self._thread = threading.Thread(target=self._work, name=f"accounts of {query}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"reject scanner of {query}", daemon=True)
 
     def start(self) -> None:
-        """Begin with what an earlier run left."""
-        self._finished.set()
+        """Be there; `batch_finished` lets it look, at what an earlier run has left first."""
         self._thread.start()
 
     def batch_finished(self) -> None:
@@ -102,7 +105,7 @@ class Accounts:
 
     @property
     def _group(self) -> str:
-        return f"accounts of {self._query} {id(self)}"
+        return f"reject scanner of {self._query} {id(self)}"
 
     def _work(self) -> None:
         self._spark.sparkContext.setJobGroup(self._group, "readings that no result counts", interruptOnCancel=True)
@@ -139,6 +142,8 @@ class Accounts:
     def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int]:
         """Send the dead letters of a range; how many were malformed, and how many late."""
         records = kafka_range(self._spark, start, end, connection=self._connection)
+        if self.tasks is not None:
+            records = records.coalesce(self.tasks)
         found = self._rejects.find(records, watermark_ms).cache()  # so that it is read once; there are few
         try:
             [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
@@ -149,7 +154,7 @@ class Accounts:
         return count - late, late
 
     def _next(self) -> list[Batch]:
-        """The finished batches after the ledger's, as many as may be looked at together."""
+        """The finished batches after the last examined one, as many as may be looked at together."""
         done = self._checkpoint.examined()
         newest = self._checkpoint.newest()
         if newest is None or newest == done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +13,12 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.accounts import Accounts
 from spark_sinks.batch_size import SHORTEST_S, BatchSize
+from spark_sinks.catch_up_policy import CatchUpPolicy
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import Flow
-from spark_sinks.pace import Pace
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
+from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, MICRO_BATCH, REAL_TIME
 
@@ -28,11 +29,13 @@ LAG_LOOK_S = 5.0
 WORKER_TRIES = 5
 NO_WORKER = re.compile("failed to connect back|CANNOT_OPEN_SOCKET")
 """What Spark says when its driver's Python was not there within ten seconds: a limit without a setting."""
-LAST_LETTERS_S = 3.0
-"""What a stop gives the accounts of the batches that have just finished."""
+SCAN_WAIT_S = 3.0
+"""How long the scan of a batch in real time waits at most until the next batch reads."""
+LAST_SCAN_S = 3.0
+"""What a stop gives the scanner for the batches that have just finished."""
 
 
-class Course:
+class FlowExecution:
     """Runs a flow. In real time: catches up first, and again when it falls behind.
 
     Args:
@@ -42,7 +45,7 @@ class Course:
         connection: Kafka client settings by their Kafka names.
         starting_offsets: earliest or latest, where the checkpoint is new.
         most: records of a micro-batch, in any case.
-        found: gets what the accounts found, and what ended them, in their thread.
+        found: gets what the reject scanner found, and what ended it, in its thread.
         say: gets a line for people.
     """
 
@@ -69,22 +72,27 @@ class Course:
         self._workers_missed = 0  # in a row
         self._reads = False
         self._stopped = False
-        self._pace = Pace(flow.behind_s)
+        self._policy = CatchUpPolicy(flow.behind_s)
         micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
         self._size = BatchSize(most, max(SHORTEST_S, (micro or 0) / 1000))
         self.position: Offsets = {}  # where finished batches have ended
         self.ends: Offsets = {}  # where the topics ended at the last look
         self._next_look = 0.0
         self._checkpoint = Checkpoint(spark, flow.checkpoint)
-        self._accounts = flow.rejects and Accounts(
-            spark,
-            flow.name,
-            flow.checkpoint,
-            flow.rejects,
-            connection=connection,
-            report=found.put,
-            failed=found.put,
+        self._scanner = (
+            None
+            if flow.rejects is None
+            else RejectScanner(
+                spark,
+                flow.name,
+                flow.checkpoint,
+                flow.rejects,
+                connection=connection,
+                report=found.put,
+                failed=found.put,
+            )
         )
+        self._scan_by = float("inf")  # when what has finished is looked at, at the latest
 
     def begin(self) -> None:
         """Start the query and what looks after its batches; ValueError: the checkpoint does not allow real time."""
@@ -97,8 +105,9 @@ class Course:
             self._start_fitting()
         else:
             self._start(self.flow.trigger.mode)
-        if self._accounts:
-            self._accounts.start()
+        if self._scanner:
+            self._scanner.start()
+            self._scan_by = time.monotonic() + SCAN_WAIT_S  # what an earlier run has left
 
     def _first_position(self) -> Offsets:
         known = self._checkpoint.position()
@@ -112,19 +121,21 @@ class Course:
 
     def _start_fitting(self) -> None:
         """In real time when it is not far behind, else catching up."""
-        fast = self._pace.fast(time.monotonic(), self._read)
-        if not fast and self.mode != CATCHING_UP:
-            lag = self._pace.lag(self._read)
+        real_time = self._policy.may_run_in_real_time(time.monotonic(), self._read)
+        if not real_time and self.mode != CATCHING_UP:
+            lag = self._policy.lag(self._read)
             self._say(f"{self.flow.name} is {lag:,} records behind: it catches up in micro-batches")
-        elif fast and self.mode == CATCHING_UP:
+        elif real_time and self.mode == CATCHING_UP:
             self._say(f"{self.flow.name} has caught up and goes on in real time")
-        self._start(REAL_TIME if fast else CATCHING_UP)
+        self._start(REAL_TIME if real_time else CATCHING_UP)
 
     def _start(self, mode: str) -> None:
         self.mode = mode
         trigger = CATCH_UP if mode == CATCHING_UP else self.flow.trigger
         self.query = self.flow.start(replace(trigger, most=self._size.now))
         self._runs[str(self.query.runId)] = mode
+        if self._scanner:
+            self._scanner.tasks = _spare_cores(self._spark) if mode == REAL_TIME else None
 
     def step(self) -> None:
         """Look after the query; raises what ended it."""
@@ -143,6 +154,15 @@ class Course:
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
             self._look()
+        self._scan()
+
+    def _scan(self) -> None:
+        """Let the scanner look at what has finished; in real time once the next batch reads: nothing may delay that."""
+        if self._scanner is None or self._scan_by == float("inf"):
+            return
+        if self.mode != REAL_TIME or time.monotonic() > self._scan_by or self._tasks_run():
+            self._scan_by = float("inf")
+            self._scanner.batch_finished()
 
     def _look(self) -> None:
         self._next_look = time.monotonic() + (LOOK_S if self.flow.trigger.mode == REAL_TIME else LAG_LOOK_S)
@@ -150,12 +170,12 @@ class Course:
         if ends is not None:
             self.ends = ends
             if self.flow.trigger.mode == REAL_TIME:
-                self._pace.look(time.monotonic(), offsets_sum(ends))
+                self._policy.observe_end(time.monotonic(), offsets_sum(ends))
 
     @property
-    def accounts(self) -> bool:
+    def scans_rejects(self) -> bool:
         """Whether somebody looks for what its results leave out."""
-        return self._accounts is not None
+        return self._scanner is not None
 
     @property
     def runs(self) -> Mapping[str, str]:
@@ -164,8 +184,7 @@ class Course:
 
     def finished(self, progress: Progress) -> Progress:
         """A batch of one of the runs is done: what is known of it, the trigger and real time's lag included."""
-        if self._accounts:
-            self._accounts.batch_finished()
+        self._scan_by = min(self._scan_by, time.monotonic() + SCAN_WAIT_S)
         mode = self._runs[progress.run]
         self._workers_missed = 0
         lag = progress.lag
@@ -173,8 +192,8 @@ class Course:
             self.position = progress.end
         if mode == REAL_TIME and not self._stopped:
             self._look()
-            lag = self._pace.lag(self._read)  # Spark tells where the topics ended when the batch began
-            if progress.run == str(self.query.runId) and self._pace.slow(time.monotonic(), self._read):
+            lag = self._policy.lag(self._read)  # Spark tells where the topics ended when the batch began
+            if progress.run == str(self.query.runId) and self._policy.must_catch_up(time.monotonic(), self._read):
                 self._say(f"{self.flow.name} has fallen {lag:,} records behind: it catches up in micro-batches")
                 self.query.stop()
                 self._start(CATCHING_UP)
@@ -200,12 +219,14 @@ class Course:
             status = self.query.status
             self._reads = status["message"].startswith("Waiting") or self.query.lastProgress is not None
             if self.mode == REAL_TIME and status["isTriggerActive"]:
-                tracker = self._spark.sparkContext.statusTracker()
-                infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-                self._reads = len(infos) >= self.flow.stages and all(
-                    info and info.numActiveTasks == info.numTasks for info in infos
-                )
+                self._reads = self._tasks_run()
         return self._reads
+
+    def _tasks_run(self) -> bool:
+        """Whether a batch in real time reads: all tasks of all its stages run."""
+        tracker = self._spark.sparkContext.statusTracker()
+        infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        return len(infos) >= self.flow.stages and all(info and info.numActiveTasks == info.numTasks for info in infos)
 
     def stop(self) -> None:
         """End the query, for good."""
@@ -213,6 +234,13 @@ class Course:
         self.query.stop()
 
     def close(self) -> None:
-        """Give the accounts their last moment."""
-        if self._accounts:
-            self._accounts.stop(LAST_LETTERS_S)
+        """Give the scanner its last moment."""
+        if self._scanner:
+            self._scanner.stop(LAST_SCAN_S)
+
+
+def _spare_cores(spark: SparkSession) -> int | None:
+    """What a scan may have of this machine beside a query in real time, whose readings wait for it; None: a cluster."""
+    if not str(spark.sparkContext.master).startswith("local"):
+        return None
+    return max(1, (os.cpu_count() or 2) // 2)

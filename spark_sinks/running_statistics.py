@@ -8,7 +8,7 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningStatistics:
     """Of the values so far."""
 
     count: int = 0
