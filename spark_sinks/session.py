@@ -85,6 +85,8 @@ def session(
     settings = {
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+        # Else what Spark says of tasks that start within 0.1 s of their stage is as of its next heartbeat: ten seconds.
+        "spark.ui.liveUpdate.period": "0",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         "spark.python.authenticate.socketTimeout": f"{WORKER_START_S}s",
