@@ -37,7 +37,7 @@ from gateway.kafka.state import StateTopics
 from gateway.listeners import Listener, make_listeners
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
-from gateway.observe.collector import Collector, calm
+from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
@@ -88,7 +88,6 @@ def run(config: Config, ready_file: Path | None) -> None:
     """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start, LostError when it cannot go on."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
-    calm()
     broker = None
     if config.kafka.bootstrap_servers is None:
         try:

@@ -88,6 +88,9 @@ def up(
     ] = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C."""
+    from gateway.observe.collector import calm  # noqa: PLC0415 - other commands leave the collector to Python
+
+    calm()
     flags: dict[str, Any] = {
         "data_dir": data_dir,
         "mqtt": {"address": mqtt, "websocket_address": mqtt_websocket},

@@ -128,7 +128,6 @@ class Config(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         nested_model_default_partial_update=True,
     )
 

@@ -5,9 +5,13 @@ Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import itertools
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -121,10 +125,24 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
             yield from _settings(type(default), f"{prefix}{name}.")
-        elif field.description is None:
+        elif name not in _descriptions(model):
             raise ValueError(f"{prefix}{name}: no description below the field")
         else:
-            yield f"| `{prefix}{name}` | {_default(default)} | {' '.join(field.description.split())} |\n"
+            yield f"| `{prefix}{name}` | {_default(default)} | {_descriptions(model)[name]} |\n"
+
+
+@functools.cache
+def _descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The texts below a model's fields, in one line each. Pydantic would read them in every process that starts."""
+    found = {}
+    for kind in reversed([kind for kind in model.__mro__ if issubclass(kind, BaseModel)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def _default(value: Any) -> str:
@@ -137,10 +155,10 @@ def job_part(model: type[BaseModel]) -> str:
     """The table of a part of a job file; ValueError for a key without a description."""
     rows = ["| key | default | meaning |\n|---|---|---|\n"]
     for name, field in model.model_fields.items():
-        if field.description is None or name in {"job", "name"}:
+        if name not in _descriptions(model) or name in {"job", "name"}:
             continue  # a part with a table of its own, or what every kind has
         default = "needed" if field.is_required() else _default_of_part(field.get_default(call_default_factory=True))
-        rows.append(f"| `{name}` | {default} | {' '.join(field.description.split())} |\n")
+        rows.append(f"| `{name}` | {default} | {_descriptions(model)[name]} |\n")
     return "".join(rows)
 
 

@@ -113,7 +113,5 @@ def trimmer() -> Callable[[int], int]:
 
 
 def calm() -> None:
-    """Before the loop is there: what was imported lives for ever, and messages are freed by counting."""
-    gc.collect()
-    gc.freeze()
+    """Before the gateway is imported: what is made then lives for ever, and messages are freed by counting."""
     gc.set_threshold(*THRESHOLDS)

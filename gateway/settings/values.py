@@ -95,4 +95,4 @@ BootstrapServers = Annotated[str, AfterValidator(_bootstrap_servers)]
 class Section(BaseModel):
     """A part of the configuration: frozen, and unknown keys are errors. The text below a field is its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -60,7 +60,7 @@ SHORTEST_REAL_TIME_MS: Final = 5_000  # Spark's own bound for the time between t
 class Section(BaseModel):
     """A part of a job: frozen, and unknown keys are errors. The text below a field is its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Column(Section):
