@@ -7,6 +7,7 @@ that is not part of the repository.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -54,6 +55,18 @@ def pytest_configure(config: pytest.Config) -> None:
         state = tempfile.TemporaryDirectory()
         config.add_cleanup(state.cleanup)
         os.environ["XDG_STATE_HOME"] = state.name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is collected is kept until the end: looking through it again and again is an eighth of the time it takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
