@@ -22,6 +22,10 @@ from tests.support.gateway import wait_until
 ROOT = Path(__file__).parents[2]
 
 
+READY = "import os, sys; new = sys.argv[1] + '.new'; open(new, 'w').write('{\"a\": 1}'); os.rename(new, sys.argv[1]); "
+"""As the gateway does: who finds the file finds all of it."""
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Directory]:
     taken = Directory(tmp_path)
@@ -81,10 +85,9 @@ def test_a_taken_port_is_replaced() -> None:
 
 
 async def test_ready_and_stop(child: Callable[[str], Process], directory: Directory) -> None:
-    process = child("import sys; print('one', flush=True); open(sys.argv[1], 'w').write('{\"a\": 1}'); "
-                    "sys.stdin.close(); import time; time.sleep(60)")  # fmt: skip
+    process = child(f"print('one', flush=True); {READY} sys.stdin.close(); import time; time.sleep(60)")
     await process.start()
-    assert await process.ready(20) == {"a": 1}
+    assert await process.ready(60) == {"a": 1}
     assert (directory.path / "errors").read_text() == "one\n"  # nobody needs to read it while the process runs
     await process.stop(10)
     with pytest.raises(ProcessError, match=f"child ended, signal {signal.SIGTERM:d}"):
@@ -93,10 +96,9 @@ async def test_ready_and_stop(child: Callable[[str], Process], directory: Direct
 
 
 async def test_who_does_not_stop_is_killed(child: Callable[[str], Process]) -> None:
-    process = child("import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-                    "open(sys.argv[1], 'w').write('{}'); time.sleep(60)")  # fmt: skip
+    process = child(f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY} time.sleep(60)")
     await process.start()
-    await process.ready(20)
+    await process.ready(60)
     await process.stop(0.1)
     with pytest.raises(ProcessError, match=f"signal {signal.SIGKILL:d}"):
         await process.watch()
