@@ -70,6 +70,9 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
     def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
         """Close at once; an awaitable of the end.
 
+        What is not written yet is dropped: nobody waits for its answer any more, and a broker that is frozen would
+        keep whoever closes waiting for as long as it is.
+
         Several may wait for the same end, such as who stops a client that is being closed; who gives up waiting ends
         nobody else's wait, which would be taken for the other's own cancellation.
         """
@@ -78,6 +81,8 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self.looking = None
         if self.probing is not None and self.probing is not asyncio.current_task():
             self.probing.cancel()
+        if self._writer is not None and self._writer.transport.get_write_buffer_size():
+            self._writer.transport.abort()
         closed = super().close(reason=reason, exc=exc)
         return None if closed is None else asyncio.shield(closed)
 

@@ -84,6 +84,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_security_protocol": "likewise",
         "_ssl_context": "likewise",
         "_on_close_cb": "the client's method: tells whose connection it is",
+        "_writer": "what is not written yet is dropped when a connection is closed",
         "_send_sasl_token": "as `send`: a socket that uvloop has closed is a broken connection",
     },
     "aiokafka.admin.AIOKafkaAdminClient": {

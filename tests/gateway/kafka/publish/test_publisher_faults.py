@@ -177,6 +177,23 @@ async def test_drain_gives_up_in_time_and_says_busy(stoppable, own_topic, frozen
             assert time.monotonic() - began < 20
 
 
+async def test_it_stops_though_more_is_written_than_a_frozen_broker_s_socket_takes(stoppable, own_topic, frozen, kit):
+    topic = await own_topic(8)
+    async with kit(stoppable.bootstrap_servers) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"v"), owner, "stored")
+        await k.until(lambda: owner.fates)
+        with frozen():
+            for number in range(8):
+                k.submit(Record(topic, None, b"x" * 1_000_000, partition=number), owner, number)
+            (connection,) = k.publisher._producers._current._producer.client._conns.values()
+            await k.until(connection._writer.transport.get_write_buffer_size)
+            assert not await k.publisher.drain(0)
+            async with asyncio.timeout(60):
+                await k.publisher.stop()
+        assert {fate for token, fate in owner.outcomes().items() if token != "stored"} == {Outcome.BUSY}
+
+
 async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, frozen, kit):
     """Senders that heed the gate hold the process to its budget, whatever Kafka does."""
     topic = await own_topic(3)
