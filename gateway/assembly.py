@@ -340,6 +340,7 @@ def parts_with_statistics(
     """What the metrics tell of the parts that are no listeners: the metric's prefix, and where its figures are."""
     return (
         ("topics", log.topics.creation.statistics),
+        ("replication", log.topics.safety.statistics),
         ("publisher", log.publisher.statistics),
         ("budget", log.publisher.budgets.statistics),
         ("live_reader", log.live_reader.statistics),

@@ -19,6 +19,7 @@ class Outcome(enum.Enum):
     TOO_LARGE = "too-large"
     DENIED = "denied"
     UNKNOWN_TOPIC = "unknown-topic"
+    UNSAFE = "unsafe"  # too few brokers would have it: an operator must change the topic, or the setting
     FULL = "full"  # a limit of topics is reached: another one must go first
     EXPIRED = "expired"  # its time ran out before it was stored
     BROKEN = "broken"  # a permanent Kafka error
@@ -48,6 +49,8 @@ ANSWERS: Final[dict[Outcome, Answer]] = {
     Outcome.TOO_LARGE: Answer(0x95, AmqpAnswer.REJECTED, "amqp:link:message-size-exceeded", 413),
     Outcome.DENIED: Answer(0x87, AmqpAnswer.REJECTED, "amqp:unauthorized-access", 403),
     Outcome.UNKNOWN_TOPIC: Answer(0x90, AmqpAnswer.REJECTED, "amqp:not-found", 404),
+    # 0x83: "the PUBLISH is valid but the receiver is not willing to accept it"; 503: it is the server's state.
+    Outcome.UNSAFE: Answer(0x83, AmqpAnswer.REJECTED, "amqp:precondition-failed", 503),
     Outcome.FULL: Answer(0x97, AmqpAnswer.REJECTED, "amqp:resource-limit-exceeded", 429),
     Outcome.EXPIRED: Answer(0x00, AmqpAnswer.ACCEPTED, None, 200),
     Outcome.BROKEN: Answer(0x83, AmqpAnswer.REJECTED, "amqp:internal-error", 500),

@@ -25,6 +25,7 @@ from gateway.config import Config
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
+from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
@@ -65,7 +66,12 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "MQTT": {"mqtt": MqttStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
-    "Into Kafka": {"publisher": PublisherStatistics, "budget": BudgetStatistics, "topics": TopicCreation},
+    "Into Kafka": {
+        "publisher": PublisherStatistics,
+        "budget": BudgetStatistics,
+        "topics": TopicCreation,
+        "replication": TopicSafety,
+    },
     "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,

@@ -38,6 +38,11 @@ class KafkaConfig(Section):
     topic_replication: Annotated[int, Field(ge=1)] | None = None
     """replicas of created topics, those of the gateway's own state included. Not set: the cluster's
     `default.replication.factor`. Brokers before Kafka 2.4 need a number here"""
+    # False: a cluster that was set up otherwise is its operator's choice, and is told of.
+    require_safe_topics: bool = False
+    """write to no topic of which one broker alone may hold what is acknowledged, the gateway's own included: each needs
+    two copies and `min.insync.replicas=2` at least. Not set: such topics are warned of where there are several brokers.
+    See [replication](#replication)"""
     # A topic stays, and costs the cluster memory and descriptors for good: what clients make has an end (ADR 0035).
     max_topics: Annotated[int, Field(ge=1)] = 5000
     """how many topics there may be, whoever made them, for clients to make another one. A topic stays, and costs the

@@ -15,6 +15,7 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
 CONFIG_NAMES: Final = [
     "max.message.bytes",
     "cleanup.policy",
+    "min.insync.replicas",
     "message.timestamp.type",
     "message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms",
@@ -33,6 +34,8 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
     cleanup: str | None = None  # its `cleanup.policy`; None when we may not read it
     before_ms: int = _FOREVER  # how far in the past a record's own timestamp may be
     after_ms: int = _FOREVER  # how far in the future it may be
+    copies: int = 1  # of each record: the fewest that a partition has
+    min_in_sync: int | None = None  # `min.insync.replicas`; None when we may not read it
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
@@ -53,19 +56,28 @@ def available_of(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
     return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
 
 
+def copies_of(partitions: Iterable[tuple[Any, ...]]) -> int:
+    """How many copies the partition has that has the fewest, by such an answer."""
+    return min((len(replicas) for _, _, _, replicas, *_ in partitions), default=0)
+
+
 def info_of(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
     """What such an answer says of a topic; its limits are Kafka's defaults."""
-    return TopicInfo(name=name, partitions=len(partitions), available=available_of(partitions))
+    return TopicInfo(
+        name=name, partitions=len(partitions), available=available_of(partitions), copies=copies_of(partitions)
+    )
 
 
 def configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
     """The same topic, with the limits that its configuration sets."""
+    in_sync = configs.get("min.insync.replicas")
     own_time = configs.get("message.timestamp.type") != "LogAppendTime"
     return msgspec.structs.replace(
         info,
         max_message_bytes=int(configs.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES)),
         needs_key="compact" in configs.get("cleanup.policy", ""),
         cleanup=configs.get("cleanup.policy"),
+        min_in_sync=None if in_sync is None else int(in_sync),
         before_ms=int(configs.get("message.timestamp.before.max.ms", _FOREVER)) if own_time else _FOREVER,
         after_ms=int(configs.get("message.timestamp.after.max.ms", _FOREVER)) if own_time else _FOREVER,
     )

@@ -23,6 +23,8 @@ from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
+BEHIND_S: Final = 2.0
+"""How long one broker may take to answer for a topic that another one does not know."""
 SILENT_S: Final = 8.0
 """After this time without any answer of Kafka's, whoever waits is told. Most clients give up after ten seconds or more;
 a living Kafka answers the heartbeat of `Topics` every five."""
@@ -127,16 +129,17 @@ class TopicQueries:
             lambda: AIOKafkaClient(**client_settings(config, "topics")), lambda client: client.bootstrap(), spawn
         )
 
-    async def request(self, request: Any) -> Any:
-        """Send a request of aiokafka's to any broker; with the bootstrap servers again when the connection breaks."""
+    async def request(self, request: Any, node: int | None = None) -> Any:
+        """Send a request of aiokafka's to one broker, or to any; with the bootstrap servers again when that breaks."""
         client: Any = None
         try:
             client = await self._client.get()
-            response = await client.send(client.get_random_node(), request)
+            response = await client.send(client.get_random_node() if node is None else node, request)
         except errors.IncompatibleBrokerVersion as error:
             raise Refused(Outcome.BROKEN, f"this Kafka is too old: {error}") from error
         except (errors.KafkaError, OSError) as error:
-            await self._client.drop(client)
+            if node is None:
+                await self._client.drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
         self.patience.heard()
         return response
@@ -150,21 +153,36 @@ class TopicQueries:
         metadata: wire.Metadata = await self.request(wire.metadata_of(None))
         return metadata
 
-    async def describe(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
-        """The partitions of topics, or why there are none."""
+    async def describe(self, names: Iterable[str], node: int | None = None) -> dict[str, Partitions | Refused]:
+        """The partitions of topics, or why there are none, as one broker knows them: `node`, or any."""
         asked = list(names)
         answers: dict[str, Partitions | Refused] = {
             name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
         }
-        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False))
+        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False), node)
         for code, name, _, partitions in response.topics:
             if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
                 answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
         return answers
 
+    async def search(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+        """As `describe`; unknown is only what no broker knows: one may not have heard yet of what others serve."""
+        answers = await self.describe(names)
+        nodes: list[int] | None = None
+        while unknown := [name for name, found in answers.items() if _is_unknown(found)]:
+            if nodes is None:
+                brokers = (await self._client.get()).cluster.brokers()
+                nodes = [broker.nodeId for broker in brokers] if len(brokers) > 1 else []
+            if not nodes:
+                break
+            with contextlib.suppress(Refused, TimeoutError):
+                async with asyncio.timeout(BEHIND_S):
+                    answers |= await self.describe(unknown, nodes.pop())
+        return answers
+
     async def find(self, name: str) -> TopicInfo:
         """One topic, with Kafka's default limits; raises why there is none."""
-        found = (await self.describe([name]))[name]
+        found = (await self.search([name]))[name]
         if isinstance(found, Refused):
             raise Refused(found.outcome, found.reason)
         return info_of(name, found)
@@ -191,6 +209,10 @@ class TopicQueries:
     async def stop(self) -> None:
         """Close the connection."""
         await self._client.stop()
+
+
+def _is_unknown(found: Partitions | Refused) -> bool:
+    return isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC
 
 
 class SharedQuestion:

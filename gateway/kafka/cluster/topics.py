@@ -17,8 +17,9 @@ from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.missing_topics import MissingTopics
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
-from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of, led_now
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, copies_of, info_of, led_now
 from gateway.kafka.cluster.topic_queries import SharedQuestion, TopicQueries
+from gateway.kafka.cluster.topic_safety import LEAST, TopicSafety, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
@@ -69,6 +70,7 @@ class Topics:
         self.creation = Creation(
             config, self.queries, lambda: self.names, self.refresh, spawn=spawn, clock=clock, capacity=capacity
         )
+        self.safety = TopicSafety(required=config.require_safe_topics)  # judges those that are written to
         self._config = config
         self._create = create
         self._may_make = may_make
@@ -211,7 +213,7 @@ class Topics:
         refused = {name: why for name in names if (why := _no_topic(name)) is not None}
         asked = set(names) - self.names - refused.keys()
         if asked:
-            described = await self.queries.describe(asked)
+            described = await self.queries.search(asked)
             refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
             there = asked - refused.keys() - self.names
             self._learned |= dict.fromkeys(there, self._clock())
@@ -240,6 +242,7 @@ class Topics:
 
     def _lost(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
+        self.safety.forget(name)
         for callback in tuple(self.gone):
             failures.guard("topics", callback, name, outcome)
 
@@ -298,7 +301,8 @@ class Topics:
     ) -> bool:
         """Create a topic because an administrator asks for it, whether or not unknown ones are created, dots or not.
 
-        None: as many partitions and copies as `kafka.topic_partitions` and `kafka.topic_replication` say.
+        None: as many partitions and copies as `kafka.topic_partitions` and `kafka.topic_replication` say; without the
+        latter, as many copies as the broker's default.
 
         Returns:
             False when it exists already. A new topic has leaders when this returns.
@@ -360,13 +364,32 @@ class Topics:
         # One with fewer partitions was made anew: nothing need be as it was.
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
-            fresh = await self.queries.configured(fresh)
+            fresh = await self._copied(await self.queries.configured(fresh))
         expected = self.names | self._internal.keys()
-        for name in [name for name in self._known if name not in seen and name in expected and name not in in_between]:
-            self._lost(name, Outcome.UNKNOWN_TOPIC)
+        absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
+        found = await self.queries.search(absent) if absent else {}  # whoever was asked may be behind the others
+        for name, there in found.items():
+            if not isinstance(there, Refused):
+                in_between.add(name)
+            elif there.outcome is not Outcome.BUSY:
+                self._lost(name, there.outcome)
+        self.safety.brokers = max(self.safety.brokers, len(metadata.brokers))
         self._changed(fresh)
         self.creation.count(metadata, begun)
         self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
+
+    async def _copied(self, infos: list[TopicInfo]) -> list[TopicInfo]:
+        """The same topics; of those that are not safe it is asked again how many copies they have."""
+        unsafe = [info.name for info in infos if why_unsafe(info) is not None]
+        if not unsafe or self.safety.brokers < LEAST:
+            return infos
+        found = await self.queries.describe(unsafe)
+        return [
+            msgspec.structs.replace(info, copies=copies_of(partitions))
+            if isinstance(partitions := found.get(info.name), list)
+            else info
+            for info in infos
+        ]
 
     def _changed(self, infos: Iterable[TopicInfo]) -> None:
         """What is known of topics is new, if anything was known of them."""

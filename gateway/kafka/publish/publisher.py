@@ -275,6 +275,9 @@ class Publisher:
             return
         info = self._topics.known(name, internal=internal)
         if info is not None:
+            if (refused := self.unsafe(info)) is not None:
+                self._refuse(owner, token, refused.outcome, refused.reason)
+                return
             self._open(info)
             self.submit(record, owner, token, sender, internal=internal)
             return
@@ -286,9 +289,12 @@ class Publisher:
 
     async def _look_up(self, name: str, principal: str | None) -> TopicInfo:
         """Unbounded: what waits for the topic is kept for its senders, as what waits for a known one is."""
-        return await self.topic(
+        info = await self.topic(
             name, internal=name.startswith(INTERNAL_TOPIC_PREFIX), principal=principal, bounded=False
         )
+        if (refused := self.unsafe(info)) is not None:
+            raise refused
+        return info
 
     async def topic(
         self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
@@ -296,12 +302,21 @@ class Publisher:
         """What is known of `name`, after asking, and creating the topic, where need be.
 
         Raises:
-            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments.
+            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments. UNSAFE: it is one of
+                our own, and not safe enough; of a client's topic the record is refused, since it may only be read.
         """
         info = await self._topics.get(name, internal=internal, principal=principal, bounded=bounded)
         if name not in self._writers_like(name):
-            self._open(info)
+            refused = self.unsafe(info)
+            if refused is None:
+                self._open(info)
+            elif internal:
+                raise refused
         return info
+
+    def unsafe(self, info: TopicInfo) -> Refused | None:
+        """Why a topic may not be written to, if so: too few brokers would have what is acknowledged."""
+        return self._topics.safety.judge(info)
 
     def known_topic(self, name: str) -> TopicInfo | None:
         """What is known of `name`, without asking."""
@@ -319,8 +334,12 @@ class Publisher:
 
     def _topic_updated(self, info: TopicInfo) -> None:
         writer = self._writers_like(info.name).get(info.name)
-        if writer is not None:
+        if writer is None:
+            return
+        if (refused := self.unsafe(info)) is None:
             writer.update(info)
+        else:
+            self._topic_gone(info.name, refused.outcome)
 
     def _check_partitions(self, cluster: Any) -> None:
         """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""

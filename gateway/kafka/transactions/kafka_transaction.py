@@ -281,6 +281,8 @@ class KafkaTransaction:
                 number, timestamp = self._shared.place(record, info, post.sender)
                 batches = partitions.get((record.topic, number))
                 if batches is None:
+                    if (unsafe := self._publisher.unsafe(info)) is not None:
+                        raise unsafe
                     batches = partitions[record.topic, number] = _Batches()
                 batches.append(post, timestamp, self._shared.largest(info), producer.new_batch)
             except Refused as refused:

@@ -136,6 +136,22 @@ def test_who_chooses_the_copies_of_a_topic():
         version(BROKERS_DEFAULT, 3)
 
 
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_topic_that_one_broker_alone_holds(bootstrap, new_topic, kit, caplog, required):
+    name = await new_topic()
+    async with kit(bootstrap, require_safe_topics=required) as k:
+        assert (await k.topics.get(name)).copies == 1, "it may be read"
+        owner = k.recorder()
+        for number in range(3):
+            k.submit(Record(name, b"k", b"v"), owner, number)
+            await k.until(lambda number=number: number in owner.fates)
+        assert set(owner.outcomes().values()) == {Outcome.UNSAFE if required else Outcome.STORED}
+        assert all(("kafka.require_safe_topics" in result.reason) is required for result in owner.fates.values())
+        assert k.topics.safety.statistics().unsafe_topics == 1
+    told = [record for record in caplog.records if name in record.getMessage()]
+    assert len(told) == int(required), "one broker can be no safer; what is refused is told once"
+
+
 class _Answer(Response):
     API_KEY = 30
     API_VERSION = 1
