@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -145,6 +146,24 @@ def flow(
         raise fail(str(error), LOST) from error
     except KeyboardInterrupt:
         return
+
+
+@app.command("doctor")
+def doctor(
+    config: ConfigFile = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka (default: that of the configuration).")
+    ] = None,
+) -> None:
+    """Look whether Kafka and this machine have what the gateway needs; exit code 1: something has to be done."""
+    settings = read_config(config, {"kafka": {"bootstrap_servers": bootstrap_servers}})
+    from gateway.kafka.doctor import examine  # noqa: PLC0415 - aiokafka loads slowly
+
+    def say(finding: object) -> None:
+        typer.echo(without_secrets(str(finding), settings))
+
+    if not asyncio.run(examine(settings, say)):
+        raise typer.Exit(LOST)
 
 
 @config_app.command("check")

@@ -13,7 +13,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from proton import Message
 from proton.utils import BlockingConnection
 
+from gateway.config import Config, KafkaConfig
 from gateway.embedded.cluster import Cluster
+from gateway.kafka.doctor import examine
 from protocols.mqtt import packets
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
@@ -117,6 +119,12 @@ async def test_without_the_setting_it_is_told_once_and_counted(
     log = gateway.log.read_text()
     assert log.count(topic) == 1
     assert safe not in log
+    findings: list[str] = []
+    config = Config(kafka=KafkaConfig(bootstrap_servers=cluster.bootstrap_servers))
+    assert not await examine(config, lambda finding: findings.append(str(finding)))
+    assert sum(topic in finding for finding in findings) == 1
+    assert not any(safe in finding for finding in findings)
+    assert sum("answers, and is new enough" in finding for finding in findings) == 3
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{gateway.addresses['management']}/metrics") as answer,

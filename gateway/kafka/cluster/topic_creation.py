@@ -274,6 +274,8 @@ class Creation:
                 self._tell_collision(name, message[0] if message else None)
             detail = f": {message[0]}" if message and message[0] else ""
             answers[name] = refused_by(code, f"topic {name} could not be created{detail}")
+            if error is errors.InvalidReplicationFactorError and "fenced" in detail:
+                answers[name] = Refused(Outcome.BUSY, f"topic {name} could not be created now{detail}")
         made = sum(new.values())
         if made:
             self._counts.topics_made_total += made

@@ -1,0 +1,71 @@
+"""What the gateway needs of Kafka's authorization: the one list, for `trivium doctor` and for whoever writes ACLs."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from mapping.record import INTERNAL_TOPIC_PREFIX
+
+
+class Operation(enum.IntEnum):
+    """Kafka's operations, by their codes."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+
+    def __str__(self) -> str:
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
+
+class Resource(enum.Enum):
+    """What a right is for."""
+
+    OWN_TOPICS = f"topics {INTERNAL_TOPIC_PREFIX}trivium_*"
+    CLIENT_TOPICS = "topics of clients"
+    CLUSTER = "cluster"
+    GROUPS = "groups of clients"
+    TRANSACTIONS = "transactional ids trivium-*"
+
+
+class Need(NamedTuple):
+    """Operations on a resource, and what does not work without them."""
+
+    resource: Resource
+    operations: tuple[Operation, ...]
+    without: str
+    always: bool = True  # the gateway cannot serve without; else something of it is missing
+
+
+READ, WRITE, CREATE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE
+NEEDS: Final = (
+    Need(Resource.OWN_TOPICS, (DESCRIBE, READ, WRITE), "no session is kept, and the gateway is never ready"),
+    Need(Resource.OWN_TOPICS, (Operation.DESCRIBE_CONFIGS,), "nobody sees whether they are compacted and safe", False),
+    Need(Resource.CLIENT_TOPICS, (DESCRIBE, READ, WRITE), "clients are refused: 0x87, unauthorized-access, 403"),
+    Need(
+        Resource.CLIENT_TOPICS,
+        (Operation.DESCRIBE_CONFIGS,),
+        "Kafka's default limits are assumed, and nobody sees whether they are safe",
+        False,
+    ),
+    Need(Resource.CLUSTER, (CREATE,), "no topic is made, unless Create is allowed by its name", False),
+    Need(Resource.CLUSTER, (DESCRIBE,), "HTTP's list has only groups that may be described", False),
+    Need(Resource.GROUPS, (DESCRIBE, READ), "consumers, shared subscriptions and T/group.id/G are refused"),
+    Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP's transactions are refused"),
+)
+"""Kafka tells what we may do with topics and with the cluster; of groups and transactional ids it does not."""
+
+NOT_TOLD: Final = -(2**31)
+
+
+def lacking(need: Need, operations: int) -> tuple[Operation, ...]:
+    """What of a need is missing in the operations that Kafka allows, a bit for each code."""
+    if operations == NOT_TOLD:
+        return ()
+    return tuple(operation for operation in need.operations if not operations >> operation & 1)

@@ -1,0 +1,196 @@
+"""`trivium doctor`: whether Kafka and this machine have what the gateway needs, in plain text; nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from aiokafka import errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.admin import ApiVersionRequest
+
+from gateway.config import Config, ConfigError
+from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
+from gateway.kafka.cluster.topic_info import info_of
+from gateway.kafka.cluster.topic_queries import TopicQueries
+from gateway.kafka.cluster.topic_safety import LEAST, why_unsafe
+from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.rights_requests import Quorum, Rights, controller_time_ms
+from gateway.spawn import Tasks
+from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
+
+CONNECT_S: Final = 15.0
+CLOCK_S: Final = 1.0
+"""A difference of clocks beyond it is told: message expiry and timestamps are by both."""
+FEW_FILES: Final = 4096
+SHOWN: Final = 20  # topics by name
+ROUND: Final = 500  # topics in one question
+MS: Final = 1_000_000  # nanoseconds
+KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
+"""Kafka's own topics that clients rely on: positions of groups, and transactions."""
+REQUESTS: Final = (
+    ("Fetch 7 (Kafka 1.1)", 1, 7),
+    ("Metadata 8 (2.3)", 3, 8),
+    ("CreateTopics 4 (2.4)", 19, 4),
+    ("IncrementalAlterConfigs (2.3)", 44, 0),
+)
+"""What the gateway asks, by name, key and version, where a broker may be too old for it."""
+OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
+
+
+class Finding(NamedTuple):
+    """One line; `good` False: something has to be done, None: something to know."""
+
+    good: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "BAD ", None: "note"}[self.good]
+        return f"{mark} {self.text}"
+
+
+async def examine(config: Config, say: Callable[[Finding], None]) -> bool:
+    """Look at everything and say each finding; whether nothing is bad."""
+    findings: list[Finding] = []
+
+    def found(finding: Finding) -> None:
+        findings.append(finding)
+        say(finding)
+
+    found(_files())
+    if config.kafka.bootstrap_servers is None:
+        found(Finding(None, "kafka.bootstrap_servers is not set: the gateway starts its own Kafka, one broker"))
+    else:
+        await _kafka(config, found)
+    return all(finding.good is not False for finding in findings)
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= FEW_FILES:
+        return Finding(True, f"open files: {soft} (at most {hard}): a connection is one")
+    return Finding(False, f"open files: {hard} at most: a connection is one; raise LimitNOFILE= or ulimit -Hn")
+
+
+async def _kafka(config: Config, found: Callable[[Finding], None]) -> None:
+    servers = config.kafka.bootstrap_servers
+    try:
+        client = AIOKafkaClient(**client_settings(config.kafka, "doctor"))
+    except ConfigError as error:
+        found(Finding(False, str(error)))
+        return
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await client.bootstrap()
+            await client.force_metadata_update()
+    except (errors.KafkaError, OSError, TimeoutError) as error:
+        found(Finding(False, f"Kafka at {servers} does not answer: {error!r}"))
+        await client.close()
+        return
+    try:
+        await _brokers(client, found)
+    finally:
+        await client.close()
+    tasks = Tasks(lambda error: None)
+    queries = TopicQueries(config.kafka, tasks.spawn, asyncio.get_running_loop().time)
+    try:
+        await _clock(queries, found)
+        await _topics(config, queries, found)
+    except Refused as refused:
+        found(Finding(False, refused.reason))
+    finally:
+        await queries.stop()
+        await tasks.close()
+
+
+async def _brokers(client: Any, found: Callable[[Finding], None]) -> None:
+    """Whether each broker can be reached at the address that it advertises, and is new enough."""
+    for broker in sorted(client.cluster.brokers(), key=lambda one: one.nodeId):
+        name = f"broker {broker.nodeId} at {broker.host}:{broker.port}"
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                if not await client.ready(broker.nodeId):
+                    found(Finding(False, f"{name} cannot be reached from here"))
+                    continue
+                answer = await client.send(broker.nodeId, ApiVersionRequest())
+        except (errors.KafkaError, OSError, TimeoutError) as error:
+            found(Finding(False, f"{name} does not answer: {error!r}"))
+            continue
+        newest = {key: last for key, _, last in answer.api_versions}
+        old = [what for what, key, version in REQUESTS if newest.get(key, -1) < version]
+        if old:
+            found(Finding(False, f"{name} is too old: it lacks {', '.join(old)}"))
+        else:
+            found(Finding(True, f"{name} answers, and is new enough"))
+
+
+async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+    """How far the clock of the cluster's controller is from ours."""
+    before = time.time_ns() // MS
+    try:
+        answer = await queries.request(Quorum())
+    except Refused:
+        found(Finding(None, "clock: Kafka does not tell its time (since 3.3, with the right Describe on the cluster)"))
+        return
+    after, theirs = time.time_ns() // MS, controller_time_ms(answer)
+    if theirs is None:
+        found(Finding(None, "clock: Kafka does not tell its time (since 3.3, with the right Describe on the cluster)"))
+        return
+    apart = max(before - theirs, theirs - after, 0) / 1000
+    found(Finding(apart <= CLOCK_S, f"clock: {apart:.1f} s from that of Kafka's controller"))
+
+
+async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+    """What we may do, and which topics one broker alone may hold."""
+    metadata = await queries.everything()
+    own = [name for name in sorted(metadata.topics) if name.startswith(OWN)]
+    theirs = [name for name in sorted(metadata.topics) if is_topic_name(name) and not name.startswith("__")]
+    await _rights(queries, own, theirs, found)
+    if len(metadata.brokers) < LEAST:
+        required = config.kafka.require_safe_topics
+        text = "one broker: no topic is safe from its loss"
+        found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
+        return
+    names = [name for name in KAFKAS if name in metadata.topics] + own + theirs
+    unsafe: list[str] = []
+    for at in range(0, len(names), ROUND):
+        described = await queries.describe(names[at : at + ROUND])
+        infos = [info_of(name, parts) for name, parts in described.items() if not isinstance(parts, Refused)]
+        unsafe += [why for info in await queries.configured(infos) if (why := why_unsafe(info)) is not None]
+    for why in unsafe[:SHOWN]:
+        found(Finding(False, why))
+    if len(unsafe) > SHOWN:
+        found(Finding(False, f"and {len(unsafe) - SHOWN} more topics that are not safe"))
+    if not unsafe:
+        found(Finding(True, f"{len(names)} topics have two copies and two in sync at least"))
+
+
+async def _rights(
+    queries: TopicQueries, own: Sequence[str], theirs: Sequence[str], found: Callable[[Finding], None]
+) -> None:
+    """Of topics that there are, and of the cluster; Kafka tells of nothing else."""
+    allowed: dict[Resource, list[tuple[str, int]]] = {}
+    for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, theirs)):
+        allowed[kind] = []
+        for at in range(0, max(1, len(names)), ROUND):
+            answer = await queries.request(Rights(names[at : at + ROUND]))
+            allowed[kind] += [(topic[1], topic[4]) for topic in answer.topics if not topic[0]]
+            allowed[Resource.CLUSTER] = [("", answer.cluster_operations)]
+    for need in NEEDS:
+        words = ", ".join(map(str, need.operations))
+        if need.resource not in allowed:
+            found(
+                Finding(None, f"rights: {words} on {need.resource.value} cannot be asked for; {need.without} without")
+            )
+            continue
+        bad = [(name, gone) for name, operations in allowed[need.resource] if (gone := lacking(need, operations))]
+        for name, gone in bad[:SHOWN]:
+            place = f"{need.resource.value}{name and f' ({name})'}"
+            verdict = None if not need.always else False
+            found(Finding(verdict, f"rights: {', '.join(map(str, gone))} on {place} is missing: {need.without}"))
+        if not bad and allowed[need.resource]:
+            found(Finding(True, f"rights: {words} on {need.resource.value}"))

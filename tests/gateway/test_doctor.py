@@ -1,0 +1,39 @@
+"""`trivium doctor`: what it finds at a Kafka that is there, and at one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+
+async def doctor(bootstrap: str) -> tuple[int, str]:
+    """The exit code, and what was printed."""
+    argv = ["-m", "gateway", "doctor", "--bootstrap-servers", bootstrap]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+async def test_a_kafka_that_has_what_is_needed(bootstrap: str) -> None:
+    code, printed = await doctor(bootstrap)
+    assert code == 0, printed
+    assert f"ok   broker 1 at {bootstrap} answers, and is new enough" in printed
+    assert "ok   clock: 0." in printed
+    assert "ok   rights: Create on cluster" in printed
+    assert "one broker: no topic is safe from its loss" in printed
+    assert "BAD" not in printed
+    assert "Traceback" not in printed
+
+
+async def test_a_kafka_that_is_not_there() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        code, printed = await doctor(address)
+    assert code == 1, printed
+    assert f"BAD  Kafka at {address} does not answer" in printed
+    assert "Traceback" not in printed
