@@ -39,6 +39,7 @@ REQUESTS: Final = (
     ("IncrementalAlterConfigs (2.3)", 44, 0),
 )
 """What the gateway asks, by name, key and version, where a broker may be too old for it."""
+DENIED: Final = errors.TopicAuthorizationFailedError.errno
 OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
 
@@ -178,7 +179,11 @@ async def _rights(
         allowed[kind] = []
         for at in range(0, max(1, len(names)), ROUND):
             answer = await queries.request(Rights(names[at : at + ROUND]))
-            allowed[kind] += [(topic[1], topic[4]) for topic in answer.topics if not topic[0]]
+            allowed[kind] += [
+                (name, 0 if code == DENIED else operations)
+                for code, name, _, _, operations in answer.topics
+                if code in {0, DENIED}
+            ]
             allowed[Resource.CLUSTER] = [("", answer.cluster_operations)]
     for need in NEEDS:
         words = ", ".join(map(str, need.operations))
