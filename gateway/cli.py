@@ -157,7 +157,7 @@ def doctor(
 ) -> None:
     """Look whether Kafka and this machine have what the gateway needs; exit code 1: something has to be done."""
     settings = read_config(config, {"kafka": {"bootstrap_servers": bootstrap_servers}})
-    from gateway.kafka.doctor import examine  # noqa: PLC0415 - aiokafka loads slowly
+    from gateway.kafka.cluster.doctor import examine  # noqa: PLC0415 - aiokafka loads slowly
 
     def say(finding: object) -> None:
         typer.echo(without_secrets(str(finding), settings))

@@ -15,7 +15,7 @@ from proton.utils import BlockingConnection
 
 from gateway.config import Config, KafkaConfig
 from gateway.embedded.cluster import Cluster
-from gateway.kafka.doctor import examine
+from gateway.kafka.cluster.doctor import examine
 from protocols.mqtt import packets
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
