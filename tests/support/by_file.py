@@ -1,4 +1,4 @@
-"""How a run with several workers (`-n`) is divided: whole files, for their tests share fixtures; the longest first."""
+"""How a run with several workers (`-n`) is divided: by files, or folders whose files share fixtures; longest first."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-SPARK = "tests/spark_sinks/"
+TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/")
+"""Where one worker has a whole folder: Spark's session, and the foreign clients' programs, are started once."""
 LONGEST = (
-    SPARK,
+    "tests/spark_sinks/",
     "tests/faults/",
+    "tests/interop/",
     "tests/gateway/test_process.py",
     "tests/loadtest/",
-    "tests/interop/",
     "tests/gateway/",
 )
 """Where the tests are that take long, by the beginning of their paths; what is not here comes behind."""
 
 
 class ByFile(LoadScopeScheduling):
-    """Hands out a file at a time, and all that needs Spark to one worker, so that there is one Spark session."""
+    """Hands out a file at a time, or a folder whose files share what is dear to start."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         config.option.loadscopereorder = False  # by the number of tests: it says nothing about their length
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
 def longest_first(items: list[pytest.Item]) -> None:
