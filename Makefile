@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
-NATIVE := setup.py $(shell find gateway mapping -name '_native.c' -o -name 'native.h')
+NATIVE := setup.py $(shell find gateway mapping protocols -name '_native.c' -o -name 'native.h')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -116,4 +116,4 @@ clean:  ## Remove what the commands made here; the cache of jars stays
 	rm -rf $(VENV) .trivium build dist trivium.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf tests/interop/*/node/node_modules tests/interop/*/*/build
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	find gateway mapping -name '_native.*.so' -delete
+	find gateway mapping protocols -name '_native.*.so' -delete

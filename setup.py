@@ -14,12 +14,11 @@ def extension(source: Path) -> Extension:
         ".".join(source.with_suffix("").parts),
         [str(source)],
         include_dirs=["."],
-        depends=["mapping/native.h"],
+        depends=["protocols/native.h"],
         extra_compile_args=FLAGS,
     )
 
 
 # Relative: setuptools builds in the project's directory, and refuses absolute paths.
-setup(
-    ext_modules=[extension(source) for top in ("gateway", "mapping") for source in sorted(Path(top).rglob("_native.c"))]
-)
+packages = [Path(name) for name in ("gateway", "mapping", "protocols")]
+setup(ext_modules=[extension(source) for package in packages for source in sorted(package.rglob("_native.c"))])

@@ -45,7 +45,7 @@ from protocols.amqp.events import (
     TransactionalTransfer,
     TransferAborted,
     TransferOversized,
-    TransferReceived,
+    TransfersReceived,
 )
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import CONNECTION_FORCED, RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
@@ -98,21 +98,18 @@ class AmqpConnection(AttachingPeer):
         touched: list[IncomingLink] = []
         now_ms = self._now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
-        position, count = 0, len(events)
-        while position < count:
-            event = events[position]
+        for event in events:
             kind = type(event)
-            if kind is TransferReceived:
+            if kind is TransfersReceived:
                 incoming = event.link.context
-                first, position = position, incoming.receive_run(events, position, now_ms)
+                size = sum(map(len, event.messages))
                 if self.rate is not None:
-                    self.rate.rate.spend(0, sum(len(one.data) for one in events[first:position]))
+                    self.rate.rate.spend(0, size)
+                incoming.receive(event.deliveries, event.messages, size, now_ms)
                 if not incoming.touched:
                     incoming.touched = True
                     touched.append(incoming)
-                continue
-            position += 1
-            if kind is DeliveriesAccepted:
+            elif kind is DeliveriesAccepted:
                 event.link.context.accepted(event.deliveries)
             elif kind is DispositionReceived:
                 event.link.context.disposition(event.delivery, event.state)

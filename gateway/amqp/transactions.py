@@ -125,12 +125,11 @@ class Coordinator:
         self.peer = peer  # the connection
         self.touched = False  # see `IncomingLink`
 
-    def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
-        """Take one command; see `IncomingLink.receive_run`."""
-        event = events[first]
-        self._unanswered += 1
-        self._command(event.delivery, event.data)
-        return first + 1
+    def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
+        """Take commands; see `IncomingLink.receive`."""
+        for delivery, data in zip(deliveries, messages, strict=True):
+            self._unanswered += 1
+            self._command(delivery, data)
 
     def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
         """Refuse what is no command by its size."""

@@ -40,7 +40,7 @@ from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
-from protocols.amqp.events import LinkRequested, TransferReceived
+from protocols.amqp.events import LinkRequested, TransfersReceived
 
 WINDOW: Final = 1000
 READ: Final = 65536
@@ -179,10 +179,11 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
         for data in reads:
             connection.engine.grant(link, max(0, WINDOW - link.credit))
             for event in connection.receive_data(data):
-                if type(event) is TransferReceived:
+                if type(event) is TransfersReceived:
                     if mapper is not None:
-                        mapper.record(event.data, NOW)
-                    connection.engine.accept_deliveries(event.link, (event.delivery,))
+                        for message in event.messages:
+                            mapper.record(message, NOW)
+                    connection.engine.accept_deliveries(event.link, event.deliveries)
             connection.data_to_send()
 
     return run

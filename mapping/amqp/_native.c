@@ -10,7 +10,7 @@
  *   one Data section, or an amqp-value that is a string, a binary or null   in short and long form
  * whose values are simple types: no compound, no array, no described value, no char, no decimal.
  */
-#include "mapping/native.h"
+#include "protocols/native.h"
 
 #include <stdint.h>
 #include <structmember.h>

@@ -60,9 +60,9 @@ class Endpoints:
             lib.pn_transport_set_idle_timeout(io, int(limits.idle_timeout_s * 1000))
         native.silence(io)
         lib.pn_transport_bind(io, conn)
-        self._links: dict[Any, Link] = {}
+        self._links: dict[int, Link] = {}  # by address
         self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
-        self._sent: dict[Any, tuple[Link, Any, int]] = {}  # delivery -> its link, the sender's token, the bytes
+        self._sent: dict[int, tuple[Link, Any, int]] = {}  # delivery -> its link, the sender's token, the bytes
         self._stale = 0  # of these, how many are of links that were detached
         self._stalled: list[Link] = []
         self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
@@ -255,7 +255,8 @@ class Endpoints:
     def _on_attach(self, event: Any, events: list[Any]) -> None:
         handle = _event_link(event)
         session = self._session(lib.pn_link_session(handle))
-        if session is None or handle in self._links:
+        address = native.address(handle)
+        if session is None or address in self._links:
             return
         if self._unanswered >= UNANSWERED_LIMIT:
             reason = f"{self._unanswered} links are not detached by the peer"
@@ -276,6 +277,7 @@ class Endpoints:
             fault = Error(outcomes.RESOURCE_LIMIT_EXCEEDED, f"more than {self._limits.links_per_session} links")
         link = Link(
             handle,
+            address,
             session,
             name=name,
             incoming=incoming,
@@ -288,7 +290,7 @@ class Endpoints:
         )
         if target.kind is TerminusKind.COORDINATOR:
             self.transactional = True
-        self._links[handle] = link
+        self._links[address] = link
         session.links[link] = None
         if fault is not None:
             self.refuse_link(link, fault)
@@ -296,7 +298,7 @@ class Endpoints:
             events.append(LinkRequested(link))
 
     def _on_detach(self, event: Any, events: list[Any]) -> None:
-        link = self._links.get(_event_link(event))
+        link = self._links.get(native.address(_event_link(event)))
         if link is None:
             return
         closed = _event_type(event) == lib.PN_LINK_REMOTE_CLOSE
@@ -376,7 +378,7 @@ class Endpoints:
         untidy, self._untidy = self._untidy, []
         for link in untidy:
             if link.finished and not link.held:
-                if self._links.pop(link.handle, None) is not None:
+                if self._links.pop(link.address, None) is not None:
                     link.session.links.pop(link, None)
                     link.context = None
                     lib.pn_link_free(link.handle)

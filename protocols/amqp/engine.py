@@ -1,16 +1,15 @@
 """qpid-proton as a sans-io engine behind our own verbs: bytes, and what happens per delivery.
 
-Two tiers. The life of connections, sessions and links is rare and in `endpoints`. What happens per delivery is here,
-a handful of calls into proton's C functions, and no Python object of proton's is ever built for it (measured: a tenth
-of the cost). Only these two modules and `native` know proton.
+The life of connections, sessions and links is rare and in `endpoints`. What happens per delivery is here and in
+`deliveries`, which are in C, too (ADR 0065): usual transfers and outcomes are taken there in runs, all others here, and
+no Python object of proton's is ever built for one. Only these three modules and `native` know proton.
 
 What proton leaves to its user is done here: link credit is enforced and partial deliveries are bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from struct import Struct
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
@@ -21,7 +20,7 @@ from protocols.amqp.events import (
     TransactionalTransfer,
     TransferAborted,
     TransferOversized,
-    TransferReceived,
+    TransfersReceived,
 )
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
@@ -29,31 +28,28 @@ from protocols.amqp.outcomes import State
 from protocols.amqp.transacting import Transacting
 from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
+try:
+    from protocols.amqp._native import accept, send, take_usual
+except ImportError:  # not built, or not wanted: `gateway.native` tells
+    from protocols.amqp.deliveries import accept, send, take_usual
+
 # Imported once: a look-up in `lib` costs as much as a cheap call.
-_peek, _pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
-_event_delivery, _event_link, _event_session = lib.pn_event_delivery, lib.pn_event_link, lib.pn_event_session
+_peek, _pop = lib.pn_collector_peek, lib.pn_collector_pop
+_event_delivery, _event_link = lib.pn_event_delivery, lib.pn_event_link
 _delivery_link, _readable, _partial = lib.pn_delivery_link, lib.pn_delivery_readable, lib.pn_delivery_partial
 _remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
 _recv, _advance = lib.pn_link_recv, lib.pn_link_advance
 _update, _settle = lib.pn_delivery_update, lib.pn_delivery_settle
-_new_delivery, _send, _link_credit = lib.pn_delivery, lib.pn_link_send, lib.pn_link_credit
 _capacity, _push = lib.pn_transport_capacity, lib.pn_transport_push
 _pending, _peek_output, _pop_output = lib.pn_transport_pending, lib.pn_transport_peek, lib.pn_transport_pop
-_outgoing_bytes = lib.pn_session_outgoing_bytes
+_outgoing_bytes, _link_credit = lib.pn_session_outgoing_bytes, lib.pn_link_credit
 _DELIVERY: Final = int(lib.PN_DELIVERY)
-_ACCEPTED: Final = int(lib.PN_ACCEPTED)
 _TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.RELEASED, outcomes.MODIFIED})
 
 # One scratch buffer for the process: it is filled and emptied within one call, and nothing here waits.
 _SCRATCH_BYTES: Final = 1 << 20
 _scratch: Final = ffi.new("char[]", _SCRATCH_BYTES)
 _from_buffer, _unpack, _buffer = ffi.from_buffer, ffi.unpack, ffi.buffer
-
-# And one delivery tag, which proton copies.
-_tag_bytes: Final = bytearray(4)
-_tag_kept: Final = ffi.new("pn_delivery_tag_t *", (4, _from_buffer(_tag_bytes)))
-_tag: Final = _tag_kept[0]
-_write_tag: Final = Struct(">I").pack_into
 
 OUTGOING_HIGH: Final = 256 * 1024  # bytes that proton may hold for a session whose window is shut
 REFUSABLE_FACTOR: Final = 4
@@ -126,8 +122,6 @@ class Engine(Transacting):
             self._process(events)
         return events, deadline
 
-    # verbs: the connection
-
     # verbs: links
 
     def grant(self, link: Link, credit: int) -> None:
@@ -136,16 +130,12 @@ class Engine(Transacting):
             link.credit += credit
             lib.pn_link_flow(link.handle, credit)
 
-    def accept_deliveries(self, link: Link, deliveries: Iterable[Any]) -> None:
+    def accept_deliveries(self, link: Link, deliveries: Sequence[Any]) -> None:
         """Settle received deliveries of one link as accepted; None stands for one that came settled."""
-        attached = link.attached
-        for delivery in deliveries:
-            if delivery is not None:
-                link.held -= 1
-                if attached:
-                    _update(delivery, _ACCEPTED)
-                    _settle(delivery)
-        if link.finished and not link.held and not attached:
+        link.held -= len(deliveries) - deliveries.count(None)
+        if link.attached:
+            accept(deliveries)
+        elif link.finished and not link.held:
             self._untidy.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
@@ -155,14 +145,15 @@ class Engine(Transacting):
             if link.finished and not link.held:
                 self._untidy.append(link)
             return
-        local = lib.pn_delivery_local(delivery)
+        handle = native.delivery_at(delivery)
+        local = lib.pn_delivery_local(handle)
         if state.code == outcomes.REJECTED:
             native.set_condition(lib.pn_disposition_condition(local), state.error)
         elif state.code == outcomes.MODIFIED:
             lib.pn_disposition_set_failed(local, state.delivery_failed)
             lib.pn_disposition_set_undeliverable(local, state.undeliverable_here)
-        _update(delivery, state.code)
-        _settle(delivery)
+        _update(handle, state.code)
+        _settle(handle)
 
     def credit_of(self, link: Link) -> int:
         """How many deliveries may be sent on an outgoing link now; 0 while the session's window is shut.
@@ -183,16 +174,10 @@ class Engine(Transacting):
 
         The caller has checked `credit_of`.
         """
-        handle = link.handle
         self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
-        _write_tag(_tag_bytes, 0, tag)
-        delivery = _new_delivery(handle, _tag)
-        size = len(data)
-        _send(handle, data, size)
-        _advance(handle)
-        if token is None:
-            _settle(delivery)
-        else:
+        delivery = send(link.address, tag, data, token is None)
+        if delivery is not None:
+            size = len(data)
             self._sent[delivery] = (link, token, size)
             link.held += 1
             link.held_bytes += size
@@ -210,79 +195,50 @@ class Engine(Transacting):
 
     def _process(self, events: list[Any]) -> None:
         collector = native.EVENTS
-        handlers = _HANDLERS
-        accepting: Link | None = None  # whose run of accepted deliveries the last event is
-        accepted: list[Any] = []
-        accepted_bytes = 0
-        while event := _peek(collector):
-            kind = _event_type(event)
-            if self.over:
-                pass  # the last event was given
-            elif kind == _DELIVERY:
-                delivery = _event_delivery(event)
-                sent = None
-                if self._sent and _remote_state(delivery) == _ACCEPTED:
-                    sent = self._sent.pop(delivery, None)
-                if sent is None or not sent[0].attached:  # of a link that is gone: its memory may be another's now
-                    if accepting is not None:
-                        accepting.release(len(accepted), accepted_bytes)
-                        accepting = None
-                    self._on_delivery(delivery, events)
-                else:
-                    # Settled here and at once: proton reuses the handle, and a second disposition may already be
-                    # queued.
-                    _settle(delivery)
-                    link, token, size = sent
-                    if link is not accepting:
-                        if accepting is not None:
-                            accepting.release(len(accepted), accepted_bytes)
-                        accepting, accepted, accepted_bytes = link, [], 0
-                        events.append(DeliveriesAccepted(link, accepted))
-                    accepted.append(token)
-                    accepted_bytes += size
+        while not self.over:
+            kind = take_usual(self._links, self._sent, self.transactional, events)
+            if not kind:
+                return
+            event = _peek(collector)
+            if kind == _DELIVERY:
+                self._on_delivery(_event_delivery(event), events)
             else:
-                if accepting is not None:
-                    accepting.release(len(accepted), accepted_bytes)
-                    accepting = None
-                handler = handlers.get(kind)
+                handler = _HANDLERS.get(kind)
                 if handler is not None:
                     handler(self, event, events)
             _pop(collector)
-        if accepting is not None:
-            accepting.release(len(accepted), accepted_bytes)
+        native.discard_events()  # the last event was given
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
+        if self._sent and _remote_state(delivery) == outcomes.ACCEPTED:
+            sent = self._sent.pop(native.address(delivery), None)
+            if sent is not None and sent[0].attached:  # else of a link that is gone: its memory may be another's now
+                # Settled here and at once: proton reuses the handle, and a second disposition may already be queued.
+                _settle(delivery)
+                link, token, size = sent
+                link.release(1, size)
+                last = events[-1] if events else None
+                if type(last) is DeliveriesAccepted and last.link is link:
+                    last.deliveries.append(token)
+                else:
+                    events.append(DeliveriesAccepted(link, [token]))
+                return
         handle = _delivery_link(delivery)
-        link = self._links.get(handle)
-        if link is None or not link.attached:
+        found = self._links.get(native.address(handle))
+        if found is None or not found.attached:
             return
-        if not link.incoming:
-            self._on_disposition(link, delivery, events)
-            return
-        if not _readable(delivery):
-            return  # the peer's own view of a delivery that we have yet to settle: nothing to do
+        if not found.incoming:
+            self._on_disposition(found, delivery, events)
+        elif _readable(delivery):  # else the peer's own view of a delivery that we have yet to settle: nothing to do
+            self._on_transfer(found, delivery, events)
+
+    def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
         if link.partial is None:
             if link.credit <= 0:
                 self._violated(link, outcomes.TRANSFER_LIMIT_EXCEEDED, "a transfer beyond the link's credit", events)
                 return
             link.credit -= 1
-            if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
-                link.partial, link.partial_size = bytearray(), 0
-            elif not _partial(delivery):
-                size = _recv(handle, _scratch, _SCRATCH_BYTES)
-                if 0 <= size <= link.limit and size < _SCRATCH_BYTES:
-                    _advance(handle)
-                    if _remote_settled(delivery):
-                        _settle(delivery)
-                        delivery = None
-                    else:
-                        link.held += 1
-                    events.append(TransferReceived(link, delivery, _unpack(_scratch, size)))
-                    return
-                link.partial, link.partial_size = bytearray(), 0
-                self._collect(link, size)
-            else:
-                link.partial, link.partial_size = bytearray(), 0
+            link.partial, link.partial_size = bytearray(), 0
         self._on_part(link, delivery, events)
 
     def _collect(self, link: Link, size: int) -> None:
@@ -299,7 +255,7 @@ class Engine(Transacting):
             link.partial += _buffer(_scratch, size)
 
     def _on_part(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """More of a message that spans transfers (part 2.6.14), or is larger than the scratch buffer."""
+        """More of a message, which may span transfers (part 2.6.14)."""
         assert link.partial is not None
         handle = link.handle
         while (size := _recv(handle, _scratch, _SCRATCH_BYTES)) > 0:
@@ -326,21 +282,26 @@ class Engine(Transacting):
             if txn_id is None:
                 return
         _advance(handle)
-        token = delivery
+        token = None
         if _remote_settled(delivery):
             _settle(delivery)
-            token = None
         else:
+            token = native.address(delivery)
             link.held += 1
         if total > link.limit:
             events.append(TransferOversized(link, token, total, txn_id))
         elif txn_id is not None:
             events.append(TransactionalTransfer(link, token, bytes(parts), txn_id))
         else:
-            events.append(TransferReceived(link, token, bytes(parts)))
+            last = events[-1] if events else None
+            if type(last) is TransfersReceived and last.link is link:
+                last.deliveries.append(token)
+                last.messages.append(bytes(parts))
+            else:
+                events.append(TransfersReceived(link, [token], [bytes(parts)]))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """An outcome that is not `accepted`, which `_process` takes by itself, or one that was heard before."""
+        """An outcome that is not `accepted`, which `_on_delivery` takes by itself, or one that was heard before."""
         code = _remote_state(delivery)
         settled = bool(_remote_settled(delivery))
         if code == TRANSACTIONAL_STATE:
@@ -348,12 +309,12 @@ class Engine(Transacting):
             return
         if not settled and code not in _TERMINAL:
             return
-        sent = self._sent.pop(delivery, None)
+        sent = self._sent.pop(native.address(delivery), None)
         if sent is None:
             return
         state = self._read_state(delivery, code)
         link.release(1, sent[2])
-        _settle(delivery)  # at once, as in `_process`
+        _settle(delivery)  # at once, as what is accepted
         events.append(DispositionReceived(link, sent[1], state, settled))
 
     def _read_state(self, delivery: Any, code: int) -> State | None:
@@ -369,7 +330,7 @@ class Engine(Transacting):
         return State(code) if code in _TERMINAL else None
 
     def _on_flow(self, event: Any, events: list[Any]) -> None:
-        link = self._links.get(_event_link(event))
+        link = self._links.get(native.address(_event_link(event)))
         if link is not None and link.attached and not link.incoming:
             events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
 

@@ -51,12 +51,12 @@ class LinkRequested(msgspec.Struct, frozen=True, gc=False):
     link: Link
 
 
-class TransferReceived(msgspec.Struct, frozen=True, gc=False):
-    """A complete message."""
+class TransfersReceived(msgspec.Struct, frozen=True, gc=False):
+    """Complete messages that came on one link, one after the other."""
 
-    link: Link  # on which it came
-    delivery: Any  # None when the peer settled it already: it needs no outcome
-    data: bytes  # the message's sections, undecoded
+    link: Link  # on which they came
+    deliveries: list[Any]  # None for one that the peer settled already: it needs no outcome
+    messages: list[bytes]  # beside them: each message's sections, undecoded
 
 
 class TransferOversized(msgspec.Struct, frozen=True, gc=False):

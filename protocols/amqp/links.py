@@ -67,14 +67,15 @@ class Link:
     """
 
     __slots__ = (
-        "accepted", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming", "limit",
-        "name", "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session", "settle_mode",
-        "source", "stalled", "target",
+        "accepted", "address", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming",
+        "limit", "name", "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session",
+        "settle_mode", "source", "stalled", "target",
     )  # fmt: skip
 
     def __init__(
         self,
         handle: Any,
+        address: int,
         session: Session,
         *,
         name: str,
@@ -86,7 +87,8 @@ class Link:
         peer_max_message_bytes: int = 0,
         properties: Pairs = Pairs(),  # noqa: B008 - an immutable constant
     ) -> None:
-        self.handle = handle
+        self.handle = handle  # proton's
+        self.address = address  # likewise, as a number
         self.session = session
         self.name = name  # the peer's name for it
         self.incoming = incoming  # True when the peer sends to us

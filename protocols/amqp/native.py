@@ -40,6 +40,16 @@ def owned(handle: Any) -> Any:
     return ffi.gc(handle, lib.pn_decref)
 
 
+def address(handle: Any) -> int:
+    """What a delivery or a link is known by: a number can be handed to C, and is found in a dict."""
+    return int(ffi.cast("uintptr_t", handle))
+
+
+def delivery_at(address: int) -> Any:
+    """The delivery that is known by `address`."""
+    return ffi.cast("pn_delivery_t *", address)
+
+
 def discard_events() -> None:
     """Make `EVENTS` empty before something comes in, whose events count.
 

@@ -35,9 +35,10 @@ class Transacting(Endpoints):
             if link.finished and not link.held:
                 self._untidy.append(link)
             return
-        native.put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
-        lib.pn_delivery_update(delivery, code)
-        lib.pn_delivery_settle(delivery)
+        handle = native.delivery_at(delivery)
+        native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)
+        lib.pn_delivery_update(handle, code)
+        lib.pn_delivery_settle(handle)
 
     def settle_retired(self, link: Link, delivery: Any, state: State) -> bool:
         """Settle a delivery of ours whose outcome a transaction has applied (part 4.4.2).
@@ -49,8 +50,9 @@ class Transacting(Endpoints):
         if sent is None:
             return False
         link.release(1, sent[2])
-        lib.pn_delivery_update(delivery, state.code)
-        lib.pn_delivery_settle(delivery)
+        handle = native.delivery_at(delivery)
+        lib.pn_delivery_update(handle, state.code)
+        lib.pn_delivery_settle(handle)
         return True
 
     def _txn_of(self, link: Link, delivery: Any, events: list[Any]) -> bytes | None:
@@ -63,7 +65,8 @@ class Transacting(Endpoints):
 
     def _on_retirement(self, link: Link, delivery: Any, settled: bool, events: list[Any]) -> None:
         """The peer gives a delivery of ours an outcome within a transaction."""
-        sent = self._sent.get(delivery)
+        address = native.address(delivery)
+        sent = self._sent.get(address)
         if sent is None:
             return
         token = sent[1]
@@ -73,12 +76,12 @@ class Transacting(Endpoints):
             self._violated(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
             return
         if settled:
-            del self._sent[delivery]
+            del self._sent[address]
             link.release(1, sent[2])
             lib.pn_delivery_settle(delivery)
             events.append(Retired(link, token, None, txn_id, state))
         elif state is not None:
-            events.append(Retired(link, token, delivery, txn_id, state))
+            events.append(Retired(link, token, address, txn_id, state))
 
     def _read_txn(self, delivery: Any) -> tuple[bytes, State | None]:
         return transactions.read_state(native.value(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))

@@ -6,7 +6,6 @@ process's or the topic's budget is shut. What was granted is honoured, and dispo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,7 +23,6 @@ from mapping.amqp.incoming import Destination, Unmappable
 from mapping.amqp.mapper import Mapper
 from mapping.outcomes import Outcome
 from mapping.record import Record
-from protocols.amqp.events import TransferReceived
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import rejected
 from protocols.amqp.transactions import UNKNOWN_ID
@@ -104,43 +102,24 @@ class IncomingLink:
         """Where its messages go."""
         return None if self.mapper is None else self.mapper.destination
 
-    def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Take one message."""
-        self.window.arrive(len(data))
-        self._receive(delivery, data, now_ms)
-
-    def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
-        """Take the messages among `events` from `first` on, as far as they came on this link.
-
-        Returns:
-            Where the first event stands that is none of them.
-        """
-        link, behind, size = self.link, first, 0
-        for event in itertools.islice(events, first, None):
-            if type(event) is not TransferReceived or event.link is not link:
-                break
-            behind += 1
-            size += len(event.data)
-        self.window.arrive_run(behind - first, size)
-        for event in itertools.islice(events, first, behind):
-            self._receive(event.delivery, event.data, now_ms)
-        return behind
-
-    def _receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Take a message that was counted as arrived."""
+    def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
+        """Take messages, of `size` bytes together."""
         assert self.mapper is not None
-        try:
-            record = self.mapper.record(data, now_ms)
-        except Unmappable as unmappable:
-            self.refuse(delivery, unmappable.outcome, unmappable.reason)
-            return
-        if len(data) > self._largest and (excess := self._excess(record)):
-            self.refuse(delivery, Outcome.TOO_LARGE, excess)
-            return
-        if self._allowed is not None and not self._allowed(record.topic, record.key):
-            self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
-            return
-        self._submit(record, self._peer, (self, delivery), self.sender)
+        self.window.arrive_run(len(messages), size)
+        map_message, largest, allowed = self.mapper.record, self._largest, self._allowed
+        submit, peer, sender = self._submit, self._peer, self.sender
+        for delivery, data in zip(deliveries, messages, strict=True):
+            try:
+                record = map_message(data, now_ms)
+            except Unmappable as unmappable:
+                self.refuse(delivery, unmappable.outcome, unmappable.reason)
+                continue
+            if len(data) > largest and (excess := self._excess(record)):
+                self.refuse(delivery, Outcome.TOO_LARGE, excess)
+            elif allowed is not None and not allowed(record.topic, record.key):
+                self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
+            else:
+                submit(record, peer, (self, delivery), sender)
 
     def _excess(self, record: Record) -> str:
         """What is wrong with a body's size; empty: nothing."""

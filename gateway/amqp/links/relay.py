@@ -52,9 +52,10 @@ class RelayLink(IncomingLink):
         self._known: dict[str, tuple[TopicInfo, Mapper]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
-    def receive(self, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Take one message."""
-        self._route(delivery, data, now_ms, None)
+    def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
+        """Take messages; each says itself where it goes."""
+        for delivery, data in zip(deliveries, messages, strict=True):
+            self._route(delivery, data, now_ms, None)
 
     def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         self._route(delivery, data, now_ms, transaction)
@@ -89,12 +90,6 @@ class RelayLink(IncomingLink):
             self._peer.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
         waiting.append(message)
 
-    def receive_run(self, events: Sequence[Any], first: int, now_ms: int) -> int:
-        """Take messages; each says itself where it goes."""
-        event = events[first]
-        self.receive(event.delivery, event.data, now_ms)
-        return first + 1
-
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
         to, address, delivery, data, transaction = message
         known, mapper = self._known.get(to, (None, None))
@@ -110,7 +105,7 @@ class RelayLink(IncomingLink):
         elif transaction is not None:
             super()._post(transaction, delivery, data, now_ms)
         else:
-            super().receive(delivery, data, now_ms)
+            super().receive((delivery,), (data,), len(data), now_ms)
 
     def _fail(self, transaction: OpenTransaction | None, delivery: Any, data: bytes, fault: _Fault) -> None:
         if transaction is not None:

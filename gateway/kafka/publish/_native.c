@@ -4,7 +4,7 @@
    The Python code is the reference, and the tests hold both equal: the same bytes, the same errors. Nothing here runs
    Python code between the moment in which a record's parts are measured and the one in which they are copied, so they
    cannot change meanwhile. */
-#include "mapping/native.h"
+#include "protocols/native.h"
 
 #include <stdint.h>
 #include <structmember.h>

@@ -17,7 +17,9 @@ SUBSCRIPTION = Source("t", "plant:alarms", at_end=True, subscription=True, exclu
 
 def link(name: str = "alarms", address: str | None = "t", **source: object) -> Link:
     terminus = Terminus(TerminusKind.SOURCE, address=address, **source)  # type: ignore[arg-type]
-    return Link(None, Session(None), name=name, incoming=False, source=terminus, target=Terminus(TerminusKind.TARGET))
+    return Link(
+        None, 0, Session(None), name=name, incoming=False, source=terminus, target=Terminus(TerminusKind.TARGET)
+    )
 
 
 @pytest.mark.parametrize(

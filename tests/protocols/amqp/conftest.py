@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from proton import Collector, Event, Transport
@@ -11,12 +11,20 @@ from proton import Connection as ProtonConnection
 
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
-from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived
+from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived, TransfersReceived
 from protocols.amqp.links import Link
 from protocols.amqp.sasl import SaslCode
 from tests.support.amqp_frames import Frames
 
 Split = Callable[[bytes], Iterable[bytes]]
+
+
+class Transfer(NamedTuple):
+    """One of the messages of a `TransfersReceived`."""
+
+    link: Link
+    delivery: Any
+    data: bytes
 
 
 class Server:
@@ -57,6 +65,15 @@ class Server:
                     if link.incoming:
                         self.engine.grant(link, self.credit)
             self.on_event(event)
+
+    @property
+    def received(self) -> list[Transfer]:
+        """The messages that came, in runs of any length."""
+        return [
+            Transfer(event.link, delivery, data)
+            for event in self.of(TransfersReceived)
+            for delivery, data in zip(event.deliveries, event.messages, strict=True)
+        ]
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proton import Described, Message, Terminus, symbol, ulong
 
 from protocols.amqp.endpoints import Limits
-from protocols.amqp.events import Retired, TransactionalTransfer, TransferReceived
+from protocols.amqp.events import Retired, TransactionalTransfer, TransfersReceived
 from protocols.amqp.outcomes import ACCEPTED, STATE_RELEASED
 from protocols.amqp.primitives import DecodeError
 from protocols.amqp.transactions import TRANSACTIONAL_STATE, read_command
@@ -111,10 +111,12 @@ def play(make_server: Any, data: bytes, rng: random.Random) -> Any:
 
     def react(event: Any) -> None:
         match event:
-            case TransferReceived(delivery=delivery) if delivery is not None:
-                with contextlib.suppress(DecodeError):
-                    read_command(event.data)
-                server.engine.settle_delivery(event.link, delivery, STATE_RELEASED)
+            case TransfersReceived(link=link):
+                for delivery, message in zip(event.deliveries, event.messages, strict=True):
+                    with contextlib.suppress(DecodeError):
+                        read_command(message)
+                    if delivery is not None:
+                        server.engine.settle_delivery(link, delivery, STATE_RELEASED)
             case TransactionalTransfer(delivery=delivery) if delivery is not None:
                 server.engine.settle_posted(event.link, delivery, event.txn_id, STATE_RELEASED)
             case Retired(delivery=delivery) if delivery is not None:

@@ -17,7 +17,6 @@ from protocols.amqp.events import (
     LinkRequested,
     SessionOpened,
     TransferAborted,
-    TransferReceived,
 )
 from protocols.connection import ConnectionFailed
 
@@ -134,7 +133,7 @@ def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, fr
     # The others go on, and so does who is small.
     feed(server, frames.transfer(4, DATA, handle=4, first=False))
     feed(server, frames.transfer(number, DATA, handle=4))
-    assert [len(event.data) for event in server.of(TransferReceived)] == [2 * PART + len(DATA), len(DATA)]
+    assert [len(event.data) for event in server.received] == [2 * PART + len(DATA), len(DATA)]
     assert not server.of(ConnectionFailed)
 
 
@@ -144,7 +143,7 @@ def test_what_a_partial_message_took_is_given_back(make_server: Any, frames: Any
     number = partial(server, frames, links=1, parts=4)
     if ending == "completed":
         feed(server, frames.transfer(0, b"", handle=0, first=False))
-        assert len(server.of(TransferReceived)) == 1
+        assert len(server.received) == 1
     elif ending == "aborted":
         feed(server, frames.transfer(0, b"", handle=0, first=False, aborted=True))
         assert len(server.of(TransferAborted)) == 1
@@ -206,7 +205,7 @@ def test_a_message_in_single_bytes_takes_no_more_than_its_size(make_server: Any,
     assert bytes(link.partial) == body
     assert link.partial.__sizeof__() < 2 * PART
     feed(server, frames.transfer(0, b"", first=False))
-    assert [event.data for event in server.of(TransferReceived)] == [body]
+    assert [event.data for event in server.received] == [body]
 
 
 @pytest.mark.clause("AMQP-2.4.5")

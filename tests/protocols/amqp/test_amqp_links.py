@@ -19,7 +19,7 @@ from protocols.amqp.events import (
     SessionEnded,
     TransferAborted,
     TransferOversized,
-    TransferReceived,
+    TransfersReceived,
 )
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import Error
@@ -46,7 +46,7 @@ def test_transfers_with_binary_tags(make_server: Any, frames: Any) -> None:
     tags = [b"\xff\xfe\x00", bytes(32), b"\x80"]
     for number, tag in enumerate(tags):
         server.feed(frames.transfer(number, DATA, tag=tag))
-    received = server.of(TransferReceived)
+    received = server.received
     assert [event.data for event in received] == [DATA] * 3
     for event in received:
         server.engine.accept_deliveries(event.link, (event.delivery,))
@@ -61,7 +61,7 @@ def test_credit_is_enforced(make_server: Any, frames: Any) -> None:
     server = scripted(make_server, frames, credit=3)
     for number in range(5):
         server.feed(frames.transfer(number, DATA))
-    assert len(server.of(TransferReceived)) == 3
+    assert len(server.received) == 3
     (detached,) = server.of(LinkDetached)
     assert detached.by_us
     assert detached.error.condition == outcomes.TRANSFER_LIMIT_EXCEEDED
@@ -71,7 +71,7 @@ def test_credit_is_enforced(make_server: Any, frames: Any) -> None:
     # The connection lives, and a new link works.
     server.feed(frames.attach("again", 1))
     server.feed(frames.transfer(5, DATA, handle=1))
-    assert len(server.of(TransferReceived)) == 4
+    assert len(server.received) == 4
 
 
 def test_transfers_before_any_credit(make_server: Any, frames: Any) -> None:
@@ -80,7 +80,7 @@ def test_transfers_before_any_credit(make_server: Any, frames: Any) -> None:
     server.connection.data_to_send()
     server.answers = False
     server.feed(frames.attach() + frames.transfer(0, DATA))
-    assert not server.of(TransferReceived)
+    assert not server.received
     assert server.of(LinkDetached)[0].error.condition == outcomes.TRANSFER_LIMIT_EXCEEDED
 
 
@@ -90,9 +90,9 @@ def test_a_message_in_many_transfers(make_server: Any, frames: Any) -> None:
     server.feed(frames.transfer(0, DATA[:3], more=True))
     server.feed(frames.transfer(0, b"", more=True, first=False))
     server.feed(frames.transfer(0, DATA[3:5], more=True, first=False))
-    assert not server.of(TransferReceived)
+    assert not server.received
     server.feed(frames.transfer(0, DATA[5:], first=False) + frames.transfer(1, DATA))
-    assert [event.data for event in server.of(TransferReceived)] == [DATA, DATA]
+    assert [event.data for event in server.received] == [DATA, DATA]
     assert server.links["s"].credit == 8
 
 
@@ -102,7 +102,7 @@ def test_aborted_deliveries(make_server: Any, frames: Any) -> None:
     server.feed(frames.transfer(0, DATA, more=True))
     server.feed(frames.transfer(0, b"", aborted=True, first=False))
     server.feed(frames.transfer(1, DATA))
-    assert [type(event) for event in server.events[-2:]] == [TransferAborted, TransferReceived]
+    assert [type(event) for event in server.events[-2:]] == [TransferAborted, TransfersReceived]
     server.feed(frames.transfer(2, b"", aborted=True))  # begun and taken back at once
     assert len(server.of(TransferAborted)) == 2
     assert server.links["s"].credit == 7
@@ -112,7 +112,7 @@ def test_aborted_deliveries(make_server: Any, frames: Any) -> None:
 def test_settled_transfers_owe_nothing(make_server: Any, frames: Any) -> None:
     server = scripted(make_server, frames)
     server.feed(frames.transfer(0, DATA, settled=True))
-    (event,) = server.of(TransferReceived)
+    (event,) = server.received
     assert event.delivery is None
     assert event.link.held == 0
     assert conditions(server, frames) == []
@@ -127,7 +127,7 @@ def test_a_message_above_the_limit_is_refused_alone(make_server: Any, frames: An
     server.feed(frames.transfer(1, DATA))
     (oversized,) = server.of(TransferOversized)
     assert oversized.size == size
-    assert [event.data for event in server.of(TransferReceived)] == [DATA]
+    assert [event.data for event in server.received] == [DATA]
     state = outcomes.rejected(outcomes.MESSAGE_SIZE_EXCEEDED, "too large")
     server.engine.settle_delivery(oversized.link, oversized.delivery, state)
     ((code, body),) = conditions(server, frames)
@@ -141,7 +141,7 @@ def test_a_message_larger_than_the_scratch_buffer(make_server: Any, frames: Any)
     parts = [body[at : at + 60_000] for at in range(0, len(body), 60_000)]
     for number, part in enumerate(parts):
         server.feed(frames.transfer(0, part, more=number < len(parts) - 1, first=number == 0))
-    (event,) = server.of(TransferReceived)
+    (event,) = server.received
     assert event.data == body
 
 
@@ -259,7 +259,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
         for peer, sender in peers:  # each says something and leaves it; only then they exchange bytes, in turn
             server = peer.server
             server.engine.send(server.links["r"], DATA, number)
-            for transfer in server.of(TransferReceived)[number - 1 :]:
+            for transfer in server.received[number - 1 :]:
                 server.engine.accept_deliveries(server.links["s"], [transfer.delivery])
             sender.delivery(str(number))
             sender.send(DATA)
@@ -272,7 +272,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
     for peer, _ in peers:
         server = peer.server
         assert peer.received == [DATA] * 20
-        assert [event.data for event in server.of(TransferReceived)] == [DATA] * 20
+        assert [event.data for event in server.received] == [DATA] * 20
         accepted = [token for event in server.of(DeliveriesAccepted) for token in event.deliveries]
         assert accepted == list(range(20))
         assert len(peer.outcomes) == 19
@@ -485,7 +485,7 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
         sender.send(DATA)
         sender.advance()
     peer.run()
-    received = server.of(TransferReceived)
+    received = server.received
     sender.close()
     peer.run()
     assert [type(event) for event in server.events[-1:]] == [LinkDetached]
@@ -510,7 +510,7 @@ def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> No
         sender.send(DATA)
         sender.advance()
         peer.run()
-        event = server.of(TransferReceived)[-1]
+        event = server.received[-1]
         server.engine.accept_deliveries(event.link, (event.delivery,))
         sender.close()
         peer.run()
@@ -609,14 +609,14 @@ def test_both_tiers_see_the_same(make_server: Any, make_peer: Any) -> None:
         sender.send(b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body)
         sender.advance()
     left.run()
-    ours = [event.data for event in wrapped_server.of(TransferReceived)]
+    ours = [event.data for event in wrapped_server.received]
     # The other way: our sender, proton's wrappers as the receiver.
     server, peer, _ = open_receiver(make_server, make_peer, 100)
     for data in ours:
         server.engine.send(server.links["r"], data, object())
     peer.run()
     assert peer.received == ours
-    for event in wrapped_server.of(TransferReceived):
+    for event in wrapped_server.received:
         wrapped_server.engine.accept_deliveries(event.link, (event.delivery,))
     left.run()
     assert left.outcomes == [(f"tag{number}", outcomes.ACCEPTED) for number in range(len(bodies))]

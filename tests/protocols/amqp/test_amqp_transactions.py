@@ -18,7 +18,6 @@ from protocols.amqp.events import (
     Retired,
     TransactionalTransfer,
     TransferOversized,
-    TransferReceived,
 )
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
@@ -155,7 +154,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     controller.send(by_proton(Described(symbol("amqp:declare:list"), [None])))
     controller.advance()
     peer.run()
-    (command,) = server.of(TransferReceived)
+    (command,) = server.received
     assert read_command(command.data) == Declare(is_global=False)
     server.engine.settle_declared(command.link, command.delivery, TXN)
     peer.run()
@@ -173,7 +172,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     peer.run()
     (transfer,) = server.of(TransactionalTransfer)
     assert (transfer.data, transfer.txn_id) == (DATA, TXN)
-    assert server.of(TransferReceived)[-1].data == DATA  # the plain one, as always
+    assert server.received[-1].data == DATA  # the plain one, as always
     server.engine.settle_posted(transfer.link, transfer.delivery, TXN, STATE_ACCEPTED)
     peer.run()
     assert int(posted.remote_state) == TRANSACTIONAL_STATE
@@ -257,7 +256,7 @@ def test_a_post_of_several_transfers(make_server: Any, frames: Any) -> None:
     server.feed(frames.transfer(1, DATA))
     (transfer,) = server.of(TransactionalTransfer)
     assert (transfer.data, transfer.txn_id) == (DATA, TXN)
-    assert len(server.of(TransferReceived)) == 1
+    assert len(server.received) == 1
 
 
 def test_a_settled_post(make_server: Any, frames: Any) -> None:

@@ -1,0 +1,555 @@
+/*
+ * What happens to every delivery, in one call for a run of them: proton's C functions are called from here, and no
+ * Python code stands between two deliveries. `deliveries.py` has the same functions in Python.
+ *
+ * The functions are those of the very library that `cproton` has loaded: cffi is asked for their addresses, and for
+ * their types, which must be the ones below (`wanted`): another version of proton is refused at the import.
+ *
+ * A delivery or a link is known to Python by its address, an int. Whatever is not usual is left where it stands, for
+ * the engine: a run ends before it.
+ */
+#include "protocols/native.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for the engine; done */
+
+/* proton's, as its headers declare them; the structures are known by their addresses only. */
+typedef struct pn_collector_t pn_collector_t;
+typedef struct pn_event_t pn_event_t;
+typedef struct pn_delivery_t pn_delivery_t;
+typedef struct pn_link_t pn_link_t;
+typedef struct {
+    size_t size;
+    const char *start;
+} pn_bytes_t;
+
+#define TAG_BYTES 4
+#define ACCEPTED 0x24             /* part 3.4.2 */
+#define TRANSACTIONAL_STATE 0x34  /* part 4.5.8 */
+
+static struct {
+    pn_event_t *(*peek)(pn_collector_t *);
+    bool (*pop)(pn_collector_t *);
+    int (*type)(pn_event_t *);
+    pn_delivery_t *(*event_delivery)(pn_event_t *);
+    pn_link_t *(*link)(pn_delivery_t *);
+    bool (*readable)(pn_delivery_t *);
+    bool (*partial)(pn_delivery_t *);
+    size_t (*pending)(pn_delivery_t *);
+    bool (*settled)(pn_delivery_t *);
+    uint64_t (*remote_state)(pn_delivery_t *);
+    void (*update)(pn_delivery_t *, uint64_t);
+    void (*settle)(pn_delivery_t *);
+    ssize_t (*recv)(pn_link_t *, char *, size_t);
+    bool (*advance)(pn_link_t *);
+    pn_delivery_t *(*delivery)(pn_link_t *, pn_bytes_t);
+    ssize_t (*send)(pn_link_t *, const char *, size_t);
+    pn_collector_t *events; /* `native.EVENTS` */
+    int delivery_event;     /* PN_DELIVERY */
+} pn;
+
+/* What is taken from Python once. */
+static struct {
+    PyObject *transfers, *accepted; /* the types of events */
+    PyObject *attached, *incoming, *partial, *credit, *limit, *held, *held_bytes, *link, *deliveries, *messages;
+} py;
+
+/* Deliveries of one link that came one after the other, and what they have in common. */
+typedef struct {
+    PyObject *links, *sent, *events; /* the engine's */
+    bool transactional;
+    pn_link_t *handle;  /* NULL: no run */
+    PyObject *link;     /* of ours; owned */
+    bool incoming;
+    Py_ssize_t credit, limit;          /* of an incoming link */
+    Py_ssize_t held, bytes;            /* by how much what the link holds has changed */
+    PyObject *deliveries, *messages;   /* of the event that the run belongs to; owned; NULL: no event yet */
+} Run;
+
+/* Attributes of links and events */
+
+static Verdict
+read_size(PyObject *from, PyObject *name, Py_ssize_t *found)
+{
+    PyObject *value = PyObject_GetAttr(from, name);
+    *found = value ? PyLong_AsSsize_t(value) : -1;
+    Py_XDECREF(value);
+    return *found == -1 && PyErr_Occurred() ? FAILED : TAKEN;
+}
+
+static Verdict
+write_size(PyObject *to, PyObject *name, Py_ssize_t value)
+{
+    PyObject *number = PyLong_FromSsize_t(value);
+    int failed = number ? PyObject_SetAttr(to, name, number) : -1;
+    Py_XDECREF(number);
+    return failed < 0 ? FAILED : TAKEN;
+}
+
+/* TAKEN when the attribute is `expected`, one of Python's constants; LEFT when it is another. */
+static Verdict
+is_constant(PyObject *from, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(from, name);
+    if (!value) {
+        return FAILED;
+    }
+    Verdict verdict = value == expected ? TAKEN : LEFT;
+    Py_DECREF(value);
+    return verdict;
+}
+
+/* Runs */
+
+/* Tell the link what the run has changed, and forget the run. It may be called with an error set, which is kept. */
+static Verdict
+end_run(Run *run)
+{
+    PyObject *link = run->link;
+    if (!run->handle) {
+        return TAKEN;
+    }
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    Verdict verdict = TAKEN;
+    Py_ssize_t held, bytes;
+    if (run->incoming) {
+        verdict = write_size(link, py.credit, run->credit);
+    }
+    else if (run->bytes) {
+        verdict = read_size(link, py.held_bytes, &bytes);
+        if (verdict == TAKEN) {
+            verdict = write_size(link, py.held_bytes, bytes + run->bytes);
+        }
+    }
+    if (verdict == TAKEN && run->held) {
+        verdict = read_size(link, py.held, &held);
+        if (verdict == TAKEN) {
+            verdict = write_size(link, py.held, held + run->held);
+        }
+    }
+    run->handle = NULL;
+    Py_CLEAR(run->link);
+    Py_CLEAR(run->deliveries);
+    Py_CLEAR(run->messages);
+    if (type) {
+        PyErr_Restore(type, error, traceback);
+    }
+    return verdict;
+}
+
+/* Begin a run of the deliveries of a link; LEFT when it is not known, or nothing may travel on it. */
+static Verdict
+begin_run(Run *run, pn_link_t *handle)
+{
+    PyObject *address = PyLong_FromVoidPtr(handle);
+    PyObject *link = address ? PyDict_GetItemWithError(run->links, address) : NULL;
+    Py_XDECREF(address);
+    if (!link) {
+        return PyErr_Occurred() ? FAILED : LEFT;
+    }
+    Verdict verdict = is_constant(link, py.attached, Py_True);
+    if (verdict != TAKEN) {
+        return verdict;
+    }
+    Verdict incoming = is_constant(link, py.incoming, Py_True);
+    if (incoming == TAKEN) {
+        verdict = is_constant(link, py.partial, Py_None);
+        if (verdict == TAKEN) {
+            verdict = read_size(link, py.credit, &run->credit);
+        }
+        if (verdict == TAKEN) {
+            verdict = read_size(link, py.limit, &run->limit);
+        }
+    }
+    if (incoming == FAILED || verdict != TAKEN) {
+        return incoming == FAILED ? FAILED : verdict;
+    }
+    run->incoming = incoming == TAKEN;
+    run->handle = handle;
+    run->link = Py_NewRef(link);
+    run->held = run->bytes = 0;
+    return TAKEN;
+}
+
+/* The lists of the last event, when it is one of `type` and of the run's link; else those of a new one. */
+static Verdict
+join_event(Run *run, PyObject *type)
+{
+    if (run->deliveries) {
+        return TAKEN;
+    }
+    PyObject *event = NULL;
+    Py_ssize_t count = PyList_GET_SIZE(run->events);
+    if (count) {
+        PyObject *last = PyList_GET_ITEM(run->events, count - 1);
+        if (Py_IS_TYPE(last, (PyTypeObject *)type)) {
+            Verdict same = is_constant(last, py.link, run->link);
+            if (same == FAILED) {
+                return FAILED;
+            }
+            event = same == TAKEN ? Py_NewRef(last) : NULL;
+        }
+    }
+    if (!event) {
+        PyObject *deliveries = PyList_New(0), *messages = PyList_New(0);
+        PyObject *fields[] = {run->link, deliveries, messages};
+        if (deliveries && messages) {
+            event = PyObject_Vectorcall(type, fields, type == py.transfers ? 3 : 2, NULL);
+        }
+        Py_XDECREF(deliveries);
+        Py_XDECREF(messages);
+        if (!event || PyList_Append(run->events, event) < 0) {
+            Py_XDECREF(event);
+            return FAILED;
+        }
+    }
+    run->deliveries = PyObject_GetAttr(event, py.deliveries);
+    if (run->deliveries && type == py.transfers) {
+        run->messages = PyObject_GetAttr(event, py.messages);
+    }
+    Py_DECREF(event);
+    if (!run->deliveries || !PyList_CheckExact(run->deliveries)
+        || (type == py.transfers && (!run->messages || !PyList_CheckExact(run->messages)))) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "an event's deliveries and messages are lists");
+        }
+        return FAILED;
+    }
+    return TAKEN;
+}
+
+/* A complete message that came in one transfer. */
+static Verdict
+take_transfer(Run *run, pn_delivery_t *delivery)
+{
+    if (run->credit <= 0 || !pn.readable(delivery) || pn.partial(delivery)) {
+        return LEFT;
+    }
+    if (run->transactional && pn.remote_state(delivery) == TRANSACTIONAL_STATE) {
+        return LEFT;
+    }
+    size_t size = pn.pending(delivery);
+    if (size == 0 || size > (size_t)run->limit) {
+        return LEFT;
+    }
+    PyObject *message = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!message) {
+        return FAILED;
+    }
+    if (pn.recv(run->handle, PyBytes_AS_STRING(message), size) != (ssize_t)size) { /* it was aborted */
+        Py_DECREF(message);
+        return LEFT;
+    }
+    pn.advance(run->handle);
+    run->credit--;
+    PyObject *token;
+    Verdict verdict = join_event(run, py.transfers);
+    if (pn.settled(delivery)) {
+        pn.settle(delivery);
+        token = Py_NewRef(Py_None);
+    }
+    else {
+        token = PyLong_FromVoidPtr(delivery);
+        run->held++;
+    }
+    if (!token || verdict != TAKEN || PyList_Append(run->messages, message) < 0
+        || PyList_Append(run->deliveries, token) < 0) {
+        verdict = FAILED;
+    }
+    Py_DECREF(message);
+    Py_XDECREF(token);
+    return verdict;
+}
+
+/* A delivery of ours that the peer has accepted. It is settled here and at once, as in the engine. */
+static Verdict
+take_acceptance(Run *run, pn_delivery_t *delivery)
+{
+    if (pn.remote_state(delivery) != ACCEPTED) {
+        return LEFT;
+    }
+    PyObject *address = PyLong_FromVoidPtr(delivery);
+    if (!address) {
+        return FAILED;
+    }
+    Verdict verdict = LEFT;
+    PyObject *sent = PyDict_GetItemWithError(run->sent, address); /* its link, the token, its bytes */
+    if (sent && PyTuple_CheckExact(sent) && PyTuple_GET_SIZE(sent) == 3 && PyTuple_GET_ITEM(sent, 0) == run->link) {
+        Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(sent, 2));
+        verdict = size == -1 && PyErr_Occurred() ? FAILED : join_event(run, py.accepted);
+        if (verdict == TAKEN) {
+            pn.settle(delivery);
+            run->held--;
+            run->bytes -= size;
+            if (PyList_Append(run->deliveries, PyTuple_GET_ITEM(sent, 1)) < 0
+                || PyDict_DelItem(run->sent, address) < 0) {
+                verdict = FAILED;
+            }
+        }
+    }
+    else if (PyErr_Occurred()) {
+        verdict = FAILED;
+    }
+    Py_DECREF(address);
+    return verdict;
+}
+
+static Verdict
+take_delivery(Run *run, pn_delivery_t *delivery)
+{
+    pn_link_t *handle = pn.link(delivery);
+    if (handle != run->handle) {
+        if (end_run(run) != TAKEN) {
+            return FAILED;
+        }
+        Verdict verdict = begin_run(run, handle);
+        if (verdict != TAKEN) {
+            return verdict;
+        }
+    }
+    return run->incoming ? take_transfer(run, delivery) : take_acceptance(run, delivery);
+}
+
+/* Functions */
+
+static int
+check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, not %zd", name, wanted, given);
+        return -1;
+    }
+    return 0;
+}
+
+/* The address that stands for one of proton's objects; NULL, with an exception, when it is none. */
+static void *
+pointer_of(PyObject *address)
+{
+    void *found = PyLong_AsVoidPtr(address);
+    if (!found && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "the address of nothing");
+    }
+    return found;
+}
+
+static PyObject *
+take_usual(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("take_usual", given, 4) < 0) {
+        return NULL;
+    }
+    Run run = {.links = arguments[0], .sent = arguments[1], .events = arguments[3]};
+    run.transactional = arguments[2] == Py_True;
+    if (!PyDict_CheckExact(run.links) || !PyDict_CheckExact(run.sent) || !PyList_CheckExact(run.events)) {
+        PyErr_SetString(PyExc_TypeError, "take_usual(links: dict, sent: dict, transactional, events: list)");
+        return NULL;
+    }
+    pn_event_t *event;
+    int type = 0;
+    Verdict verdict = TAKEN;
+    while (verdict == TAKEN && (event = pn.peek(pn.events)) != NULL) {
+        type = pn.type(event);
+        verdict = type == pn.delivery_event ? take_delivery(&run, pn.event_delivery(event)) : LEFT;
+        if (verdict == TAKEN) {
+            pn.pop(pn.events);
+            type = 0;
+        }
+    }
+    if (end_run(&run) == FAILED || verdict == FAILED) {
+        return NULL;
+    }
+    return PyLong_FromLong(type);
+}
+
+static PyObject *
+accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
+{
+    PyObject *all = PySequence_Fast(deliveries, "deliveries are a sequence");
+    if (!all) {
+        return NULL;
+    }
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(all); index++) {
+        PyObject *address = PySequence_Fast_GET_ITEM(all, index);
+        if (address == Py_None) {
+            continue;
+        }
+        pn_delivery_t *delivery = pointer_of(address);
+        if (!delivery) {
+            Py_DECREF(all);
+            return NULL;
+        }
+        pn.update(delivery, ACCEPTED);
+        pn.settle(delivery);
+    }
+    Py_DECREF(all);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+send_message(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("send", given, 4) < 0) {
+        return NULL;
+    }
+    pn_link_t *link = pointer_of(arguments[0]);
+    unsigned long number = link ? PyLong_AsUnsignedLongMask(arguments[1]) : 0;
+    if (!link || (number == (unsigned long)-1 && PyErr_Occurred())) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "a message is bytes");
+        return NULL;
+    }
+    char tag[TAG_BYTES] = {(char)(number >> 24), (char)(number >> 16), (char)(number >> 8), (char)number};
+    pn_delivery_t *delivery = pn.delivery(link, (pn_bytes_t){sizeof tag, tag}); /* it copies the tag */
+    pn.send(link, PyBytes_AS_STRING(arguments[2]), (size_t)PyBytes_GET_SIZE(arguments[2]));
+    pn.advance(link);
+    if (arguments[3] == Py_True) {
+        pn.settle(delivery);
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromVoidPtr(delivery);
+}
+
+static PyMethodDef functions[] = {
+    {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
+    {"accept", accept, METH_O, PyDoc_STR("See deliveries.py.")},
+    {"send", (PyCFunction)(void (*)(void))send_message, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Module */
+
+/* The address of one of proton's functions into `place`, if cffi says that it is of this type. */
+static int
+find_function(PyObject *ffi, PyObject *lib, const char *name, const char *type, void *place)
+{
+    int failed = -1;
+    PyObject *pointer = PyObject_CallMethod(ffi, "addressof", "Os", lib, name);
+    PyObject *found = pointer ? PyObject_CallMethod(ffi, "typeof", "O", pointer) : NULL;
+    PyObject *cname = found ? PyObject_GetAttrString(found, "cname") : NULL;
+    PyObject *number = cname ? PyObject_CallMethod(ffi, "cast", "sO", "uintptr_t", pointer) : NULL;
+    PyObject *address = number ? PyNumber_Long(number) : NULL;
+    if (address && PyUnicode_CompareWithASCIIString(cname, type)) {
+        PyErr_Format(PyExc_ImportError, "proton's %s is %U, not %s", name, cname, type);
+    }
+    else if (address) {
+        void *function = pointer_of(address);
+        memcpy(place, &function, sizeof function);
+        failed = function ? 0 : -1;
+    }
+    Py_XDECREF(pointer);
+    Py_XDECREF(found);
+    Py_XDECREF(cname);
+    Py_XDECREF(number);
+    Py_XDECREF(address);
+    return failed;
+}
+
+static int
+look_up_proton(PyObject *Py_UNUSED(module))
+{
+    static const struct {
+        const char *name, *type;
+        void *place;
+    } wanted[] = {
+        {"pn_collector_peek", "struct pn_event_t *(*)(struct pn_collector_t *)", &pn.peek},
+        {"pn_collector_pop", "_Bool(*)(struct pn_collector_t *)", &pn.pop},
+        {"pn_event_type", "pn_event_type_t(*)(struct pn_event_t *)", &pn.type},
+        {"pn_event_delivery", "struct pn_delivery_t *(*)(struct pn_event_t *)", &pn.event_delivery},
+        {"pn_delivery_link", "struct pn_link_t *(*)(struct pn_delivery_t *)", &pn.link},
+        {"pn_delivery_readable", "_Bool(*)(struct pn_delivery_t *)", &pn.readable},
+        {"pn_delivery_partial", "_Bool(*)(struct pn_delivery_t *)", &pn.partial},
+        {"pn_delivery_pending", "size_t(*)(struct pn_delivery_t *)", &pn.pending},
+        {"pn_delivery_settled", "_Bool(*)(struct pn_delivery_t *)", &pn.settled},
+        {"pn_delivery_remote_state", "uint64_t(*)(struct pn_delivery_t *)", &pn.remote_state},
+        {"pn_delivery_update", "void(*)(struct pn_delivery_t *, uint64_t)", &pn.update},
+        {"pn_delivery_settle", "void(*)(struct pn_delivery_t *)", &pn.settle},
+        {"pn_link_recv", "ssize_t(*)(struct pn_link_t *, char *, size_t)", &pn.recv},
+        {"pn_link_advance", "_Bool(*)(struct pn_link_t *)", &pn.advance},
+        {"pn_delivery", "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)", &pn.delivery},
+        {"pn_link_send", "ssize_t(*)(struct pn_link_t *, char *, size_t)", &pn.send},
+    };
+    PyObject *cproton = PyImport_ImportModule("cproton");
+    PyObject *ffi = cproton ? PyObject_GetAttrString(cproton, "ffi") : NULL;
+    PyObject *lib = ffi ? PyObject_GetAttrString(cproton, "lib") : NULL;
+    PyObject *type = lib ? PyObject_GetAttrString(lib, "PN_DELIVERY") : NULL;
+    int failed = type ? 0 : -1;
+    if (!failed) {
+        pn.delivery_event = (int)PyLong_AsLong(type);
+        failed = PyErr_Occurred() ? -1 : 0;
+    }
+    for (size_t index = 0; !failed && index < sizeof wanted / sizeof wanted[0]; index++) {
+        failed = find_function(ffi, lib, wanted[index].name, wanted[index].type, wanted[index].place);
+    }
+    Py_XDECREF(cproton);
+    Py_XDECREF(ffi);
+    Py_XDECREF(lib);
+    Py_XDECREF(type);
+    return failed;
+}
+
+/* The collector that all connections have in common. */
+static int
+look_up_events(PyObject *Py_UNUSED(module))
+{
+    PyObject *native = PyImport_ImportModule("protocols.amqp.native");
+    PyObject *events = native ? PyObject_GetAttrString(native, "EVENTS") : NULL;
+    PyObject *address = events ? PyObject_CallMethod(native, "address", "O", events) : NULL;
+    pn.events = address ? pointer_of(address) : NULL;
+    Py_XDECREF(native);
+    Py_XDECREF(events);
+    Py_XDECREF(address);
+    return pn.events ? 0 : -1;
+}
+
+static int
+look_up_python(PyObject *Py_UNUSED(module))
+{
+    static const struct {
+        const char *name;
+        PyObject **place;
+    } names[] = {
+        {"attached", &py.attached}, {"incoming", &py.incoming}, {"partial", &py.partial}, {"credit", &py.credit},
+        {"limit", &py.limit}, {"held", &py.held}, {"held_bytes", &py.held_bytes}, {"link", &py.link},
+        {"deliveries", &py.deliveries}, {"messages", &py.messages},
+    };
+    for (size_t index = 0; index < sizeof names / sizeof names[0]; index++) {
+        *names[index].place = PyUnicode_InternFromString(names[index].name);
+        if (!*names[index].place) {
+            return -1;
+        }
+    }
+    PyObject *events = PyImport_ImportModule("protocols.amqp.events");
+    py.transfers = events ? PyObject_GetAttrString(events, "TransfersReceived") : NULL;
+    py.accepted = py.transfers ? PyObject_GetAttrString(events, "DeliveriesAccepted") : NULL;
+    Py_XDECREF(events);
+    return py.accepted ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, refuse_when_switched_off},
+    {Py_mod_exec, look_up_proton},
+    {Py_mod_exec, look_up_events},
+    {Py_mod_exec, look_up_python},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "protocols.amqp._native",
+    .m_doc = PyDoc_STR("Runs of deliveries in C; deliveries.py is the same in Python."),
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,3 @@
+from protocols.amqp.deliveries import accept as accept
+from protocols.amqp.deliveries import send as send
+from protocols.amqp.deliveries import take_usual as take_usual
