@@ -24,7 +24,7 @@ from protocols.amqp.outcomes import STATE_RELEASED
 from tests.protocols.amqp.conftest import Server
 from tests.support.amqp_frames import Frames
 
-LIMIT, CREDIT = 60, 8
+LIMIT, CREDIT = 60, 4
 IN_TRANSACTION = b"\x00\x53\x34" + Frames.listed(Frames.binary(b"txn"))
 STATES = [
     Frames.NULL,
@@ -157,7 +157,7 @@ class Played(Server):
         return self.told, accounts, sent, self.output
 
 
-@given(st.lists(steps, max_size=40), st.sampled_from((1, 7, 300, 100_000)), st.booleans())
+@given(st.lists(steps, min_size=8, max_size=40), st.sampled_from((1, 7, 300, 100_000)), st.booleans())
 def test_any_conversation_is_the_same(said: list[Any], size: int, transactional: bool) -> None:
     found = []
     for form in (_native, deliveries):
