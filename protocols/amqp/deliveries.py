@@ -1,4 +1,4 @@
-"""What happens to every delivery: taken from proton's events, accepted, sent.
+"""What happens to every delivery: taken as proton's events tell, accepted, sent.
 
 This is the reference, and what runs where no C extension was built: `_native.c` has the same functions, and takes whole
 runs of deliveries in one call. Deliveries and links are known by their addresses.
@@ -32,7 +32,7 @@ def take_usual(
     _transactional: bool,
     _events: list[Any],  # what has happened is appended
 ) -> int:
-    """Take deliveries from proton's events as long as they are usual, in their order.
+    """Take deliveries off proton's events as long as they are usual, in their order.
 
     Usual are complete messages of one transfer within credit and limits, and acceptances of what was sent. Here none
     is: the engine says what each means, and in C nothing else comes of those that are taken.
