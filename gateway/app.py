@@ -37,6 +37,7 @@ from gateway.kafka.state import StateTopics
 from gateway.listeners import Listener, make_listeners
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import ListenError, listen_error
+from gateway.net.proxied import check_proxies
 from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
@@ -76,6 +77,7 @@ def check(config: Config) -> None:
         compile_rules(config)
         check_ports(config)
         check_exposure(config)
+        check_proxies(config)
         AccessList(config.security.access)
         check_logins(config.security)
         make_tls(config.security)

@@ -47,6 +47,7 @@ from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.mqtt.session.session import SessionParts, topic_made_anew, topics_changed
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
+from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
 from gateway.rates import Rates
@@ -101,6 +102,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     tracing: Tracing | None  # makes spans; None: off
     strangers: Strangers  # counts bytes from clients that have not logged in
     rates: Rates  # limits how much clients publish a second
+    proxies: Proxies  # the load balancers that are believed, by listeners behind them
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -160,6 +162,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
         rates=Rates(config.limits, process.loop.time),
+        proxies=Proxies(config.security.trusted_proxies, common_names=config.security.proxy_common_names),
     )
 
 
@@ -349,6 +352,7 @@ def parts_with_statistics(
         ("kafka", log.groups.by_group),
         ("group_names", state.groups.statistics),
         ("strangers", security.strangers.statistics),
+        ("proxy_protocol", security.proxies.statistics),
         ("limits", security.rates.statistics),
         ("authentication", security.authenticator.statistics),
     )

@@ -65,27 +65,30 @@ def make_listeners(process: Process, security: ListenerSecurity, log: Log, state
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
     amqp = make_amqp(process, security, log, state)
+    mqtt.proxies = security.proxies if config.mqtt.proxy_protocol else None
+    amqp.proxies = security.proxies if config.amqp.proxy_protocol else None
     origins = Origins(config.security, login_in_protocol=True)
     mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt), origins)
     amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp}, origins)
     rest = make_rest(process, security, log, state, {"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
+    rest.proxies = security.proxies if config.http.proxy_protocol else None
     listeners: list[Listener] = [mqtt, amqp, rest]
-    for name, address, endpoint, limit_s in (
-        ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s),
-        ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s),
+    for name, address, endpoint, limit_s, proxies in (
+        ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s, mqtt.proxies),
+        ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s, amqp.proxies),
     ):
         if address is not None:
-            listeners.append(
-                WebSocketListener(
-                    name,
-                    address,
-                    endpoint,
-                    security.tls_context,
-                    Hosts(config.security),
-                    handshake_timeout_s=limit_s,
-                    strangers=security.strangers,
-                )
+            websockets = WebSocketListener(
+                name,
+                address,
+                endpoint,
+                security.tls_context,
+                Hosts(config.security),
+                handshake_timeout_s=limit_s,
+                strangers=security.strangers,
             )
+            websockets.proxies = proxies
+            listeners.append(websockets)
     return listeners
 
 

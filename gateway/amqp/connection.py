@@ -84,9 +84,7 @@ class AmqpConnection(AttachingPeer):
         services = self.services
         self._register.add(self)
         services.counts.connections += 1
-        transport = pump.transport
-        tls = transport.get_extra_info("ssl_object") if transport is not None else None
-        certificate = tls.getpeercert() if tls is not None else None
+        certificate = pump.peercert
         authenticator = services.authenticator
         self._login = Login(authenticator, peer=pump.peer, certificate=certificate)
         certified = authenticator.identify_certificate(certificate) is not None
@@ -334,9 +332,9 @@ class AmqpConnection(AttachingPeer):
         if identity is None:
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
             return
-        access, transport = self.services.access, self.pump.transport
-        if access.by_certificate and transport is not None:
-            identity = identity.with_certificate(transport.get_extra_info("peercert"))
+        access = self.services.access
+        if access.by_certificate:
+            identity = identity.with_certificate(self.pump.peercert)
         self._identity = identity
         self.container_id = event.container_id
         self.grant = access.for_client(identity, event.container_id)

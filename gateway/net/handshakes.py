@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
+from gateway.net.proxied import Source, Sourced
 from gateway.net.strangers import Stranger, Strangers
 from gateway.security.throttle import address_of
 
@@ -49,6 +50,7 @@ class Handshake(asyncio.Protocol):
 
     def __init__(self, all_of_them: Handshakes) -> None:
         self._all = all_of_them
+        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self._transport: asyncio.Transport | None = None
         self._stranger: Stranger | None = None
         self._going: Coroutine[Any, Any, asyncio.Transport | None] | None = None
@@ -60,7 +62,7 @@ class Handshake(asyncio.Protocol):
         """The socket is open, and nothing was read of it."""
         self._transport = raw = cast("asyncio.Transport", transport)
         if self._all.strangers is not None:
-            peer = transport.get_extra_info("peername")
+            peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
             address = address_of(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown")
             self._stranger = self._all.strangers.enter(address, self.abort)
             if not self._stranger.took(HANDSHAKE_BYTES):
@@ -117,6 +119,8 @@ class Handshake(asyncio.Protocol):
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
         protocol = cast("asyncio.Protocol", self._all.factory())
+        if self.source is not None:
+            cast("Sourced", protocol).source = self.source
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         for data in self._early:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, cast
 
 import structlog
@@ -24,6 +24,7 @@ from gateway.net.heads import HeadError, Heads
 from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
 from gateway.net.known_heads import Direct, KnownHeads
 from gateway.net.listener import Bound, open_server
+from gateway.net.proxied import Source, certificate
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.unread import Unread
@@ -59,7 +60,7 @@ class HttpConnection(RequestsInTurn):
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "_whole", "rate", "unacknowledged",
+        "_whole", "rate", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +75,7 @@ class HttpConnection(RequestsInTurn):
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
+        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self._outgoing = outgoing
         self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
@@ -102,10 +104,10 @@ class HttpConnection(RequestsInTurn):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to count what a stranger sends."""
         super().connection_made(transport)
+        if self.source is not None:
+            self._cache["peername"] = self.source.peername  # where aiohttp remembers it
         if self._strangers is not None:
-            self._stranger = self._strangers.enter(
-                address_of(_peer(transport)), cast("asyncio.Transport", transport).abort
-            )
+            self._stranger = self._strangers.enter(address_of(self.peer), cast("asyncio.Transport", transport).abort)
 
     def pause_writing(self) -> None:
         """The kernel takes no more of an answer: it is counted until it is read. The next request waits for that."""
@@ -113,7 +115,7 @@ class HttpConnection(RequestsInTurn):
         if self.transport is not None:
             self._unread = Unread(self._outgoing, sys.maxsize)
             self._unread.count(self.transport.get_write_buffer_size())
-            pauses.begin(SLOW_READER, self, subject("http", "", _peer(self.transport)))
+            pauses.begin(SLOW_READER, self, subject("http", "", self.peer))
 
     def resume_writing(self) -> None:
         """The answer is read."""
@@ -351,6 +353,17 @@ class HttpConnection(RequestsInTurn):
         return peer if peer is None else str(peer[0]) if isinstance(peer, tuple) else str(peer)
 
     @property
+    def peer(self) -> str:
+        """The client's `host:port`."""
+        peer = self.peername  # which asks the socket once
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
+
+    @property
+    def peercert(self) -> Mapping[str, Any] | None:
+        """What is known of the client's verified certificate, as of `SSLObject.getpeercert`."""
+        return certificate(self.source, self.transport)
+
+    @property
     def upgraded(self) -> bool:
         """Whether the request now handled asked for another protocol: what follows it is no HTTP and not parsed."""
         return self._upgraded
@@ -375,11 +388,6 @@ class HttpConnection(RequestsInTurn):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
-
-
-def _peer(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
 
 
 def _one_request(data: bytes, max_head_bytes: int) -> int:
@@ -485,7 +493,9 @@ class HttpServer(Bound, web.Server):
     async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
         """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
         self._heads = Heads(self._hosts, secure=tls is not None)
-        self._server = await open_server(self, self._name, key, address, tls, strangers=self._strangers)
+        self._server = await open_server(
+            self, self._name, key, address, tls, strangers=self._strangers, proxies=self.proxies
+        )
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, cancel them after half of `timeout` seconds; close everything by its end."""

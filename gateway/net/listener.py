@@ -17,6 +17,7 @@ from gateway.config import Address
 from gateway.failures import ForeseenError
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
+from gateway.net.proxied import Proxies
 from gateway.net.pump import Pump
 from gateway.net.strangers import Strangers
 
@@ -42,7 +43,10 @@ class Listening:
     uvloop's server knows no pause, so it is closed and made anew around the same sockets, which are kept here.
     """
 
-    def __init__(self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None) -> None:
+    def __init__(
+        self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None, proxies: Proxies | None
+    ) -> None:
+        self._proxies = proxies
         self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
         self._factory = factory if self._handshakes is None else self._handshakes.accept
         self._servers: list[asyncio.Server] = []
@@ -63,7 +67,7 @@ class Listening:
         if descriptors.paused:
             raise NoDescriptorsError  # libuv accepts nothing more then, until the server is closed in this very turn
         descriptors.accepted()
-        return self._factory()
+        return self._factory() if self._proxies is None else self._proxies.accept(self._factory)
 
     @property
     def accepting(self) -> bool:
@@ -92,6 +96,8 @@ class Listening:
         self.pause()
         if self._handshakes is not None:
             self._handshakes.stop()
+        if self._proxies is not None:
+            self._proxies.stop()
         for one in self._sockets:
             one.close()
         self._sockets = []
@@ -102,6 +108,7 @@ class Bound:
     """What a listening socket shows, and how it is closed."""
 
     _server: Listening | None = None
+    proxies: Proxies | None = None  # what clients come through; set before the start. None: they come themselves
 
     @property
     def bound(self) -> str:
@@ -144,7 +151,13 @@ class Listener(Bound):
     async def start(self) -> None:
         """Bind and accept; ListenError when the address cannot be had."""
         self._server = await open_server(
-            self.accept, self.name, f"{self.name}.address", self._address, self._tls, strangers=self._strangers
+            self.accept,
+            self.name,
+            f"{self.name}.address",
+            self._address,
+            self._tls,
+            strangers=self._strangers,
+            proxies=self.proxies,
         )
 
     async def wait_closed(self, timeout: float) -> None:
@@ -179,6 +192,7 @@ async def open_server(
     tls: ssl.SSLContext | None,
     *,
     strangers: Strangers | None = None,
+    proxies: Proxies | None = None,
 ) -> Listening:
     """Bind and accept; `factory` makes the protocol of each new socket, with TLS when its handshake is done.
 
@@ -187,7 +201,7 @@ async def open_server(
     Raises:
         ListenError: the address cannot be had.
     """
-    server = Listening(factory, tls, strangers)
+    server = Listening(factory, tls, strangers, proxies)
     try:
         await server.open(address)
     except OSError as error:

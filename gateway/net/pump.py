@@ -7,12 +7,13 @@ own waiting (a password check, a topic look-up) is a task. How it reads is its `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, cast
 
 from flowcontrol.budget import UNBOUNDED, UNCOUNTED, Budget
 from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
+from gateway.net.proxied import Source, certificate
 from gateway.net.reading import NOTED, NOTHING, EventHandler, ReadingHalf
 from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
@@ -64,7 +65,7 @@ class Pump(ReadingHalf):
 
     __slots__ = (
         "_alarms", "_lost", "_outgoing", "_strangers", "_timer", "_timer_at", "_unread", "_writes", "flushing", "peer",
-        "writable",
+        "source", "writable",
     )  # fmt: skip
 
     handler: Handler
@@ -93,6 +94,7 @@ class Pump(ReadingHalf):
         self._writes = writes if writes is not None else Writes()
         self._alarms = alarms if alarms is not None else Alarms()
         self.peer = ""  # its address, for logs
+        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self.writable = True  # whether the write buffer is below its mark, and its reader's share
         self._outgoing = outgoing
         self._unread: Unread | None = None  # while the reader is slow
@@ -107,7 +109,7 @@ class Pump(ReadingHalf):
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self.transport = transport
         transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
-        peer = transport.get_extra_info("peername")
+        peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
         if self._strangers is not None:
             self._stranger = self._strangers.enter(address_of(self.peer), self.abort)
@@ -169,6 +171,11 @@ class Pump(ReadingHalf):
         self.handler, self.transport = NOBODY, None
 
     # the session's side
+
+    @property
+    def peercert(self) -> Mapping[str, Any] | None:
+        """What is known of the client's verified certificate, as of `SSLObject.getpeercert`."""
+        return certificate(self.source, self.transport)
 
     @property
     def closed(self) -> bool:

@@ -64,7 +64,9 @@ class WebSocketEndpoint:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
 
         def take(transport: asyncio.Transport, received: bytes) -> None:
-            WebSocket(transport, listener.accept()).start(received)
+            pump = listener.accept()
+            pump.source = offer.connection.source
+            WebSocket(transport, pump).start(received)
 
         return offer.accept(subprotocol, take)
 

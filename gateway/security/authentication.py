@@ -87,7 +87,7 @@ class Authenticator:
         self._backend = _plugins(config)
         self._scram = _scram_users(config)
         passwords = self._backend is not None or self._scram is not None
-        if not (passwords or config.oauth.enabled or config.tls_client_ca is not None or config.allow_anonymous):
+        if not (passwords or config.oauth.enabled or config.takes_certificates or config.allow_anonymous):
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
                 " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect"

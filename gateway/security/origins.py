@@ -76,7 +76,7 @@ class Origins:
         listed = security.origins
         self._near = listed is None
         self._listed = frozenset(origin.lower() for origin in (*(listed or ()), *more))
-        login_needed = not security.allow_anonymous and security.tls_client_ca is None
+        login_needed = not security.allow_anonymous and not security.takes_certificates
         self._any = ANY in self._listed or (login_in_protocol and login_needed and listed is None)
 
     def allow(self, origin: str, host: str, *, secure: bool) -> bool:

@@ -107,7 +107,7 @@ def _never(variable: str, principal: str, config: SecurityConfig) -> str | None:
     if principal == ANONYMOUS_NAME:
         return "anonymous clients prove nothing"
     if variable == COMMON_NAME:
-        return None if config.tls_client_ca is not None else "security.tls_client_ca is not set"
+        return None if config.takes_certificates else "security.tls_client_ca is not set"
     if variable == NAME:
         return None if config.identifies else "every client is anonymous"
     if not config.oauth.enabled:

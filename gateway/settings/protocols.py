@@ -15,6 +15,8 @@ class MqttConfig(Section):
 
     address: Address = Address("127.0.0.1:1883")
     """where MQTT clients connect"""
+    proxy_protocol: bool = False
+    """it is behind load balancers that say whose a connection is; see [below](#behind-a-load-balancer)"""
     receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 256
     """QoS 1 messages of a client that wait for their PUBACK"""
     enforce_receive_maximum: bool = True
@@ -97,6 +99,8 @@ class AmqpConfig(Section):
 
     address: Address = Address("127.0.0.1:5672")
     """where AMQP peers connect"""
+    proxy_protocol: bool = False
+    """it is behind load balancers that say whose a connection is; see [below](#behind-a-load-balancer)"""
     websocket_address: Address | None = None
     """a listener for AMQP over WebSocket alone, at any path; the HTTP port has it at `/amqp` anyway"""
     addresses: tuple[AddressRule, ...] = ()
@@ -188,6 +192,8 @@ class HttpConfig(Section):
 
     address: Address = Address("127.0.0.1:8080")
     """where HTTP clients connect, and WebSockets at their paths"""
+    proxy_protocol: bool = False
+    """it is behind load balancers that say whose a connection is; see [below](#behind-a-load-balancer)"""
     dialect: Literal["strimzi", "confluent"] = "strimzi"
     """whose operations stand at the paths that both dialects have (`/topics/T`, `/consumers/G`, ...): `"strimzi"` or
     `"confluent"`; Confluent's are always below `/v2`"""

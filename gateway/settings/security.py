@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, IPvAnyNetwork, field_validator, model_validator
 
 from gateway.secret import SecretUrl, SecretValue
 from gateway.settings.values import Address, HostName, Origin, Section
@@ -96,6 +96,11 @@ class SecurityConfig(Section):
     name) is the principal"""
     tls_require_client_cert: bool = False
     """no connection without one"""
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
+    """networks of the load balancers that listeners with `proxy_protocol` are behind, such as `["10.0.0.0/8"]`"""
+    proxy_common_names: bool = False
+    """believe the common name of the certificate that a client showed to the balancer (`PP2_SUBTYPE_SSL_CN`), where the
+    balancer has verified it: it is then as one that was shown here"""
     failed_attempt_delay_s: Annotated[float, Field(ge=0)] = 1.0
     """least delay of a refusal; doubles with each failure from one address, up to 5 s; 0: no delay"""
     access: tuple[AccessRule, ...] = ()
@@ -134,7 +139,12 @@ class SecurityConfig(Section):
     @property
     def identifies(self) -> bool:
         """Whether a client can prove who it is."""
-        return self.tls_client_ca is not None or self._takes_logins
+        return self.takes_certificates or self._takes_logins
+
+    @property
+    def takes_certificates(self) -> bool:
+        """Whether a client's certificate means anything, shown to us or to a balancer."""
+        return self.tls_client_ca is not None or self.proxy_common_names
 
     @property
     def _takes_logins(self) -> bool:

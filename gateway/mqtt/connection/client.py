@@ -224,9 +224,8 @@ class Client(ClientPort):
             if self._dialogue is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
-        certificate = pump.transport.get_extra_info("peercert")
         try:
-            identity = await login.identify(event, peer=pump.peer, certificate=certificate)
+            identity = await login.identify(event, peer=pump.peer, certificate=pump.peercert)
         except Busy as busy:
             return self._refuse(ReasonCode.SERVER_BUSY, str(busy))
         if identity is None:
@@ -264,8 +263,8 @@ class Client(ClientPort):
             return []
         assert pump is not None
         asked = connect.properties if connect.properties is not None else NONE
-        if services.access.by_certificate and pump.transport is not None:
-            identity = identity.with_certificate(pump.transport.get_extra_info("peercert"))
+        if services.access.by_certificate:
+            identity = identity.with_certificate(pump.peercert)
         self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
         grant = self.grant = services.access.for_client(identity, self.client_id)
         refusal = judge_will(connect, grant, services.config)

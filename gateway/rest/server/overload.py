@@ -159,8 +159,7 @@ class ProduceSlot:
 
     @property
     def _peer(self) -> str:
-        peer = self._connection.peername if self._connection.transport is not None else None
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
+        return self._connection.peer
 
     @property
     def subject(self) -> str:

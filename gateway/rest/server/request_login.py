@@ -66,7 +66,7 @@ class RequestLogin:
             raise self._unauthorized("Authentication is needed")
         connection.login_pending()
         try:
-            identity, expires_ms = await self._by_credentials(header, peer_of(connection))
+            identity, expires_ms = await self._by_credentials(header, connection.peer)
         except Busy as wait:
             raise busy(f"Logins are busy: {wait}") from None
         return self._admitted(connection, identity, expires_ms)
@@ -77,8 +77,8 @@ class RequestLogin:
         identity: Identity | None = None
         expires_ms = None
         if header is None:
-            if connection.ssl_context is not None and connection.transport is not None:
-                identity = authenticator.identify_certificate(connection.transport.get_extra_info("peercert"))
+            if connection.ssl_context is not None or connection.source is not None:
+                identity = authenticator.identify_certificate(connection.peercert)
             identity = identity or authenticator.anonymous()
         else:
             scheme, _, credentials = header.partition(" ")
@@ -86,15 +86,15 @@ class RequestLogin:
             if scheme == "basic" and (named := _name_and_password(credentials)) is not None:
                 identity = authenticator.known_password(*named)
             elif scheme == "bearer":
-                shown = authenticator.known_token(credentials.strip(), peer=peer_of(connection))
+                shown = authenticator.known_token(credentials.strip(), peer=connection.peer)
                 if shown is not None:
                     identity, expires_ms = shown.identity, shown.expires_ms
         return None if identity is None else self._admitted(connection, identity, expires_ms)
 
     def _admitted(self, connection: HttpConnection, identity: Identity, expires_ms: int | None) -> AuthenticatedClient:
-        access, transport = self._access_list, connection.transport
-        if access.by_certificate and transport is not None:
-            identity = identity.with_certificate(transport.get_extra_info("peercert"))
+        access = self._access_list
+        if access.by_certificate:
+            identity = identity.with_certificate(connection.peercert)
         return AuthenticatedClient(access.for_client(identity), expires_ms)
 
     async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
@@ -135,12 +135,6 @@ def _name_and_password(credentials: str) -> tuple[str, str] | None:
     except ValueError:  # binascii's and Unicode's errors are such
         return None
     return (user, password) if colon else None
-
-
-def peer_of(connection: web.RequestHandler) -> str:
-    """The client's `host:port`."""
-    peer = connection.peername  # which asks the socket once
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 
 def forbidden(what: str) -> RestError:

@@ -355,6 +355,7 @@ class Live(OperationSet):
             pump = Pump(
                 connection, session, services.spawn, services.clock, self._lose, writes=self._writes, outgoing=outgoing
             )
+            pump.source = call.connection.source
             self._sessions[pump] = session
             self.counts.opened_total += 1
             transport.set_protocol(pump)

@@ -74,9 +74,7 @@ class EventStream:
         self.socket = StreamSocket(streams.writes, streams.outgoing, self)
         self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
         self.form: Form = FORMS[Format.JSON.value]
-        transport = call.request.transport
-        peer = transport.get_extra_info("peername") if transport is not None else None
-        self._peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self._peer = call.connection.peer
         self._principal = call.grant.identity.name
         self._topic = topic
         self._streams = streams

@@ -1,0 +1,200 @@
+"""Connections that come through load balancers: the PROXY header is read first, and is gone from then on.
+
+The header is read exactly, never beyond its end, by a protocol in front (`ProxiedSocket`); TLS and the listener's own
+protocol then get a socket on which nothing was read yet, and know whose it is as their `source`. Messages pass
+nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Protocol, cast
+
+import msgspec
+import structlog
+
+from gateway.config import Config, ConfigError
+from gateway.statistics import counter, gauge
+from protocols.proxy import HeaderParser, ProxyError, ProxyHeader
+
+log = structlog.get_logger(__name__)
+
+HEADER_S: Final = 5.0  # a balancer says it with the connection; HAProxy's own limit is as long as any client's
+TELL_S: Final = 60.0
+BUFFER_BYTES: Final = 4096
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Whose a connection is, as its balancer says."""
+
+    peername: tuple[str, int]  # the client's address
+    peercert: Mapping[str, Any] | None = None  # what is known of its certificate, as of `SSLObject.getpeercert`
+
+
+def certificate(source: Source | None, transport: asyncio.BaseTransport | None) -> Mapping[str, Any] | None:
+    """A client's verified certificate, as of `SSLObject.getpeercert`: shown to us, or to the balancer."""
+    if source is not None and source.peercert is not None:
+        return source.peercert
+    shown: Mapping[str, Any] | None = transport.get_extra_info("peercert") if transport is not None else None
+    return shown
+
+
+class Sourced(Protocol):
+    """A protocol that wants to know, before `connection_made`, whose its connection is; None: the socket's peer's."""
+
+    source: Source | None
+
+
+class ProxyStatistics(msgspec.Struct):
+    """How connections to listeners with `proxy_protocol` began, since the start."""
+
+    headers_total: Annotated[int, counter("connections with a good PROXY header")] = 0
+    untrusted_total: Annotated[int, counter("connections refused: no balancer of security.trusted_proxies")] = 0
+    broken_total: Annotated[int, counter("connections refused: a PROXY header that is missing, broken or too slow")] = 0
+    waiting: Annotated[int, gauge("connections whose PROXY header is awaited")] = 0
+
+
+class Proxies:
+    """The load balancers that are believed."""
+
+    def __init__(self, trusted: Sequence[Network], *, common_names: bool) -> None:
+        """Believe what comes from these networks; with `common_names` also whose certificate a client has shown."""
+        self._trusted = trusted
+        self._common_names = common_names
+        self._counts = ProxyStatistics()
+        self._told = float("-inf")
+        self.waiting: set[ProxiedSocket] = set()
+
+    def accept(self, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+        """The protocol of a socket that was just accepted; `factory` makes the one behind the header."""
+        return ProxiedSocket(self, factory)
+
+    def trusts(self, peer: object) -> bool:
+        """Whether a socket's `peername` is a balancer's."""
+        if not isinstance(peer, tuple):
+            return False
+        address = ipaddress.ip_address(peer[0].partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._trusted)
+
+    def source(self, header: ProxyHeader) -> Source | None:
+        """Whose a connection with this header is; None: the balancer's own."""
+        self._counts.headers_total += 1
+        if header.source is None:
+            return None
+        name = header.common_name if self._common_names else None
+        return Source(header.source, None if name is None else {"subject": ((("commonName", name),),)})
+
+    def stop(self) -> None:
+        """Break off all that have not said their header."""
+        for socket in tuple(self.waiting):
+            socket.abort()
+
+    def refuse_untrusted(self, peer: object) -> None:
+        """Count a connection from elsewhere."""
+        self._counts.untrusted_total += 1
+        self._tell("connection refused: it comes from none of security.trusted_proxies", peer)
+
+    def refuse_broken(self, peer: object, reason: str) -> None:
+        """Count a connection of a balancer without a good header."""
+        self._counts.broken_total += 1
+        self._tell(f"connection refused, no good PROXY header: {reason}", peer)
+
+    def _tell(self, event: str, peer: object) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told >= TELL_S:
+            self._told = now
+            log.warning(event, peer=peer[0] if isinstance(peer, tuple) else "unknown", further="none for a minute")
+
+    def statistics(self) -> ProxyStatistics:
+        """Counts so far."""
+        return msgspec.structs.replace(self._counts, waiting=len(self.waiting))
+
+
+class ProxiedSocket(asyncio.BufferedProtocol):
+    """One socket until its header is read."""
+
+    def __init__(self, proxies: Proxies, factory: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._proxies = proxies
+        self._factory = factory
+        self._parser = HeaderParser()
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open, and nothing was read of it."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        if not self._proxies.trusts(peer):
+            self._proxies.refuse_untrusted(peer)
+            self.abort()
+            return
+        self._proxies.waiting.add(self)
+        self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "it took too long")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Room for what belongs to the header for certain, and for no byte behind it."""
+        return self._buffer[: self._parser.needed]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """A part of the header came."""
+        try:
+            self._parser.receive_data(bytes(self._buffer[:nbytes]))
+        except ProxyError as error:
+            self._refuse(str(error))
+            return
+        if self._parser.header is not None and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._hand_over)  # no socket changes hands while it is being read
+
+    def eof_received(self) -> bool:
+        """The balancer has closed: a check of its own, if it said nothing."""
+        if self._parser.begun:
+            self._refuse("it breaks off")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._end()
+
+    def abort(self) -> None:
+        """Cut it off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, reason: str) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._proxies.refuse_broken(transport.get_extra_info("peername"), reason)
+            self.abort()
+        self._end()
+
+    def _end(self) -> None:
+        self._proxies.waiting.discard(self)
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hand_over(self) -> None:
+        transport, header = self._transport, self._parser.header
+        if transport is None or transport.is_closing() or header is None:
+            return
+        self._end()
+        protocol = self._factory()
+        cast("Sourced", protocol).source = self._proxies.source(header)
+        transport.set_protocol(protocol)
+        transport.resume_reading()  # as a socket that was just accepted
+        protocol.connection_made(transport)
+
+
+def check_proxies(config: Config) -> None:
+    """ConfigError: a listener expects headers, and nobody's would be believed."""
+    for name in ("mqtt", "amqp", "http"):
+        if getattr(config, name).proxy_protocol and not config.security.trusted_proxies:
+            raise ConfigError(f"{name}.proxy_protocol: needs security.trusted_proxies, the networks of the balancers")

@@ -1,0 +1,185 @@
+"""The PROXY protocol, versions 1 and 2: what a load balancer says of a client before the client's own bytes.
+
+The text of the protocol is HAProxy's `proxy-protocol.txt`; sections named here are its own. `HeaderParser.needed` says
+how many bytes may be read without reading any of the client's, so what follows the header need not be given back.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from typing import Final
+
+import msgspec
+
+SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
+LARGEST_V1: Final = 107  # with its line end (section 2.1)
+LARGEST_V2: Final = 4096  # behind the first 16 bytes; addresses and TLVs of real balancers have some hundred
+
+_BEGIN_V1: Final = b"PROXY "
+_SHORTEST_V1: Final = len(b"PROXY UNKNOWN\r\n")
+_FIXED_V2: Final = 16
+_TCP4, _TCP6, _UDP4, _UDP6, _UNIX_STREAM, _UNIX_DATAGRAM, _UNSPECIFIED = 0x11, 0x21, 0x12, 0x22, 0x31, 0x32, 0x00
+_ADDRESS_BYTES: Final = {
+    _TCP4: 12, _UDP4: 12, _TCP6: 36, _UDP6: 36, _UNIX_STREAM: 216, _UNIX_DATAGRAM: 216, _UNSPECIFIED: 0,
+}  # fmt: skip
+_LOCAL, _PROXY = 0x20, 0x21
+_CRC32C, _SSL, _COMMON_NAME = 0x03, 0x20, 0x22
+_OVER_TLS: Final = 0x01  # PP2_CLIENT_SSL
+_CERTIFIED: Final = 0x02 | 0x04  # a certificate on this connection, or in its TLS session
+_LARGEST_PORT: Final = 65535
+
+
+class ProxyError(ValueError):
+    """A header that is none, or says what cannot be."""
+
+
+class ProxyHeader(msgspec.Struct, frozen=True):
+    """What a header says."""
+
+    source: tuple[str, int] | None = None  # the client's address; None: the connection's own (LOCAL, UNKNOWN)
+    common_name: str | None = None  # of the certificate that the client showed to the balancer, which verified it
+
+
+class HeaderParser:
+    """Reads one header, in parts of any size."""
+
+    __slots__ = ("_data", "header", "needed")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.header: ProxyHeader | None = None  # when it is whole
+        self.needed = len(SIGNATURE)  # bytes that belong to the header for certain; 0: it is whole
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything came."""
+        return bool(self._data)
+
+    def receive_data(self, data: bytes) -> None:
+        """Take at most `needed` bytes.
+
+        Raises:
+            ProxyError: it is no header, or a broken one; as soon as that is certain.
+        """
+        self._data = data = self._data + data
+        if data[: len(SIGNATURE)] == SIGNATURE[: len(data)]:
+            self._second(data)
+        elif data[: len(_BEGIN_V1)] == _BEGIN_V1[: len(data)]:
+            self._first(data)
+        else:
+            raise ProxyError("what came first is no PROXY header")
+
+    def _first(self, data: bytes) -> None:
+        if len(data) > LARGEST_V1 or (len(data) == LARGEST_V1 and not data.endswith(b"\r\n")):
+            raise ProxyError(f"a line of more than {LARGEST_V1} bytes")
+        if data.endswith(b"\r\n"):
+            self.header, self.needed = _read_line(data[:-2]), 0
+            return
+        if b"\n" in data or b"\r" in data[:-1]:
+            raise ProxyError("a line that does not end with CR and LF")
+        # The shortest line has 15 bytes; behind them as many as its end has, less a CR that is there.
+        self.needed = max(_SHORTEST_V1 - len(data), 1 if data.endswith(b"\r") else 2)
+
+    def _second(self, data: bytes) -> None:
+        if len(data) < _FIXED_V2:
+            self.needed = _FIXED_V2 - len(data)
+            return
+        command, kind, size = struct.unpack_from(">BBH", data, len(SIGNATURE))
+        if command not in (_LOCAL, _PROXY):
+            raise ProxyError(f"neither version 2 nor a command of it: 0x{command:02x}")
+        if size > LARGEST_V2:
+            raise ProxyError(f"a header of {size} bytes")
+        self.needed = _FIXED_V2 + size - len(data)
+        if self.needed == 0:
+            self.header = ProxyHeader() if command == _LOCAL else _read_block(kind, data)
+
+
+def _read_line(line: bytes) -> ProxyHeader:
+    """Version 1: `PROXY TCP4 <source> <destination> <port> <port>` (section 2.1)."""
+    fields = line.split(b" ")
+    if fields[1] == b"UNKNOWN":  # whatever follows is to be ignored
+        return ProxyHeader()
+    if fields[1] not in (b"TCP4", b"TCP6") or len(fields) != 6:
+        raise ProxyError("a line of another form")
+    version = 4 if fields[1] == b"TCP4" else 6
+    try:
+        addresses = [ipaddress.ip_address(field.decode("ascii")) for field in fields[2:4]]
+    except ValueError:
+        raise ProxyError("an address that is none") from None
+    if any(address.version != version for address in addresses):
+        raise ProxyError("an address of another family")
+    ports = [_port(field) for field in fields[4:]]
+    return ProxyHeader((str(addresses[0]), ports[0]))
+
+
+def _port(field: bytes) -> int:
+    if not field.isdigit() or (field[:1] == b"0" and field != b"0") or len(field) > 5 or int(field) > _LARGEST_PORT:
+        raise ProxyError("a port that is none")
+    return int(field)
+
+
+def _read_block(kind: int, data: bytes) -> ProxyHeader:
+    """Version 2: addresses and TLVs (section 2.2)."""
+    size = _ADDRESS_BYTES.get(kind)
+    if size is None:
+        raise ProxyError(f"an unknown family or transport: 0x{kind:02x}")
+    end = _FIXED_V2 + size
+    if len(data) < end:
+        raise ProxyError("shorter than its addresses")
+    source = None
+    if kind in (_TCP4, _UDP4):
+        source = (str(ipaddress.IPv4Address(data[16:20])), int.from_bytes(data[24:26], "big"))
+    elif kind in (_TCP6, _UDP6):
+        source = (str(ipaddress.IPv6Address(data[16:32])), int.from_bytes(data[48:50], "big"))
+    common_name = None
+    for tag, start, stop in _values(data, end, len(data)):
+        if tag == _CRC32C:
+            _check(data, start, stop)
+        elif tag == _SSL:
+            common_name = _certified(data, start, stop)
+    return ProxyHeader(source, common_name)
+
+
+def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+    """The type, beginning and end of each TLV."""
+    found: list[tuple[int, int, int]] = []
+    while at < end:
+        if end - at < 3:
+            raise ProxyError("a TLV that is cut off")
+        stop = at + 3 + int.from_bytes(data[at + 1 : at + 3], "big")
+        if stop > end:
+            raise ProxyError("a TLV that is longer than the header")
+        found.append((data[at], at + 3, stop))
+        at = stop
+    return found
+
+
+def _certified(data: bytes, start: int, stop: int) -> str | None:
+    """The common name in PP2_TYPE_SSL, where the client's certificate was verified (section 2.2.5)."""
+    if stop - start < 5:
+        raise ProxyError("a TLV about TLS that is cut off")
+    client, verified = data[start], data[start + 1 : start + 5] == bytes(4)
+    names = [data[first:last] for tag, first, last in _values(data, start + 5, stop) if tag == _COMMON_NAME]
+    if not verified or not client & _OVER_TLS or not client & _CERTIFIED or len(names) != 1:
+        return None
+    try:
+        return names[0].decode("utf-8") or None
+    except UnicodeDecodeError:
+        raise ProxyError("a common name that is not UTF-8") from None
+
+
+def _check(data: bytes, start: int, stop: int) -> None:
+    """PP2_TYPE_CRC32C: of the whole header, with zeros in its own place (section 2.2.3)."""
+    if stop - start != 4 or crc32c(data[:start] + bytes(4) + data[stop:]) != int.from_bytes(data[start:stop], "big"):
+        raise ProxyError("a wrong checksum")
+
+
+def crc32c(data: bytes) -> int:
+    """Castagnoli's checksum (RFC 3720 appendix B.4), bit by bit: a header is short and comes once."""
+    remainder = 0xFFFFFFFF
+    for byte in data:
+        remainder ^= byte
+        for _ in range(8):
+            remainder = remainder >> 1 ^ (0x82F63B78 if remainder & 1 else 0)
+    return remainder ^ 0xFFFFFFFF
