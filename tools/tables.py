@@ -36,6 +36,7 @@ from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.native import NativeStatistics
 from gateway.net.descriptors import DescriptorStatistics
+from gateway.net.proxied import ProxyStatistics
 from gateway.net.strangers import StrangersStatistics
 from gateway.net.upgrade import Statistics as UpgradeStatistics
 from gateway.observe.collector import CollectorStatistics
@@ -76,6 +77,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "strangers": StrangersStatistics,
+        "proxy_protocol": ProxyStatistics,
         "limits": RateStatistics,
         "group_names": GroupNamesStatistics,
     },
