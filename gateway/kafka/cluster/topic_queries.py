@@ -168,17 +168,22 @@ class TopicQueries:
     async def search(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
         """As `describe`; unknown is only what no broker knows: one may not have heard yet of what others serve."""
         answers = await self.describe(names)
-        nodes: list[int] | None = None
-        while unknown := [name for name, found in answers.items() if _is_unknown(found)]:
-            if nodes is None:
-                brokers = (await self._client.get()).cluster.brokers()
-                nodes = [broker.nodeId for broker in brokers] if len(brokers) > 1 else []
-            if not nodes:
+        for node in await self._nodes():
+            unknown = [name for name, found in answers.items() if _is_unknown(found)]
+            if not unknown:
                 break
             with contextlib.suppress(Refused, TimeoutError):
                 async with asyncio.timeout(BEHIND_S):
-                    answers |= await self.describe(unknown, nodes.pop())
+                    answers |= await self.describe(unknown, node)
         return answers
+
+    async def _nodes(self) -> list[int]:
+        """The brokers by their numbers, when there are several to ask."""
+        try:
+            brokers = (await self._client.get()).cluster.brokers()
+        except (errors.KafkaError, OSError):
+            return []
+        return [broker.nodeId for broker in brokers] if len(brokers) > 1 else []
 
     async def find(self, name: str) -> TopicInfo:
         """One topic, with Kafka's default limits; raises why there is none."""
@@ -188,15 +193,26 @@ class TopicQueries:
         return info_of(name, found)
 
     async def configured(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        """The same topics, with the limits that their configurations set."""
-        resources = [(ConfigResourceType.TOPIC, info.name, CONFIG_NAMES) for info in infos]
-        response = await self.request(DescribeConfigsRequest(resources))
-        configs = {
-            name: {entry[0]: entry[1] for entry in entries}
-            for code, _, _, name, entries in response.resources
-            if code == 0  # without the right to read it, the defaults stand
-        }
+        """The same topics, with the limits that their configurations set; as `search`, of what broker knows them."""
+        configs = await self._configs([info.name for info in infos])
+        for node in await self._nodes():
+            lacking = [info.name for info in infos if info.name not in configs]
+            if not lacking:
+                break
+            with contextlib.suppress(Refused, TimeoutError):
+                async with asyncio.timeout(BEHIND_S):
+                    configs |= await self._configs(lacking, node)
         return [configured(info, configs.get(info.name, {})) for info in infos]
+
+    async def _configs(self, names: list[str], node: int | None = None) -> dict[str, dict[str, str]]:
+        """The configurations of the topics that a broker knows; of those that we have no right to read, none."""
+        resources = [(ConfigResourceType.TOPIC, name, CONFIG_NAMES) for name in names]
+        response = await self.request(DescribeConfigsRequest(resources), node)
+        return {
+            name: {} if code else {entry[0]: entry[1] for entry in entries}
+            for code, _, _, name, entries in response.resources
+            if code != errors.UnknownTopicOrPartitionError.errno
+        }
 
     async def wait_for(self, answer: Awaitable[T], *, bounded: bool = True) -> T:
         """Wait for what comes of questions; `bounded`: while Kafka is silent no longer than `SILENT_S`."""
