@@ -22,7 +22,7 @@ from gateway.embedded.broker import EmbeddedBroker
 from protocols.mqtt import packets
 from tests.support.browser import Browser, browser
 from tests.support.frozen import freeze
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 CONFIG = """
@@ -125,9 +125,13 @@ async def test_a_stall_is_told_and_remembered(stall: Stall, tmp_path: Path) -> N
         return {(pause["subject"].partition(" ")[0], pause["reason"]) for pause in flow["paused"]}
 
     wanted = {("mqtt", "connection budget"), ("Kafka", "Kafka silent")}
-    async with asyncio.timeout(60):
-        while not wanted <= reasons(flow := await stall.flow()):
-            pass  # it has asked the gateway
+    flow: dict[str, Any] = {}
+
+    async def is_told() -> bool:
+        flow.update(await stall.flow())
+        return wanted <= reasons(flow)
+
+    await wait_until(is_told)
     (found,) = flow["connections"]
     assert (found["client"], found["bytes"] >= found["bytes_limit"]) == (HOSTILE, True)
     assert [pause["reason"] for pause in found["paused"]] == ["connection budget"]

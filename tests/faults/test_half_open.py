@@ -12,7 +12,7 @@ import pytest
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.faults.kafka import second_listener
 from loadtest.faults.proxy import Proxy, free_port
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # nobody here waits so long
@@ -64,9 +64,10 @@ async def test_a_half_open_connection_is_found_out_by_a_new_one(
 
 async def unreachable(gateway: GatewayProcess) -> None:
     """Wait until Kafka has answered nothing for about 15 s."""
-    url = f"http://{gateway.addresses['management']}/flow"
-    async with aiohttp.ClientSession() as http, asyncio.timeout(120):
-        reasons: set[str] = set()
-        while "Kafka unreachable" not in reasons:
-            async with http.get(url) as answer:
-                reasons = {pause["reason"] for pause in (await answer.json())["paused"]}
+    async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as http:
+
+        async def is_told() -> bool:
+            async with http.get("/flow") as answer:
+                return any(pause["reason"] == "Kafka unreachable" for pause in (await answer.json())["paused"])
+
+        await wait_until(is_told, 120)

@@ -16,7 +16,7 @@ from proton.utils import BlockingConnection, LinkDetached, SendException
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt import packets
-from tests.support.gateway import GatewayProcess
+from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 
 QUOTA_EXCEEDED = 0x97
@@ -174,7 +174,16 @@ async def test_the_embedded_broker_is_kept_from_its_end(tmp_path: Path) -> None:
 
 
 async def make(gateway: GatewayProcess, topic: str, partitions: int) -> int:
-    return await http(gateway, "", "/admin/topics", {"topic_name": topic, "partitions_count": partitions})
+    """The status; busy is asked again: a broker that made hundreds of files is late with its heartbeat, and fenced."""
+    statuses: list[int] = []
+
+    async def is_answered() -> bool:
+        asked = {"topic_name": topic, "partitions_count": partitions}
+        statuses.append(await http(gateway, "", "/admin/topics", asked))
+        return statuses[-1] != 503
+
+    await wait_until(is_answered)
+    return statuses[-1]
 
 
 async def metrics(gateway: GatewayProcess) -> dict[str, float]:

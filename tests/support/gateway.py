@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,14 @@ class GatewayProcess:
 
 
 async def wait_until(condition: Any, timeout: float = 60) -> None:
-    """Wait for a condition that nobody announces; TimeoutError when it does not come true."""
+    """Wait for a condition that nobody announces; TimeoutError when it does not come true.
+
+    A coroutine function asks a gateway or Kafka. Each question costs both sides, so there are pauses here, too.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     pause = asyncio.Event()
-    while not condition():
+    while not (await found if isawaitable(found := condition()) else found):
         if loop.time() > deadline:
             raise TimeoutError("the condition did not come true")
         try:
