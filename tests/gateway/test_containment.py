@@ -150,7 +150,8 @@ class Users:
         value = f"http {text.decode()}"
         try:
             answer = await self._post(f"/topics/{self.topic}", {"records": [{"value": value}]})
-            if "error_code" in answer["offsets"][0]:
+            stored = answer["offsets"][0]
+            if "error_code" in stored:
                 return False
             base = f"/consumers/{self.topic}-{self.count}"
             create = {"auto.offset.reset": "earliest", "format": "binary", "name": uuid.uuid4().hex}
@@ -164,8 +165,9 @@ class Users:
                     found |= {record["value"] for record in await response.json(content_type=None)}
             async with self.http.delete(place):
                 pass
-            async with self.http.get(f"/topics/{self.topic}/records?partition=0&offset=0") as page:
-                return page.status == 200
+            page = f"/topics/{self.topic}/records?partition={stored['partition']}&offset={stored['offset']}"
+            async with self.http.get(page) as response:
+                return response.status == 200 and bool(await response.json(content_type=None))
         except (aiohttp.ClientError, KeyError):
             return False
 
