@@ -9,16 +9,33 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError, for_code
 
 
 async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **configs: str) -> str:
     """Make a topic with a name of its own, and wait until it can be used; `configs` have `_` for each dot."""
     name = f"t-{uuid.uuid4().hex[:12]}"
     topic_configs = {key.replace("_", "."): value for key, value in configs.items()}
-    await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=topic_configs)])
+    await _make(admin, NewTopic(name, partitions, 1, topic_configs=topic_configs))
     await until_led(admin, name)
     return name
+
+
+async def _make(admin: AIOKafkaAdminClient, topic: NewTopic) -> None:
+    """Raises what Kafka answers, which aiokafka does not look at.
+
+    A broker whose heartbeat was late is fenced for a moment, and there is no place for any replica: it is asked again.
+    """
+    pause = asyncio.Event()
+    async with asyncio.timeout(60):
+        while True:
+            ((_, code, *_),) = (await admin.create_topics([topic])).topic_errors
+            if code != InvalidReplicationFactorError.errno:
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pause.wait(), 0.1)
+    if code:
+        raise for_code(code)(topic.name)
 
 
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
@@ -38,7 +55,7 @@ async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> Non
     await admin.delete_topics([topic])
     while True:
         try:
-            await admin.create_topics([NewTopic(topic, partitions, 1)])
+            await _make(admin, NewTopic(topic, partitions, 1))
         except TopicAlreadyExistsError:
             await until_gone(admin, topic)
         else:
