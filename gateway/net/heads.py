@@ -12,6 +12,10 @@ from gateway.security.origins import Hosts
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(:[0-9]{0,5})?")
 _REMEMBERED: Final = 64  # fields Host that were good
 CONTINUE: Final = "100-continue"
+HEAD_END: Final = b"\r\n\r\n"
+_SPACE: Final = 0x20
+_LENGTH: Final = b"\r\nContent-Length: %d\r\n"
+"""So, or in small letters, nearly everybody writes it; who does not is understood too, a little more slowly."""
 
 
 class HeadError(Exception):
@@ -66,3 +70,20 @@ def _check_transfer(lines: list[str], is_current: bool) -> None:
         raise HeadError(400, "Bad request: where the body ends is not clear")
     if len(codings) > 1:
         raise HeadError(501, "The transfer coding chunked is served, and no other")
+
+
+def one_request(data: bytes, max_head_bytes: int) -> int:
+    """How long the head in `data` is, where `data` ends with it, or where the body ends that it announces; else 0.
+
+    It is asked of every read, and in doubt the answer is no.
+    """
+    found = data.find(HEAD_END)
+    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
+        return 0
+    head = found + len(HEAD_END)
+    rest = len(data) - head
+    if not rest:
+        return head
+    last = found + 2  # where the last line of the head ends
+    announced = data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
+    return head if announced else 0

@@ -20,7 +20,7 @@ from flowcontrol.bucket import RateLimit
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import Address
 from gateway.flow import subject
-from gateway.net.heads import HeadError, Heads
+from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
 from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
 from gateway.net.known_heads import Direct, KnownHeads
 from gateway.net.listener import Bound, open_server
@@ -40,11 +40,7 @@ HEADER_FIELDS: Final = 100
 HEAD_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 2048
 """A whole request of so few is less than its connection takes anyway; it is counted where its client's judge waits."""
-_HEAD_END: Final = b"\r\n\r\n"
-_SPACE: Final = 0x20
 _CHUNKS: Final = -1
-_LENGTH: Final = b"\r\nContent-Length: %d\r\n"
-"""So, or in small letters, nearly everybody writes it; who does not is understood too, a little more slowly."""
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 _HEAD_TOO_LARGE: Final = "the head is too large"
@@ -170,7 +166,7 @@ class HttpConnection(RequestsInTurn):
         is_boundary = body_ended and not (self._head_bytes or self._rest or self._upgraded)
         if is_boundary and self._known is not None and self._take_directly(self._known, data):
             return
-        head = _one_request(data, self._max_head_bytes) if is_boundary else 0
+        head = one_request(data, self._max_head_bytes) if is_boundary else 0
         is_whole = head > 0  # the usual read: nothing is to be parted
         if not self._identified:
             if is_whole and not self._small and len(data) <= SMALL_BYTES:
@@ -235,11 +231,11 @@ class HttpConnection(RequestsInTurn):
             self._left -= end - start
             return end
         if start == 0:
-            found = (self._last + data[:3]).find(_HEAD_END)  # one that began before
+            found = (self._last + data[:3]).find(HEAD_END)  # one that began before
             if found >= 0:
-                return found + len(_HEAD_END) - len(self._last)
-        found = data.find(_HEAD_END, start)
-        return size if found < 0 else found + len(_HEAD_END)
+                return found + len(HEAD_END) - len(self._last)
+        found = data.find(HEAD_END, start)
+        return size if found < 0 else found + len(HEAD_END)
 
     def _take_piece(self, piece: bytes) -> None:
         """Parse what holds at most one end of a head; a head that is too large is answered, and nothing behind it.
@@ -388,23 +384,6 @@ class HttpConnection(RequestsInTurn):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
-
-
-def _one_request(data: bytes, max_head_bytes: int) -> int:
-    """How long the head in `data` is, where `data` ends with it, or where the body ends that it announces; else 0.
-
-    It is asked of every read, and in doubt the answer is no.
-    """
-    found = data.find(_HEAD_END)
-    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
-        return 0
-    head = found + len(_HEAD_END)
-    rest = len(data) - head
-    if not rest:
-        return head
-    last = found + 2  # where the last line of the head ends
-    announced = data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
-    return head if announced else 0
 
 
 class _Behind:

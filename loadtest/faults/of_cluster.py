@@ -28,23 +28,25 @@ async def _leader(stage: Stage) -> int:
     return min(set.intersection(*led) or led[0])
 
 
-async def leader_killed(stage: Stage) -> None:
-    """And started again after a while."""
+async def _lose_leader(stage: Stage, fate: str) -> tuple[KafkaCluster, int]:
+    """Kill a leader, and wait until the others serve everybody; the cluster, and who it was."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
-    stage.seen[f"node {node} killed"] += 1
+    stage.seen[f"node {node} {fate}"] += 1
     await stage.until(stage.load.progressed(), "answers to all with two brokers")
     await asyncio.sleep(stage.plan.short)
+    return cluster, node
+
+
+async def leader_killed(stage: Stage) -> None:
+    """And started again after a while."""
+    cluster, _ = await _lose_leader(stage, "killed")
     await cluster.start()
 
 
 async def gone_for_good(stage: Stage) -> None:
     """It never comes back."""
-    cluster, node = _cluster(stage), await _leader(stage)
-    await cluster.kill_node(node)
-    stage.seen[f"node {node} is gone"] += 1
-    await stage.until(stage.load.progressed(), "answers to all with two brokers")
-    await asyncio.sleep(stage.plan.short)
+    cluster, node = await _lose_leader(stage, "is gone")
     leaders = {
         leader for protocol in PROTOCOLS for leader in (await cluster.leaders(stage.load.topic(protocol))).values()
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError, for_code
+
+from tests.support.gateway import wait_until
 
 
 async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **configs: str) -> str:
@@ -26,28 +27,26 @@ async def _make(admin: AIOKafkaAdminClient, topic: NewTopic) -> None:
 
     A broker whose heartbeat was late is fenced for a moment, and there is no place for any replica: it is asked again.
     """
-    pause = asyncio.Event()
-    async with asyncio.timeout(60):
-        while True:
-            ((_, code, *_),) = (await admin.create_topics([topic])).topic_errors
-            if code != InvalidReplicationFactorError.errno:
-                break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pause.wait(), 0.1)
-    if code:
-        raise for_code(code)(topic.name)
+    codes: list[int] = []
+
+    async def is_placed() -> bool:
+        ((_, code, *_),) = (await admin.create_topics([topic])).topic_errors
+        codes.append(code)
+        return bool(code != InvalidReplicationFactorError.errno)
+
+    await wait_until(is_placed)
+    if codes[-1]:
+        raise for_code(codes[-1])(topic.name)
 
 
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
     """A new topic needs a moment until the broker that is asked knows it and its leaders."""
-    pause = asyncio.Event()
-    async with asyncio.timeout(60):
-        while True:
-            (topic,) = await admin.describe_topics([name])
-            if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"]):
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pause.wait(), 0.01)
+
+    async def is_led() -> bool:
+        (topic,) = await admin.describe_topics([name])
+        return topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"])
+
+    await wait_until(is_led)
 
 
 async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
