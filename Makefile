@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
-NATIVE := setup.py $(shell find gateway mapping protocols -name '_native.c' -o -name 'native.h')
+NATIVE := setup.py $(shell find gateway mapping protocols -name '*native*.[ch]')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -216,6 +216,7 @@ class Socket:
     writable = True
     transport = None
     peer = "bench"
+    peercert = None
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,0 +1,139 @@
+/* What the parts of `mapping.amqp._native` have in common; `_native.c` says what it does. */
+#ifndef TRIVIUM_MAPPING_AMQP_NATIVE_H
+#define TRIVIUM_MAPPING_AMQP_NATIVE_H
+
+#include "protocols/native.h"
+
+#include <stdint.h>
+
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for the reference; done */
+
+#define PROPERTIES_LIMIT 13    /* part 3.2.4 */
+#define APPLICATION_LIMIT 256  /* entries of application properties; more are left */
+#define HEADERS_LIMIT (PROPERTIES_LIMIT + APPLICATION_LIMIT + 8)
+
+enum { HEADER = 0x70, ANNOTATIONS = 0x72, PROPERTIES = 0x73, APPLICATION = 0x74, DATA = 0x75, SEQUENCE = 0x76, VALUE = 0x77 };
+
+/* Properties by their places (part 3.2.4); those that are not named are strings. */
+enum {
+    MESSAGE_ID = 0, USER_ID = 1, TO = 2, CORRELATION_ID = 5, CONTENT_TYPE = 6, EXPIRY = 8, CREATION = 9, GROUP_ID = 10,
+    GROUP_SEQUENCE = 11,
+};
+
+/* What is taken from the Python modules once, so that every name is written down in one place. */
+struct Constants {
+    PyObject *durable, *priority, *types, *body, *sections; /* names of headers */
+    PyObject *properties[PROPERTIES_LIMIT];                 /* likewise, in the order of part 3.2.4 */
+    PyObject *one, *text_form, *binary_form, *null_form;    /* values of headers */
+    PyObject *json;        /* likewise: the content type of JSON */
+    PyObject *header_name; /* the header's name for an application property's */
+    PyObject *to_value;    /* the record's value for a body that is taken apart in Python */
+    PyObject *to_record;   /* the reference */
+    PyObject *record;      /* the type */
+    int64_t window;        /* CREATION_WINDOW_MS */
+};
+extern struct Constants py;
+
+/* Messages to one destination. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t left;                                     /* messages that were mapped by the reference */
+    PyObject *destination;
+    PyObject *topic, *key, *partition, *headers;         /* of its records */
+    PyObject *address, *user;                            /* bytes */
+    int64_t before, after;                               /* how far from now the topic lets a timestamp be, in ms */
+    int64_t partitions, partition_number;                /* -1: the address names none */
+} Mapper;
+
+/* One message on its way; what it owns is in `headers`, `key` and `value`. */
+typedef struct {
+    const Mapper *to;
+    PyObject *data;
+    int64_t now;
+    PyObject *key, *value;
+    int64_t partition;            /* -1: none */
+    int64_t expiry, timestamp;    /* where `expires` and `stamped` say so */
+    int own_key, expires, stamped;
+    int exact;                    /* whether the sections header is needed */
+    int exact_body;               /* whether it is to have the body, too */
+    Py_ssize_t count;
+    PyObject *headers[HEADERS_LIMIT];
+} Message;
+
+typedef struct {
+    int code;
+    const uint8_t *start, *value, *end; /* of the section; of its value's constructor; behind it */
+} Section;
+
+/* A simple value: its constructor, and its content without a length. */
+typedef struct {
+    uint8_t code;
+    const uint8_t *at;
+    size_t size;
+} Simple;
+
+/* Bytes and values: `_native_values.c` */
+
+static inline uint32_t
+read_u32(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static inline uint64_t
+read_u64(const uint8_t *at)
+{
+    return (uint64_t)read_u32(at) << 32 | read_u32(at + 4);
+}
+
+/* Two's complement without implementation-defined conversions. */
+static inline int64_t
+as_signed(uint64_t raw)
+{
+    return raw > INT64_MAX ? -(int64_t)(UINT64_MAX - raw) - 1 : (int64_t)raw;
+}
+
+static inline int
+is_string(uint8_t code)
+{
+    return code == 0xA1 || code == 0xB1;
+}
+
+static inline int
+is_symbol(uint8_t code)
+{
+    return code == 0xA3 || code == 0xB3;
+}
+
+static inline int
+is_binary(uint8_t code)
+{
+    return code == 0xA0 || code == 0xB0;
+}
+
+int is_ascii(const uint8_t *at, size_t size);
+int is_utf8(const uint8_t *at, size_t size);
+PyObject *bytes_of(const uint8_t *at, size_t size);
+char *write_hex(char *out, const uint8_t *at, size_t size);
+PyObject *decimal(int64_t value);
+Verdict read_simple(const uint8_t **place, const uint8_t *end, Simple *found);
+int is_sound(const Simple *value);
+int read_integer(const Simple *value, int64_t *found);
+int read_uint(const Simple *value, int64_t *found);
+PyObject *property_text(const Simple *value, char *letter);
+PyObject *id_text(const Simple *value);
+
+/* Sections: `_native_sections.c`; `put` appends a header */
+
+Verdict read_section(const uint8_t *at, const uint8_t *end, Section *found);
+Verdict put(Message *message, PyObject *name, PyObject *value);
+Verdict take_header(Message *message, const Section *section);
+Verdict take_annotations(Message *message, const Section *section);
+Verdict take_properties(Message *message, const Section *section);
+Verdict take_application_properties(Message *message, const Section *section);
+
+/* The body: `_native_body.c` */
+
+Verdict take_body(Message *message, const Section *section);
+
+#endif
