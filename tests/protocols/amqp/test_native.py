@@ -34,6 +34,8 @@ STATES = [
     b"\x00\x53\x34" + Frames.listed(Frames.binary(b"txn"), b"\x00\x53\x24\x45"),
 ]
 
+FORMS = (_native, deliveries)
+
 handles = st.sampled_from((0, 0, 0, 1))
 sizes = st.sampled_from((0, 1, 30, 30, 30, LIMIT, LIMIT + 1, 4 * LIMIT + 1))
 flags = st.sampled_from((False, False, False, True))
@@ -153,17 +155,23 @@ class Played(Server):
         self.feed(self._waiting)
         self.output.append(self.connection.data_to_send())
         accounts = [(link.credit, link.held, link.held_bytes, link.attached) for link in self.links.values()]
+        accounts += [engine.lib.pn_link_unsettled(link.handle) for link in self.links.values() if link.attached]
         sent = [(link.name, token, size) for link, token, size in self.engine._sent.values()]
         return self.told, accounts, sent, self.output
+
+
+def use(form: Any, patch: pytest.MonkeyPatch) -> None:
+    """Let engines take C, or its reference."""
+    for name in ("take_usual", "accept", "send"):
+        patch.setattr(engine, name, getattr(form, name))
 
 
 @given(st.lists(steps, min_size=8, max_size=40), st.sampled_from((1, 7, 300, 100_000)), st.booleans())
 def test_any_conversation_is_the_same(said: list[Any], size: int, transactional: bool) -> None:
     found = []
-    for form in (_native, deliveries):
+    for form in FORMS:
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("take_usual", "accept", "send"):
-                patch.setattr(engine, name, getattr(form, name))
+            use(form, patch)
             server = Played(transactional)
             for number, step in enumerate(said):
                 server.play(step, size)
@@ -171,6 +179,41 @@ def test_any_conversation_is_the_same(said: list[Any], size: int, transactional:
                     server.output.append(server.connection.data_to_send())
             found.append(server.end())
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_proton_keeps_nothing_that_is_settled(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery that is settled on one side only is kept for the life of its link."""
+    use(form, monkeypatch)
+    server = Played(transactional=False)
+    for settled in (True, False, True):
+        server.play(("transfer", 0, 30, settled, False, False, False), 1)
+        server.play(("send", 2, 30, settled), 1)
+    unsettled = [engine.lib.pn_link_unsettled(server.links[name].handle) for name in "ar"]
+    assert unsettled == [1, 1]
+    server.play(("accept", 3), 1)
+    server.connection.data_to_send()
+    server.play(("outcome", 0, 2, STATES[1], True), 1)
+    assert [engine.lib.pn_link_unsettled(server.links[name].handle) for name in "ar"] == [0, 0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_sent_on_a_link_that_is_gone_is_not_found_on_another(
+    form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine forgets it some time later; meanwhile its address may be that of another link's delivery."""
+    use(form, monkeypatch)
+    server = Played(transactional=False)
+    server.play(("send", 3, 30, False), 1)
+    server.connection.data_to_send()
+    gone = server.links["r"]
+    server.play(("detach", 2), 1)
+    (address,) = server.engine._sent
+    server.engine._sent[address] = (gone, "of the other link", 30)
+    server.play(("outcome", 0, 0, STATES[1], True), 1)
+    assert not server.of(DeliveriesAccepted)
+    assert not server.of(DispositionReceived)
+    assert (gone.held, gone.held_bytes) == (0, 0)
 
 
 def test_usual_transfers_are_not_left_to_python() -> None:
