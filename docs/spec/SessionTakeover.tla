@@ -1,7 +1,7 @@
 ---------------------------- MODULE SessionTakeover ----------------------------
 (* One kept MQTT session, gateways that share one Kafka, and QoS 2 messages      *)
 (* that must be in the log exactly once, wherever the client connects and        *)
-(* whichever gateway dies (ADR 0016, 0018, 0043).                                *)
+(* whichever gateway dies (ADR 0016, 0018, 0043, 0074).                          *)
 (*                                                                               *)
 (* Gateways write records into one partition of the table of sessions, and read  *)
 (* it in order, each at its own pace. A CONNECT at a gateway that does not have  *)
@@ -21,7 +21,8 @@ CONSTANTS
     Nobody,      \* none of them
     Messages,    \* the client publishes 1..Messages at QoS 2, one after the other, all under one packet identifier
     Faults       \* how many of these happen, in any order: the client leaves its connection, or a CONNECT without an
-                 \* answer (or with 0x88); PUBCOMP is lost; a gateway is killed and started again; a gateway is frozen
+                 \* answer (or with 0x88); PUBCOMP is lost; a gateway is killed and started again; a gateway is frozen; a
+                 \* gateway stops in order
 
 VARIABLES
     \* Kafka.
@@ -56,8 +57,9 @@ Name(g) == <<g, life[g]>>
 \* `from`: who may have a message on the way, beside the owner. `dead`: of whom it was taken over.
 Session(owner, epoch, from, dead) ==
     [kind |-> "session", owner |-> owner, epoch |-> epoch, from |-> from, dead |-> dead]
-\* `done`: the last message that is released. `final`: an answer.
-Flight(by, epoch, done, final) == [kind |-> "flight", by |-> by, epoch |-> epoch, done |-> done, final |-> final]
+\* `done`: the last message that is released. `final`: an answer. `left`: its writer has let go of the session, unasked.
+Flight(by, epoch, done, final, left) ==
+    [kind |-> "flight", by |-> by, epoch |-> epoch, done |-> done, final |-> final, left |-> left]
 \* The answer of a gateway that has nothing of the session.
 Let(by) == [kind |-> "let", by |-> by, final |-> TRUE]
 
@@ -73,7 +75,10 @@ Learn(known, record) ==
                 !.epoch = record.epoch,
                 !.busy = {record.owner} \union IF sure THEN {} ELSE (@ \ record.dead) \union record.from]
       [] record.kind = "flight" /\ record.epoch >= known.flight ->
-            [known EXCEPT !.flight = record.epoch, !.done = record.done]
+            [known EXCEPT
+                !.flight = record.epoch,
+                !.done = record.done,
+                !.busy = IF record.left /\ record.epoch = known.epoch /\ @ = {record.by} THEN {} ELSE @]
       [] OTHER -> known
 
 RECURSIVE LearnAll(_, _)
@@ -216,9 +221,22 @@ Answer(g) ==
     /\ handing[g].sending = 0
     /\ pending[g] = <<>>
     /\ table' = Append(table, IF handing[g].epoch = 0 THEN Let(Name(g))
-                              ELSE Flight(Name(g), handing[g].epoch, handing[g].done, TRUE))
+                              ELSE Flight(Name(g), handing[g].epoch, handing[g].done, TRUE, FALSE))
     /\ handing' = [handing EXCEPT ![g] = Nothing]
     /\ UNCHANGED <<stored, state, life, read, knows, pending, mine, client, acknowledged, faults>>
+
+\* This gateway stops: the client is sent away when nothing of it is on the way, and its session is anybody's.
+LetGo(g) ==
+    /\ Unfinished
+    /\ Fault
+    /\ state[g] = "up"
+    /\ mine[g].role = "owner"
+    /\ mine[g].sending = 0
+    /\ pending[g] = <<>>
+    /\ table' = Append(table, Flight(Name(g), mine[g].epoch, mine[g].done, FALSE, TRUE))
+    /\ mine' = [mine EXCEPT ![g] = None]
+    /\ client' = Disconnected(g)
+    /\ UNCHANGED <<stored, state, life, read, knows, pending, handing, acknowledged>>
 
 \* The owner is silent for long, or was this gateway before: its session is ours, without a connection.
 TakeOver(g) ==
@@ -286,7 +304,7 @@ Release(g) ==
     /\ IF mine[g].open = 0
        THEN UNCHANGED <<mine, table>>
        ELSE /\ mine' = [mine EXCEPT ![g].open = 0, ![g].done = client.message]
-            /\ table' = Append(table, Flight(Name(g), mine[g].epoch, client.message, FALSE))
+            /\ table' = Append(table, Flight(Name(g), mine[g].epoch, client.message, FALSE, FALSE))
     /\ \/ /\ client' = [client EXCEPT !.message = @ + 1, !.phase = "publish"]
           /\ UNCHANGED faults
        \/ /\ Fault
@@ -349,7 +367,7 @@ CaughtUp(g) ==
 
 Next ==
     \/ \E g \in Gateways :
-        \/ Connect(g) \/ Have(g) \/ Written(g) \/ Read(g) \/ Answer(g) \/ TakeOver(g)
+        \/ Connect(g) \/ Have(g) \/ Written(g) \/ Read(g) \/ Answer(g) \/ LetGo(g) \/ TakeOver(g)
         \/ Publish(g) \/ Store(g) \/ Settle(g) \/ Release(g)
         \/ Crash(g) \/ Freeze(g) \/ Thaw(g) \/ CaughtUp(g)
     \/ Leave \/ Despair

@@ -82,6 +82,7 @@ class Opening:
                 sessions.takeovers += 1
                 former.client.taken_over()  # which leaves the session
             epoch = 0  # other gateways may know a former session
+            sessions.take_released(client_id)
             if sessions.must_ask(client_id):
                 epoch = await self._claim(client_id, clean_start=clean_start)
             session = None if clean_start else await self._find(client_id)

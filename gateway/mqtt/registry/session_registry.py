@@ -18,7 +18,7 @@ from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
-from gateway.mqtt.registry.takeover import Claim, Unanswered, followed, judge, others, taken_over
+from gateway.mqtt.registry.takeover import Claim, Unanswered, followed, is_released, judge, others, taken_over
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
@@ -169,7 +169,7 @@ class Sessions:
             assert record is not None
             self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends what it has
         elif action is Action.WRITE and session is not None:
-            self._write(session)
+            self._store.write_session(client_id, session.describe(self.owner))
         elif action is Action.WRITE:
             self._store.put(SESSION, client_id, self._store.records[client_id])
         elif action is Action.FORGET:
@@ -298,14 +298,20 @@ class Sessions:
             session.will = None
             self.end(session.client_id)
 
+    def take_released(self, client_id: str) -> None:
+        """A CONNECT has come: take the session without asking if its gateway has released it, because it stops."""
+        if self.state(client_id) is not State.ELSEWHERE or client_id in self._handing_over:
+            return
+        record = self.record(client_id)
+        if record is not None and is_released(record, decode_inflight_head(self._store.inflight.get(client_id))):
+            self.take_over(client_id, record, Event.RELEASED, clean=True)
+
     def must_ask(self, client_id: str) -> bool:
         """Whether a CONNECT has to ask before it gets the session: somebody may have a message of it on the way."""
         record = self.record(client_id)
-        return (
-            client_id not in self.live
-            and record is not None
-            and (client_id in self._handing_over or bool(others(record, self.owner)))
-        )
+        if client_id in self.live or record is None:
+            return False
+        return client_id in self._handing_over or bool(others(record, self.owner))
 
     async def claim(self, client_id: str, wait_s: float) -> bool:
         """Ask everybody who may have a message of the session on its way to Kafka, and take the session over.
@@ -346,14 +352,16 @@ class Sessions:
     def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
         """A session of another gateway is ours, without a connection, by RELEASED or ORPHANED.
 
-        `record` is of its former gateway; its predecessors are those who have not answered. `clean`: the former gateway
-        has written its last in-flight record.
+        `record` is of its former gateway; its predecessors are those who have not answered. `clean`: that gateway has
+        written its last in-flight record. Nothing is written of one that was released unasked: its CONNECT will.
         """
+        unasked = event is Event.RELEASED and self.state(client_id) is State.ELSEWHERE
         self._on(client_id, event)
         left = tuple(filter(self.gateways.is_alive, record.predecessors))
         ours = taken_over(record, self.owner, self._wall_clock(), clean=clean, predecessors=left)
         self._store.records[client_id] = encode(ours)
-        if record.gone_at is None or record.predecessors or not self.gateways.is_predecessor(record.owner):
+        asked = record.gone_at is None or record.predecessors or not self.gateways.is_predecessor(record.owner)
+        if asked and not unasked:
             self._store.put(SESSION, client_id, self._store.records[client_id])
         self._deadlines.watch(client_id, ours)
         self.keep_deadlines()
@@ -385,10 +393,17 @@ class Sessions:
         """Write what is left of a session without a connection, and note what time will bring."""
         assert session.journal is not None
         self._on(session.client_id, event)
-        self._write(session)
-        session.journal.save()
+        self._store.write_session(session.client_id, session.describe(self.owner))
+        session.journal.save((self._released, session) if self._store.leaving else None)
         self.saving.add(session)
         self._deadlines.watch(session.client_id, session.describe(self.owner))
+
+    def _released(self, session: Session) -> None:
+        """Kafka has what was saved: what another gateway does with the session is to find no object here."""
+        if session in self.saving and session.is_stored:
+            self.saved(session)
+        elif session.journal is not None:
+            session.journal.dirty = True  # it is released when Kafka has answered for everything
 
     def saved(self, session: Session) -> None:
         """Everything is stored: the session is its records from now on."""
@@ -427,10 +442,6 @@ class Sessions:
         if session.journal is not None:
             self.parts.deliveries.touched.discard(session.journal)
         self.saving.discard(session)
-
-    def _write(self, session: Session) -> None:
-        """Write a session's record as it is now."""
-        self._store.write_session(session.client_id, session.describe(self.owner))
 
     def _publish_will(self, client_id: str, record: SessionRecord) -> SessionRecord:
         """Publish the will of a session's record; the record without it, which is stored after that."""

@@ -15,7 +15,7 @@ from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.wills import due_at
 from gateway.mqtt.session.lifecycle import Event
-from gateway.mqtt.state.records import InflightRecord, SessionRecord, decode_inflight, decode_session
+from gateway.mqtt.state.records import InflightHead, InflightRecord, SessionRecord, decode_inflight, decode_session
 from gateway.mqtt.state.store import SessionStore
 from mapping.outcomes import Outcome
 
@@ -60,6 +60,16 @@ class Claim:
 def others(record: SessionRecord, owner: str) -> tuple[str, ...]:
     """Who may have a message of a session on its way to Kafka, by its record, beside `owner`."""
     return tuple(sorted({record.owner, *record.predecessors} - {owner, ""}))
+
+
+def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
+    """Whether the owner of a session has released it unasked, and nobody else may have a message of it on the way."""
+    return (
+        inflight is not None
+        and not record.predecessors
+        and inflight.released_by == record.owner != ""
+        and inflight.epoch == record.epoch
+    )
 
 
 def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:

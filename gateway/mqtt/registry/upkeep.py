@@ -124,7 +124,7 @@ class Upkeep:
         self._touched.clear()
         for session in list(self._sessions.saving):
             assert session.journal is not None
-            if session.journal.idle and not (session.inbound_qos2 is not None and session.inbound_qos2.busy):
+            if session.is_stored:
                 if session.journal.dirty:
                     session.journal.save()
                 else:

@@ -33,7 +33,8 @@ class Event(enum.IntEnum):
     END = 5  # expired, ended with its connection, or discarded by Clean Start
     WILL = 6  # the will is due
     SAVED = 7  # everything is stored
-    RELEASED = 8  # who was asked has answered or is dead, or the CONNECT is given up
+    # who was asked has answered or is dead, or the CONNECT is given up; or its gateway stops and has released it
+    RELEASED = 8
     ORPHANED = 9  # the gateway that had it is dead
     # a record of another gateway
     CLAIMED = 10  # a newer one, whose writer waits for our answer
@@ -102,6 +103,7 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     _S.ELSEWHERE: {
         _E.CLAIM: (_A.CLAIM, _S.CLAIMING),
         _E.ORPHANED: (_A.TAKE_OVER, _S.AWAY),
+        _E.RELEASED: (_A.TAKE_OVER, _S.AWAY),
         **_without_object(_S.ELSEWHERE, ours=False),
     },
     _S.CLAIMING: {

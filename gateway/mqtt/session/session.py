@@ -181,6 +181,8 @@ class Session:
     def inflight_record(self) -> InflightRecord:
         """The in-flight record as of now."""
         assert self._inflight is not None
+        store, inbound_qos2 = self._parts.store, self.inbound_qos2
+        released = store.leaving and self.state is State.SAVING and not self._sends
         return InflightRecord(
             session_id=self.session_id,
             epoch=self.epoch,
@@ -188,8 +190,19 @@ class Session:
             messages=self._inflight.entries(),
             pending_retained=self.deliveries.pending_retained,
             topic_ids=self._topic_ids(),
-            **(self.inbound_qos2.describe(leaving=self.client is None) if self.inbound_qos2 is not None else {}),
+            released_by=store.owner if released else "",
+            **(inbound_qos2.describe(leaving=self.client is None) if inbound_qos2 is not None else {}),
         )
+
+    @property
+    def _sends(self) -> bool:
+        """Whether a QoS 2 message of the client is on its way to Kafka."""
+        return self.inbound_qos2 is not None and self.inbound_qos2.busy
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether Kafka has answered for everything."""
+        return self.journal is not None and self.journal.idle and not self._sends
 
     def _write_inflight(self, owner: Owner) -> None:
         self._parts.store.write_inflight(self.client_id, self.inflight_record(), owner)

@@ -90,6 +90,7 @@ class InflightRecord(
         "low_water_mark": "mark",
         "scan_from": "scan",
         "uncertain": "doubts",
+        "released_by": "left",
     },
 ):
     """The quick half of a session: the in-flight record. The names in JSON are those of the first version."""
@@ -111,13 +112,16 @@ class InflightRecord(
     # of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was deleted and
     # made again
     topic_ids: Mapping[str, str] = {}
+    # the gateway that has released the session by this record without being asked, because it stops; `left` in JSON
+    released_by: str = ""
 
 
-class InflightHead(msgspec.Struct, frozen=True):
-    """What of an in-flight record says which of two is right; see there."""
+class InflightHead(msgspec.Struct, frozen=True, rename={"released_by": "left"}):
+    """What of an in-flight record says which of two is right, and who has nothing of the session; see there."""
 
     epoch: int
     final: bool = False
+    released_by: str = ""
 
 
 class GatewayRecord(msgspec.Struct, frozen=True):

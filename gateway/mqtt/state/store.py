@@ -34,6 +34,8 @@ class SessionStore:
 
     def __init__(self, owner: str) -> None:
         """`owner` is written into every record."""
+        self.owner = owner
+        self.leaving = False  # the gateway stops: a session is released by the last record that its connection leaves
         self.records: dict[str, bytes] = {}  # client id -> session record, of all gateways
         self.inflight: dict[str, bytes] = {}  # client id -> in-flight record
         self.stopped = False  # nothing is tried again

@@ -288,6 +288,9 @@ class World:
                 self.upkeep._save_positions()
                 await self.kafka_answers()
                 self.upkeep._save_positions()
+            case Event.RELEASED if self.state is State.ELSEWHERE:
+                await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, released_by=OTHER))
+                await self.connect()
             case Event.RELEASED:
                 await self.kafka_answers()
                 await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, final=True))
@@ -347,6 +350,8 @@ async def walk(world: World, state: State, event: Event) -> None:
         path = (*PATHS[State.AWAY], Event.CONNECT)
     elif (state, event) == (State.AWAY, Event.CLAIM):
         path = PATHS[State.CLAIMING]
+    elif (state, event) == (State.ELSEWHERE, Event.RELEASED):
+        path = (Event.MOVED,)  # whom its record does not ask for anybody
     elif state is State.OPENING and event in {Event.OUTDATED, Event.DELETED}:
         path = (*PATHS[State.AWAY], Event.CONNECT)
     for before in path:
@@ -664,6 +669,60 @@ async def test_read_keeps_the_in_flight_record_of_the_higher_epoch(tmp_path: Pat
     await world.foreign(INFLIGHT, InflightRecord("nonce", 0, final=True))
     assert world.store.inflight[ID] == mine
     assert world.written == [(INFLIGHT, mine)]
+    await world.close()
+
+
+async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: Path) -> None:
+    """LetGo: the gateway stops. The in-flight record that its connection leaves says so, but not too early."""
+    world = World(tmp_path)
+    await connected(world)
+    world.send_qos_2()
+    world.store.leaving = True
+    world.written.clear()
+    await world.happen(Event.DISCONNECT)
+    await world.kafka_answers()
+
+    def released() -> list[str]:
+        return [
+            record.released_by
+            for kind, value in world.written
+            if (record := decode_inflight(value)) and kind == INFLIGHT
+        ]
+
+    assert set(released()) == {""}
+    world.store_qos_2()
+    world.upkeep._save_positions()
+    await world.kafka_answers()
+    assert released()[-1] == world.sessions.owner
+    world.upkeep._save_positions()
+    assert world.state is State.AWAY, "and nothing is left of it but its records"
+    await connected(world)  # it is back before the gateway has stopped
+    assert released()[-1] == ""
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "by", "asked", "state"),
+    [
+        (5, OTHER, (), State.OPENING),
+        (4, OTHER, (), State.CLAIMING),  # it has had the session again since
+        (5, "third/1", (), State.CLAIMING),  # not the owner's
+        (5, OTHER, ("third/1",), State.CLAIMING),  # who has not answered its owner
+    ],
+)
+async def test_connect_asks_nobody_when_the_owner_has_let_go(
+    epoch: int, by: str, asked: tuple[str, ...], state: State, tmp_path: Path
+) -> None:
+    """Connect: of a session that a stopping gateway has released, which is alive still."""
+    world = World(tmp_path)
+    world.gateways.apply("third", GatewayRecord("1", world.now_ms))
+    await world.claimed_by(OTHER, 5, *asked, gone=True)
+    await world.foreign(INFLIGHT, InflightRecord("nonce", epoch, released_by=by), by)
+    world.written.clear()
+    await world.connect()
+    assert world.state is state
+    written = [decode_session(value) for kind, value in world.written if kind == SESSION]
+    assert [(record and record.epoch, record and record.owner) for record in written] == [(6, world.sessions.owner)]
     await world.close()
 
 
