@@ -9,7 +9,12 @@ import msgspec
 
 from gateway.statistics import gauge
 
-EXTENSIONS: Final = ("gateway.kafka.publish._native", "mapping.amqp._native", "protocols.amqp._native")
+EXTENSIONS: Final = (
+    "gateway.kafka.publish._native",
+    "mapping.amqp._native",
+    "mapping.rest._native",
+    "protocols.amqp._native",
+)
 
 
 class NativeStatistics(msgspec.Struct):

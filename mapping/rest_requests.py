@@ -26,7 +26,7 @@ from mapping.record import (
     own_name,
     stored_name,
 )
-from mapping.rest import PROTOCOL
+from mapping.rest.incoming import PROTOCOL
 
 FIELD_PREFIX: Final = "Record-Header-"
 FIELD_LIMIT: Final = 4096  # bytes of a name and value; clients take 8 KiB lines at most

@@ -23,7 +23,7 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
-from mapping.rest import standard_headers, to_records
+from mapping.rest.incoming import standard_headers, to_records
 from protocols.rest.confluent import (
     NO_REGISTRY,
     PREFIX,

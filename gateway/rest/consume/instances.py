@@ -31,7 +31,7 @@ from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
 from mapping.record import Received
-from mapping.rest import UndecodableError, from_record
+from mapping.rest.outgoing import UndecodableError, from_record
 from protocols.rest.consuming import (
     CreateConsumer,
     PollLimits,

@@ -29,7 +29,7 @@ from gateway.rest.services import RestServices
 from gateway.security.permissions import Permission
 from gateway.statistics import counter, gauge
 from mapping.record import Received
-from mapping.rest import RecordFilter, view, view_line
+from mapping.rest.outgoing import RecordFilter, view, view_line
 from protocols.rest.errors import busy
 from protocols.rest.media import FORMATS, Format
 from protocols.rest.positions import BEGINNING, format_position, wanted

@@ -18,7 +18,7 @@ from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
-from mapping.rest import from_lines, standard_headers
+from mapping.rest.incoming import from_lines, standard_headers
 from protocols.rest.errors import RestError, busy
 from protocols.rest.media import Format
 from protocols.rest.splitters import LineSplitter

@@ -30,7 +30,8 @@ from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
-from mapping.rest import PROTOCOL, event_record, standard_headers, to_records, trace_headers
+from mapping.rest.events import event_record
+from mapping.rest.incoming import PROTOCOL, standard_headers, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
 from protocols.rest.errors import RestError, not_found, unprocessable
 from protocols.rest.media import Format, produce_format

@@ -15,7 +15,7 @@ from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, Kno
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
-from mapping.rest import trace_headers
+from mapping.rest.incoming import trace_headers
 from protocols.rest.contract import Operation, check_body
 from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred

@@ -17,7 +17,7 @@ from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.security.permissions import Permission
 from mapping.record import Received
-from mapping.rest import RecordFilter
+from mapping.rest.outgoing import RecordFilter
 from protocols.rest.positions import format_position
 
 LINGER_S: Final = 5.0  # a topic without streams is still watched for so long: most clients come back at once

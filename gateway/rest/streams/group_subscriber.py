@@ -9,7 +9,7 @@ from gateway.kafka.groups.membership import Membership
 from gateway.pauses import OUTGOING_BUDGET, pauses
 from gateway.spawn import Spawn
 from mapping.record import Received
-from mapping.rest import RecordFilter
+from mapping.rest.outgoing import RecordFilter
 
 DEMAND: Final = 100  # of a stream that is ready: it says itself when it is not
 UNSETTLED_COST: Final = 512  # bytes of a delivery beside what was sent, until it is settled

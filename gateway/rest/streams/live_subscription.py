@@ -19,7 +19,7 @@ from gateway.rest.streams.feeds import Feeds, FeedSubscriber
 from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.security.authorization import Grant
 from mapping.record import Received
-from mapping.rest import RecordFilter, view_line
+from mapping.rest.outgoing import RecordFilter, view_line
 from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.live_connection import text_frame
 from protocols.rest.live_messages import LARGEST_CREDIT, Subscribe, carried, shared, subscribed

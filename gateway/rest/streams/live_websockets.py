@@ -35,7 +35,7 @@ from gateway.rest.streams.live_subscription import LiveForms, Readers, Subscript
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
-from mapping.rest import standard_headers, to_records
+from mapping.rest.incoming import standard_headers, to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import RestError, busy
 from protocols.rest.live_connection import LiveConnection

@@ -29,7 +29,7 @@ from gateway.rest.streams.stream_socket import StreamSocket, begin_stream
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
 from mapping.record import Received
-from mapping.rest import RecordFilter, view_line
+from mapping.rest.outgoing import RecordFilter, view_line
 from protocols.rest.errors import RestError, busy, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import BEGINNING, END, wanted

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapping.record import Received
-from mapping.rest import RecordFilter, view_line
+from mapping.rest.outgoing import RecordFilter, view_line
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
 

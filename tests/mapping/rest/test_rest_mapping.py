@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mapping.record import Headers, Received, Record
-from mapping.rest import UndecodableError, from_record, standard_headers, to_records, trace_headers
+from mapping.rest.incoming import standard_headers, to_records, trace_headers
+from mapping.rest.outgoing import UndecodableError, from_record
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
 from protocols.rest.responses import encode

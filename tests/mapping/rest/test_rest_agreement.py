@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.rest.server.openapi_pages import load_contract
-from mapping.rest import standard_headers, to_records
+from mapping.rest.incoming import standard_headers, to_records
 from protocols.rest.contract import check_body
 from protocols.rest.errors import RestError
 from protocols.rest.media import RECORD_TYPES, Format

@@ -1,0 +1,194 @@
+"""Bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
+
+Keys: a JSON string is stored as its bare text, so that `kitchen/temp` is the same key whether it came by MQTT, AMQP or
+HTTP. What is read as JSON again is an object, an array or a quoted string; any other key is text.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mapping.record import (
+    CONTENT_TYPE,
+    GW_CLIENT,
+    GW_PROTOCOL,
+    TRACEPARENT,
+    TRACESTATE,
+    Header,
+    Headers,
+    Record,
+    raw_name,
+)
+from mapping.rest.plain import from_base64, from_text, json_key, json_value
+from protocols.rest.errors import RestError, invalid, unprocessable
+from protocols.rest.media import Format
+from protocols.rest.requests import (
+    HeaderField,
+    JsonRecord,
+    Placing,
+    TextRecord,
+    decode_json,
+    decode_line,
+    decode_lines,
+    decode_text,
+    whole,
+)
+
+try:
+    from mapping.rest._native import json_records, text_records
+except ImportError:  # not built, or not wanted: `gateway.native` tells
+    from mapping.rest.plain import json_records, text_records
+
+PROTOCOL: Final = b"http"
+CONTENT_TYPES: Final = {
+    Format.JSON: b"application/json",
+    Format.BINARY: b"application/octet-stream",
+    Format.TEXT: b"text/plain",
+}
+LARGEST_PARTITION: Final = 2**31 - 1
+LARGEST_TIMESTAMP: Final = 2**63 - 1
+
+_STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
+
+
+@functools.lru_cache(maxsize=4096)
+def standard_headers(embedded: Format, principal: str) -> Headers:
+    """The headers that every record of a client gets; kept for the principals that were seen last."""
+    return (
+        (CONTENT_TYPE, CONTENT_TYPES[embedded]),
+        (GW_PROTOCOL, PROTOCOL),
+        (GW_CLIENT, principal.encode()),
+    )
+
+
+def trace_headers(traceparent: str | None, tracestate: str | None) -> Headers:
+    """The trace context of a request (W3C Trace Context); the state means nothing without its parent."""
+    if traceparent is None:
+        return ()
+    parent: Header = (TRACEPARENT, traceparent.encode("utf-8", "surrogateescape"))
+    if tracestate is None:
+        return (parent,)
+    return (parent, (TRACESTATE, tracestate.encode("utf-8", "surrogateescape")))
+
+
+def to_records(
+    body: bytes,
+    embedded: Format,
+    *,
+    topic: str,
+    partition: int | None,
+    limit: int,
+    headers: Headers,
+    trace: Headers = (),
+) -> list[Record]:
+    """The records of a produce request's body, at most `limit`.
+
+    `embedded` says how keys and values stand in it; the headers are of `standard_headers` and `trace_headers`.
+
+    Raises:
+        RestError: the request as a whole is refused; nothing of it was stored.
+    """
+    target = _Target(topic, partition, headers, trace, embedded)
+    if embedded is Format.JSON:
+        return target.json_records(decode_json(body, limit))
+    entries = decode_text(body, limit, embedded)
+    plain = headers + trace
+    return text_records(entries, topic, partition, plain, target.text_record, embedded is Format.BINARY)
+
+
+def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
+    """The records of whole lines, each one in the json format.
+
+    What is none is an error in its place, a blank line is nothing. The headers are of `standard_headers` and
+    `trace_headers`.
+    """
+    target = _Target(topic, None, headers, trace, Format.JSON)
+    try:
+        return list(target.json_records(decode_lines(lines)))
+    except RestError:
+        pass  # one of them: see which
+    found: list[Record | RestError] = []
+    for line in lines.split(b"\n"):
+        if line.strip():
+            try:
+                found += target.json_records([decode_line(line)])
+            except RestError as error:
+                found.append(error)
+    return found
+
+
+class _Target(msgspec.Struct, frozen=True, gc=False):
+    """Where records of a request go, and what each of them gets; see `to_records`."""
+
+    topic: str
+    partition: int | None
+    headers: Headers
+    trace: Headers
+    embedded: Format
+
+    def json_records(self, entries: list[JsonRecord]) -> list[Record]:
+        """Those of entries in the json format; RestError."""
+        return json_records(entries, self.topic, self.partition, self.headers + self.trace, self.json_record)
+
+    def json_record(self, index: int, entry: JsonRecord) -> Record:
+        """That of an entry which says more than key and value, and may name their formats itself; RestError."""
+        raw_key, raw_value, headers = bytes(entry.key), bytes(entry.value), self.headers
+        named = entry.key_format in (None, Format.JSON)
+        key = json_key(raw_key) if named else _from_string(raw_key, entry.key_format, "key")
+        embedded = entry.value_format
+        value = json_value(raw_value) if embedded in (None, Format.JSON) else _from_string(raw_value, embedded, "value")
+        if embedded is not None:
+            others = tuple(one for one in headers if one[0] != CONTENT_TYPE)
+            headers = ((CONTENT_TYPE, CONTENT_TYPES[embedded]), *others)
+        return self._record(index, entry, key, value, headers)
+
+    def text_record(self, index: int, entry: TextRecord) -> Record:
+        """The same in the text or binary format."""
+        content = from_base64 if self.embedded is Format.BINARY else from_text
+        return self._record(index, entry, content(entry.key), content(entry.value), self.headers)
+
+    def _record(self, index: int, entry: Placing, key: bytes | None, value: bytes | None, standard: Headers) -> Record:
+        """With what stands beside key and value."""
+        wanted, partition = entry.partition, self.partition
+        if wanted is not msgspec.UNSET:
+            partition = _checked_partition(wanted, partition, index)
+        timestamp = None if entry.timestamp is None else whole(entry.timestamp, f"$.records[{index}].timestamp")
+        if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
+            raise unprocessable(f"The timestamp {timestamp} is out of range")
+        trace = self.trace
+        headers = merged_headers(entry.headers, standard, trace) if entry.headers else standard + trace
+        return Record(self.topic, key, value, headers, timestamp, partition)
+
+
+def _from_string(raw: bytes, embedded: Format | None, part: str) -> bytes | None:
+    """A JSON string, or null, in the text or binary format."""
+    try:
+        text = _STRING_OR_NULL.decode(raw)
+    except msgspec.ValidationError as error:
+        raise unprocessable(f"Because the {part}_format is not 'json', the {part} must be a string") from error
+    return from_base64(text) if embedded is Format.BINARY else from_text(text)
+
+
+def _checked_partition(given: float | None, path_partition: int | None, index: int) -> int | None:
+    if path_partition is not None:
+        raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
+    if given is None:
+        return None
+    partition = whole(given, f"$.records[{index}].partition")
+    if not 0 <= partition <= LARGEST_PARTITION:
+        raise unprocessable(f"The partition {partition} is out of range")
+    return partition
+
+
+def merged_headers(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
+    """The client's headers in their order, then ours; its own content type and trace context stand."""
+    own: list[Header] = [(raw_name(field.key), from_base64(field.value)) for field in fields]
+    names = {name for name, _ in own}
+    own += [header for header in standard if header[0] not in names]
+    if TRACEPARENT not in names:
+        own += [header for header in trace if header[0] not in names]
+    return tuple(own)

@@ -1,0 +1,109 @@
+"""Records of HTTP bodies that say no more than a key and a value, as nearly all do.
+
+This is the reference, and what runs where no C extension was built: `_native.c` does the same (ADR 0057), and is what
+`mapping.rest.incoming` takes when it can.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mapping.record import Headers, Record
+from protocols.rest.errors import unprocessable
+from protocols.rest.requests import JsonRecord, Placing, TextRecord
+
+_QUOTE: Final = 0x22
+_ESCAPE: Final = 0x5C
+_NULL: Final = b"null"
+_STRING: Final = msgspec.json.Decoder(str)
+
+
+def json_records(
+    entries: list[JsonRecord],
+    topic: str,
+    partition: int | None,
+    headers: Headers,
+    more: Callable[[int, JsonRecord], Record],
+    /,
+) -> list[Record]:
+    """Records of entries in the json format; `more` makes those that say more, and is told their places.
+
+    Raises:
+        RestError: as `more` does.
+    """
+    return [
+        more(index, entry)
+        if entry.key_format is not None or entry.value_format is not None or _says_more(entry)
+        else Record(topic, json_key(bytes(entry.key)), json_value(bytes(entry.value)), headers, None, partition)
+        for index, entry in enumerate(entries)
+    ]
+
+
+def text_records(  # noqa: PLR0917 - as above
+    entries: list[TextRecord],
+    topic: str,
+    partition: int | None,
+    headers: Headers,
+    more: Callable[[int, TextRecord], Record],
+    binary: bool,
+    /,
+) -> list[Record]:
+    """The same for the text format, and for the binary one.
+
+    Raises:
+        RestError: as `more` does; 422 for what is no base64.
+    """
+    content = from_base64 if binary else from_text
+    return [
+        more(index, entry)
+        if _says_more(entry)
+        else Record(topic, content(entry.key), content(entry.value), headers, None, partition)
+        for index, entry in enumerate(entries)
+    ]
+
+
+def _says_more(entry: Placing) -> bool:
+    return entry.partition is not msgspec.UNSET or entry.timestamp is not None or bool(entry.headers)
+
+
+def json_key(text: bytes) -> bytes | None:
+    """A key that stands as this JSON text; a string is its bare text."""
+    if text[0] == _QUOTE:
+        return text[1:-1] if _ESCAPE not in text else _STRING.decode(text).encode()
+    return json_value(text)
+
+
+def json_value(text: bytes) -> bytes | None:
+    """A value that stands as this JSON text; null is a tombstone."""
+    return None if text == _NULL else compact_json(text)
+
+
+def compact_json(raw: msgspec.Raw | bytes) -> bytes:
+    """The same JSON text without insignificant space; every digit and every repeated name stays."""
+    return msgspec.json.format(bytes(raw), indent=-1)
+
+
+def from_text(text: str | None) -> bytes | None:
+    """Text as it is stored."""
+    return None if text is None else text.encode()
+
+
+def from_base64(text: str | None) -> bytes | None:
+    """RFC 4648 section 4; the padding may be missing, nothing else. RestError 422."""
+    if text is None:
+        return None
+    padded = text
+    if len(text) % 4 or text.endswith("="):
+        bare = text.rstrip("=")
+        missing = -len(bare) % 4
+        if len(text) - len(bare) > missing:  # binascii does not mind
+            raise unprocessable(f"{text[:32]!r} is not base64: too much padding")
+        padded = bare + "=" * missing
+    try:
+        return binascii.a2b_base64(padded, strict_mode=True)
+    except ValueError as error:
+        raise unprocessable(f"{text[:32]!r} is not base64: {error}") from error
