@@ -123,6 +123,8 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         """Send a request; an awaitable of its answer. KafkaConnectionError when the connection is broken."""
         try:
             answer = super().send(request, expect_response)
+        except KafkaError:  # it was not written
+            raise
         except RuntimeError as error:
             raise self._broken(error) from error
         if self._on_close_cb is None and expect_response:  # a client's first: nobody else knows of it

@@ -67,7 +67,6 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "aiokafka.client.AIOKafkaClient": {
         "_get_conn": "metadata of all topics are asked for over a broker's connection",
-        "_maybe_wait_metadata": "what was held back is sent when it is known who leads",
         "_md_update_fut": "ended when a producer is closed by force: its tasks wait for it",
         "_sync_task": "there is none any more when a client was closed while it connects: the connection is closed too",
         "_metadata_update": "replaced: 15,000 partitions cost 125 ms of the event loop there, 15 ms by `wire`",
@@ -114,15 +113,12 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "aiokafka.producer.sender.Sender": {
         "_coordinator_dead": "a transaction takes another group's offsets: that group's coordinator is looked up",
-        "_message_accumulator": "what is held back goes into its queue again",
+        "_message_accumulator": "has the fence",
     },
     "aiokafka.producer.sender.SendProduceReqHandler": {
-        "_batches": "those that a fence holds back are not sent",
+        "_batches": "whether a fence lets them all pass",
         "_can_retry": "called for each batch of which a try has failed",
-        "_client": "connected before the look at the clock",
-        "_default_backoff": "the pause before what is held back goes into its queue",
         "_sender": "see Sender",
-        "_to_reenqueue": "what is held back goes into its queue again",
     },
     "aiokafka.producer.transaction_manager.TransactionManager": {
         "_pending_txn_offsets": "errors of what still waited are looked at",

@@ -5,9 +5,11 @@ import itertools
 import time
 
 import pytest
+from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.config import BudgetConfig
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.broker_connection import BrokerConnection
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -213,7 +215,24 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
         assert set(owner.outcomes().values()) == {Outcome.STORED}
 
 
-async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic):
+@pytest.fixture(params=["when-taken", "at-the-socket"])
+def stopped(request, monkeypatch):
+    """Stops the publisher's clock (the list) where the sender is about to send, if that is asked for."""
+    send = BrokerConnection.send
+
+    def stop_and_send(connection, sent, **options):
+        if isinstance(sent, ProduceRequest) and stopping:
+            stopping.pop()[0] += 60
+        return send(connection, sent, **options)
+
+    stopping = []
+    if request.param == "at-the-socket":
+        monkeypatch.setattr(BrokerConnection, "send", stop_and_send)
+        return stopping.append
+    return None
+
+
+async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic, stopped):
     """aiokafka's sender takes a batch in one turn of the loop, and sends it in a later one."""
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
@@ -224,10 +243,13 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
             k.submit(Record(topic, b"k", b"theirs-%d" % number), theirs, number)
         k.submit(Record(topic, b"k", b"ours"), ours, "ours")
         queue = k.publisher._writers[topic].queues[0]
-        async with asyncio.timeout(60):
-            while not (queue.in_flight and queue.in_flight[0].taken):  # noqa: ASYNC110 - turn by turn
-                await asyncio.sleep(0)
-        k.slept[0] += 60
+        if stopped is not None:
+            stopped(k.slept)
+        else:
+            async with asyncio.timeout(60):
+                while not (queue.in_flight and queue.in_flight[0].taken):  # noqa: ASYNC110 - turn by turn
+                    await asyncio.sleep(0)
+            k.slept[0] += 60
         await k.until(lambda: not k.publisher.fence.is_open)
         k.publisher.withdraw(theirs)
         k.publisher.fence.open()
