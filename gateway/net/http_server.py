@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import structlog
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
@@ -22,7 +22,7 @@ from gateway.config import Address
 from gateway.flow import subject
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
 from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
-from gateway.net.known_heads import Direct, KnownHeads
+from gateway.net.known_heads import KnownHeads
 from gateway.net.listener import Bound, open_server
 from gateway.net.proxied import Source, certificate
 from gateway.net.pump import LINGER_S
@@ -48,6 +48,14 @@ _HEAD_TOO_LARGE: Final = "the head is too large"
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
 """Makes the answer to a request that breaks HTTP itself: status and one line of text."""
+
+
+class Direct(Protocol):
+    """Serves the requests that have one known head (`gateway.net.known_heads`)."""
+
+    def take(self, connection: HttpConnection, body: bytes) -> bool:
+        """Serve one, beginning with `connection.begin_direct`; never raises. False: nothing was done, parse it."""
+        ...
 
 
 class HttpConnection(RequestsInTurn):
@@ -94,7 +102,7 @@ class HttpConnection(RequestsInTurn):
         self._last = b""  # what was parsed last: the end of a head may come in parts
         self._rest = b""  # what is not parsed yet, because enough is waiting
         self._direct = None
-        self._known: KnownHeads | None = None  # None: there are none
+        self._known: KnownHeads[Direct] | None = None  # None: there are none
         self._whole: tuple[object, bytes] | None = None  # the last request that came in one read; its head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -196,7 +204,7 @@ class HttpConnection(RequestsInTurn):
                 break
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
 
-    def _take_directly(self, known: KnownHeads, data: bytes) -> bool:
+    def _take_directly(self, known: KnownHeads[Direct], data: bytes) -> bool:
         """Serve a request whose head is known, when it is whole and alone; False: it is to be parsed."""
         found = known.find(data) if self.is_idle else None
         return found is not None and found[0].take(self, found[1])

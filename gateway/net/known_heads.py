@@ -9,10 +9,9 @@ what its head came to, and the next request with the very same bytes is given to
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from gateway.net.http_server import HttpConnection
+Serves = TypeVar("Serves")  # what serves the requests that have one head
 
 REMEMBERED: Final = 16
 """Heads of one connection: a client that has more is served all the same, by their words."""
@@ -23,23 +22,15 @@ TRIES: Final = 32
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]+)(\r\n)")
 
 
-class Direct(Protocol):
-    """Serves the requests that have one known head."""
-
-    def take(self, connection: HttpConnection, body: bytes) -> bool:
-        """Serve one, beginning with `connection.begin_direct`; never raises. False: nothing was done, parse it."""
-        ...
-
-
-class KnownHead:
+class KnownHead(Generic[Serves]):
     """One head, but for the number in its `Content-Length`."""
 
-    __slots__ = ("_after", "_before", "direct")
+    __slots__ = ("_after", "_before", "serves")
 
-    def __init__(self, before: bytes, after: bytes, direct: Direct) -> None:
+    def __init__(self, before: bytes, after: bytes, serves: Serves) -> None:
         self._before = before
         self._after = after
-        self.direct = direct
+        self.serves = serves
 
     def body(self, data: bytes) -> bytes | None:
         """The body of a request with this head that is all of `data`; None: it has another head, or is not whole."""
@@ -53,16 +44,16 @@ class KnownHead:
         return data[start:]
 
 
-class KnownHeads:
+class KnownHeads(Generic[Serves]):
     """Those of one connection, by their first lines."""
 
     __slots__ = ("_by_line", "_tries")
 
     def __init__(self) -> None:
-        self._by_line: dict[bytes, KnownHead] = {}
+        self._by_line: dict[bytes, KnownHead[Serves]] = {}
         self._tries = TRIES
 
-    def remember(self, head: bytes, direct: Direct) -> None:
+    def remember(self, head: bytes, serves: Serves) -> None:
         """Remember a head, of which aiohttp's parser has let through one `Content-Length` at most."""
         if not self._tries:
             return
@@ -72,17 +63,17 @@ class KnownHeads:
             return
         if len(self._by_line) >= REMEMBERED:
             self._by_line.clear()
-        known = KnownHead(head[: found.start(1)], head[found.start(2) :], direct)
+        known = KnownHead(head[: found.start(1)], head[found.start(2) :], serves)
         self._by_line[_line(head)] = known
 
-    def find(self, data: bytes) -> tuple[Direct, bytes] | None:
+    def find(self, data: bytes) -> tuple[Serves, bytes] | None:
         """Who serves a request with a known head that is all of `data`, and its body; None: it is to be parsed."""
         head = self._by_line.get(_line(data))
         body = None if head is None else head.body(data)
         if head is None or body is None:
             return None
         self._tries = TRIES
-        return head.direct, body
+        return head.serves, body
 
 
 def _line(data: bytes) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 from spark_sinks.replay.items import Place
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
     """What a process of a gateway has said of a partition."""
 
     started: float  # when the process started: its counts began at 0 then
@@ -24,15 +24,15 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     behind: int  # offset behind the last one
 
 
-class Known(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """What is known of a partition since the last look: what the next one begins with."""
 
     end: int  # where it was counted to
-    told: dict[str, Told]  # by the gateway's address
+    told: dict[str, Acknowledged]  # by the gateway's address
     surplus: int = 0  # records in the log that nobody had acknowledged when it was looked
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class OffsetRange(msgspec.Struct, frozen=True):
     """A part of a partition that is to be counted."""
 
     place: Place
@@ -43,7 +43,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What the log holds of a stretch."""
+    """What the log holds of a range."""
 
     stored: int  # records that a gateway has written
     others: int  # records that somebody else has written
@@ -52,7 +52,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a partition: what was acknowledged, and what is there."""
+    """A range of a partition: what was acknowledged, and what is there."""
 
     topic: str
     partition: int
@@ -69,7 +69,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     minutes: dict[str, int]
 
 
-def stretch(place: Place, before: Known | None, told: Mapping[str, Told]) -> Stretch | None:
+def uncounted(place: Place, before: Checkpoint | None, told: Mapping[str, Acknowledged]) -> OffsetRange | None:
     """What is to be counted of a partition; None: nothing new was stored.
 
     Args:
@@ -94,11 +94,11 @@ def stretch(place: Place, before: Known | None, told: Mapping[str, Told]) -> Str
         return None
     end = max(ends)
     begin = before.end if before is not None and end >= before.end else min(begins)
-    return Stretch(place, begin, end, acknowledged, certain)
+    return OffsetRange(place, begin, end, acknowledged, certain)
 
 
 def balance(
-    what: Stretch, counted: Counted, before: Known | None, *, gateways: int, since: str | None, until: str
+    what: OffsetRange, counted: Counted, before: Checkpoint | None, *, gateways: int, since: str | None, until: str
 ) -> Balance:
     """Compare.
 

@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from spark_sinks.audit.balance import Told
+from spark_sinks.audit.balance import Acknowledged
 from spark_sinks.replay.items import Place
 
 STORED: Final = "trivium_publisher_stored_total"
@@ -37,7 +37,7 @@ async def fetch(address: str) -> str:
         raise FiguresError(f"{address} does not answer: {str(error) or type(error).__name__}") from error
 
 
-def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Told]:
+def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknowledged]:
     """What it says of these topics; FiguresError when it is no gateway, or an older one."""
     found: dict[str, dict[Place, int]] = {STORED: {}, FIRST: {}, NEXT: {}}
     started: float | None = None
@@ -64,7 +64,7 @@ def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Told]:
             )
     counts, firsts, nexts = found.values()
     return {
-        place: Told(started, count, firsts[place], nexts[place])
+        place: Acknowledged(started, count, firsts[place], nexts[place])
         for place, count in counts.items()
         if place in firsts and place in nexts
     }

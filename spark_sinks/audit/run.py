@@ -14,7 +14,7 @@ import msgspec
 from aiokafka import TopicPartition
 
 from mapping.record import CONTENT_TYPE, GW_PROTOCOL
-from spark_sinks.audit.balance import Balance, Counted, Known, Stretch, Told, balance, stretch
+from spark_sinks.audit.balance import Acknowledged, Balance, Checkpoint, Counted, OffsetRange, balance, uncounted
 from spark_sinks.audit.figures import FiguresError, fetch, told
 from spark_sinks.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
@@ -27,14 +27,14 @@ JSON: Final = b"application/json"
 Fetch = Callable[[str], Awaitable[str]]
 
 
-class Memo(msgspec.Struct):
+class AuditState(msgspec.Struct):
     """What a look leaves for the next one."""
 
-    places: dict[str, dict[int, Known]]  # topic -> partition
+    places: dict[str, dict[int, Checkpoint]]  # topic -> partition
     at: str  # when it was, UTC
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="look"):
+class Audited(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="look"):
     """What one look has found."""
 
     job: str
@@ -49,13 +49,13 @@ class Look(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loo
 async def run(
     job: BridgeAudit,
     *,
-    report: Callable[[Look], None],
+    report: Callable[[Audited], None],
     say: Say,
     stopped: asyncio.Event,
     once: bool,
     fetched: Fetch = fetch,
 ) -> int:
-    """Look until `stopped`, or once; how many records are missing.
+    """Audit until `stopped`, or once; how many records are missing.
 
     Raises:
         LedgerError, TakenOver, KafkaError: it cannot go on; the text says why.
@@ -70,9 +70,9 @@ async def run(
             raise LedgerError(f"there is no topic {job.sink.kafka}")
         audit = _Audit(job, clients, entry, say, fetched)
         while not stopped.is_set():
-            look = await audit.look()
-            missing += look.missing
-            report(look)
+            found = await audit.pass_once()
+            missing += found.missing
+            report(found)
             if once:
                 break
             left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # so a minute is one of the clock
@@ -88,39 +88,39 @@ class _Audit:
         self._say = say
         self._fetch = fetched
         self._records = 0 if entry is None else entry.records
-        self._memo = Memo({}, "") if entry is None else msgspec.convert(entry.memo, Memo, str_keys=True)
+        self._state = AuditState({}, "") if entry is None else msgspec.convert(entry.memo, AuditState, str_keys=True)
 
-    async def look(self) -> Look:
+    async def pass_once(self) -> Audited:
         """One look at every gateway and at the log, and its findings in Kafka."""
         began = time.monotonic()
         told_now, silent = await self._ask()
         until = datetime.now(UTC).isoformat(timespec="seconds")
         places = {place for telling in told_now.values() for place in telling}
         # While a gateway is silent, what it has stored is not known: everything waits for it.
-        stretches = [] if silent else [
+        ranges = [] if silent else [
             found
             for place in sorted(places)
-            if (found := stretch(place, self._known(place), _of(place, told_now))) is not None
+            if (found := uncounted(place, self._checkpoint(place), _of(place, told_now))) is not None
         ]  # fmt: skip
-        ready, counted = await self._count(stretches)
+        ready, counted = await self._count(ranges)
         balances = [
             balance(
-                what, counted[what.place], self._known(what.place), gateways=len(self._job.source.gateways),
-                since=self._memo.at or None, until=until,
+                what, counted[what.place], self._checkpoint(what.place), gateways=len(self._job.source.gateways),
+                since=self._state.at or None, until=until,
             )
             for what in ready
         ]  # fmt: skip
         if balances:
-            memo = Memo({topic: dict(known) for topic, known in self._memo.places.items()}, until)
+            state = AuditState({topic: dict(known) for topic, known in self._state.places.items()}, until)
             for one in balances:
                 place = Place(one.topic, one.partition)
-                memo.places.setdefault(place.topic, {})[place.partition] = Known(
+                state.places.setdefault(place.topic, {})[place.partition] = Checkpoint(
                     one.end, _of(place, told_now), one.surplus
                 )
-            await self._write(balances, memo)
+            await self._write(balances, state)
         for one in balances:
             self._tell(one)
-        return Look(
+        return Audited(
             job=self._job.title,
             acknowledged=sum(one.acknowledged for one in balances),
             stored=sum(one.stored for one in balances),
@@ -130,12 +130,12 @@ class _Audit:
             duration_ms=round((time.monotonic() - began) * 1000),
         )
 
-    def _known(self, place: Place) -> Known | None:
-        return self._memo.places.get(place.topic, {}).get(place.partition)
+    def _checkpoint(self, place: Place) -> Checkpoint | None:
+        return self._state.places.get(place.topic, {}).get(place.partition)
 
-    async def _ask(self) -> tuple[dict[str, dict[Place, Told]], int]:
+    async def _ask(self) -> tuple[dict[str, dict[Place, Acknowledged]], int]:
         """What each gateway says; how many say nothing."""
-        found: dict[str, dict[Place, Told]] = {}
+        found: dict[str, dict[Place, Acknowledged]] = {}
         for address in self._job.source.gateways:
             try:
                 found[address] = told(address, await self._fetch(address), self._job.source.topics)
@@ -143,15 +143,15 @@ class _Audit:
                 self._say(str(error))
         return found, len(self._job.source.gateways) - len(found)
 
-    async def _count(self, stretches: Collection[Stretch]) -> tuple[list[Stretch], dict[Place, Counted]]:
+    async def _count(self, ranges: Collection[OffsetRange]) -> tuple[list[OffsetRange], dict[Place, Counted]]:
         """What the log holds of those that can be read to their end; an open transaction may hide it until it ends."""
-        if not stretches:
+        if not ranges:
             return [], {}
         consumer = self._clients.committed
-        partitions = partitions_of(what.place for what in stretches)
+        partitions = partitions_of(what.place for what in ranges)
         visible = await consumer.end_offsets(partitions)
         oldest = await consumer.beginning_offsets(partitions)
-        ready = [what for what in stretches if visible[TopicPartition(*what.place)] >= what.end]
+        ready = [what for what in ranges if visible[TopicPartition(*what.place)] >= what.end]
         begins = {what.place: max(what.begin, oldest[TopicPartition(*what.place)]) for what in ready}
         ends = {what.place: max(what.end, begins[what.place]) for what in ready}
         stored: Counter[Place] = Counter()
@@ -175,19 +175,19 @@ class _Audit:
         }
         return ready, counted
 
-    async def _write(self, balances: Collection[Balance], memo: Memo) -> None:
+    async def _write(self, balances: Collection[Balance], state: AuditState) -> None:
         async def fill() -> Entry:
             for found in balances:
                 key = f"{found.topic}/{found.partition}".encode()
                 value = msgspec.json.encode(found)
                 await self._clients.writer.send_plain(self._job.sink.kafka, key, value, [(CONTENT_TYPE, JSON)])
-            memo_now = msgspec.to_builtins(memo)
+            state_now = msgspec.to_builtins(state)
             return Entry(
-                task=self._job.task, began={}, positions={}, records=self._records + len(balances), memo=memo_now
+                task=self._job.task, began={}, positions={}, records=self._records + len(balances), memo=state_now
             )
 
         await self._clients.writer.commit(fill)
-        self._memo = memo
+        self._state = state
         self._records += len(balances)
 
     def _tell(self, found: Balance) -> None:
@@ -198,7 +198,7 @@ class _Audit:
             self._say(f"{where}: Kafka deleted some of it before it was counted")
 
 
-def _of(place: Place, told_now: Mapping[str, Mapping[Place, Told]]) -> dict[str, Told]:
+def _of(place: Place, told_now: Mapping[str, Mapping[Place, Acknowledged]]) -> dict[str, Acknowledged]:
     return {address: telling[place] for address, telling in told_now.items() if place in telling}
 
 

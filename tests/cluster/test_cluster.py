@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -14,7 +14,8 @@ from aiokafka import AIOKafkaConsumer
 
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.clients.topics import create_topic
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.timeout(400)

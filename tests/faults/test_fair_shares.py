@@ -14,7 +14,8 @@ import aiohttp
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.clients.mqtt_wire import connect_packet, publish_packet
 from tests.support.frozen import freeze
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 MEBIBYTE = 1 << 20
 TOPIC_BYTES = 32 * MEBIBYTE

@@ -22,8 +22,9 @@ from gateway.embedded.broker import EmbeddedBroker
 from protocols.mqtt import packets
 from tests.support.browser import Browser, browser
 from tests.support.frozen import freeze
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 CONFIG = """
 drain_timeout_s = 2

@@ -12,8 +12,9 @@ import pytest
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.faults.kafka import second_listener
 from loadtest.faults.proxy import Proxy, free_port
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # nobody here waits so long
 MOST: Final = 4  # connections in 15 s, while a few are not answered

@@ -13,8 +13,9 @@ import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.clients.topics import create_topic
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.topics import read_all
+from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}

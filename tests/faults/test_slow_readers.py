@@ -18,7 +18,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.conftest import NewTopicFactory
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.receivers import (
     WAIT_S,
     Amqp,
@@ -36,6 +36,7 @@ from tests.support.receivers import (
     Sender,
     numbered,
 )
+from tests.support.waiting import wait_until
 
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 MEBIBYTE: Final = 1 << 20

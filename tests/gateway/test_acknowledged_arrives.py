@@ -18,8 +18,9 @@ from proton import Message, Timeout, symbol, ulong
 from proton.utils import BlockingConnection, SendException
 
 from protocols.mqtt.packets import Publish
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 LONGEST = 65_535
 LARGE = 900_000

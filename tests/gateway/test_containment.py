@@ -24,9 +24,10 @@ from proton.utils import BlockingConnection
 
 from tests.support.amqp import ThreadedSender
 from tests.support.amqp_transactions import Transacted
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
 from tests.support.topics import remake
+from tests.support.waiting import wait_until
 
 CREATE = "[kafka]\ncreate_topics = true\n"
 JSON = "application/vnd.kafka.json.v2+json"

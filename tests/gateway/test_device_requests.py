@@ -15,8 +15,9 @@ from paho.mqtt.properties import Properties
 from proton import Message
 from proton.utils import BlockingConnection
 
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 
 LIMIT_MS = 40_000
 

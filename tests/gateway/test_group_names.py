@@ -21,8 +21,9 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 from protocols.mqtt.packets import Suback, Subscribe, Subscription
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.amqp import TIMEOUT, body_of
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 NewTopic = Callable[..., Awaitable[str]]

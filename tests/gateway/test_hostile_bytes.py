@@ -18,8 +18,9 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from tests.support.amqp import ThreadedSender
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 
 SEED = 20261121
 DURATION_S = 8.0

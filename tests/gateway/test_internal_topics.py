@@ -19,9 +19,10 @@ from aiokafka.errors import TopicAlreadyExistsError
 from proton import Message
 from proton.utils import BlockingConnection, LinkDetached
 
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
 from tests.support.topics import until_led
+from tests.support.waiting import wait_until
 
 INTERNAL = ("__trivium_sessions", "__trivium_retained")
 RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}

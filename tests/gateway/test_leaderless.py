@@ -20,10 +20,11 @@ from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
 from tests.gateway.mqtt.routing.test_router import Parts
 from tests.gateway.rest.consume.test_rest_consumers import Consumer, new_consumer
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import until_led
 from tests.support.two_brokers import second_broker, until_leaderless
+from tests.support.waiting import wait_until
 
 LED, LED_BY_SECOND = 0, 1
 KEPT = {"session_expiry_interval": 600}

@@ -17,8 +17,9 @@ from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Connack, Connect, Version
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.amqp import TIMEOUT
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 STRANGER = "127.0.0.2"
 FLOOD = 320  # 260 of them may be under way

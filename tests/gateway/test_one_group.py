@@ -15,8 +15,9 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from proton.utils import BlockingConnection
 
 from protocols.mqtt.packets import Puback, Publish, Subscription
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 NewTopic = Callable[..., Awaitable[str]]
 Connect = Callable[[], Awaitable[RawClient]]

@@ -12,8 +12,9 @@ from pathlib import Path
 import aiohttp
 
 from gateway.net.descriptors import RESERVE
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 
 SPARE = 24
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -23,8 +22,9 @@ from gateway.cli import app
 from gateway.embedded.broker import EmbeddedBroker
 from tests.support.amqp import ThreadedSender
 from tests.support.frozen import freeze
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 
 STOP_LIMIT_S = 25.0  # ten by `drain_timeout_s`, and a slow machine; Kafka's requests themselves wait 30
 FORCED = "amqp:connection:forced"
@@ -237,16 +237,7 @@ async def in_flight(gateway: GatewayProcess, count: int) -> None:
     async def reached() -> bool:
         return (await metrics(gateway))["trivium_publisher_records_in_flight"] == count
 
-    await until(reached)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout: float = 60) -> None:
-    """Ask again and again, without haste, until the answer is yes."""
-    pause = asyncio.Event()
-    async with asyncio.timeout(timeout):
-        while not await condition():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pause.wait(), 0.05)
+    await wait_until(reached)
 
 
 async def is_ready(gateway: GatewayProcess) -> bool:
@@ -286,7 +277,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_close(
             loop = asyncio.get_running_loop()
             began = loop.time()
             stopping = loop.create_task(gateway.stop())
-            await until(lambda: refuses(gateway.addresses["mqtt"]))
+            await wait_until(lambda: refuses(gateway.addresses["mqtt"]))
             assert trio.unanswered()
             refused = await idle_answer(idle, gateway)
         finally:
@@ -338,7 +329,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
         assert await one.amqp.end() == FORCED
         assert one.mqtt.disconnected.value == 0x8B
 
-        await until(lambda: is_not_ready(waiting))
+        await wait_until(lambda: is_not_ready(waiting))
         status, text = await get(waiting, "/ready")
         assert (status, json.loads(text)["kafka"]) == (503, False)
         assert (await get(waiting, "/healthy"))[0] == 200
@@ -346,7 +337,7 @@ async def test_with_kafka_frozen_it_stops_in_time_and_is_not_ready(
     finally:
         os.kill(stoppable.pid, signal.SIGCONT)
     assert await other.answers() == STORED
-    await until(lambda: is_ready(waiting))
+    await wait_until(lambda: is_ready(waiting))
     await other.close()
     await one.mqtt.close()
     assert await waiting.stop() == 0
@@ -361,7 +352,7 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
     freeze(stoppable.pid)
     try:
         starting = asyncio.create_task(gateway.start())
-        await until(lambda: accepts(free_address))
+        await wait_until(lambda: accepts(free_address))
         assert await is_not_ready(gateway)
         assert not gateway.ready_file.exists()
         assert [f'"protocol": "{name}", "address"' in gateway.log.read_text() for name in LISTENERS[:3]] == [True] * 3

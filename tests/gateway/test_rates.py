@@ -18,7 +18,8 @@ from gateway.pauses import CONNECTION_RATE, PRINCIPAL_RATE
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 RATE, PRINCIPALS_RATE, SIZE, BYTES_RATE = 300, 400, 100, 1_000_000
 CONFIG = f"""

@@ -23,9 +23,10 @@ from loadtest.clients.topics import create_topic
 from tests.gateway.test_containment import contained
 from tests.support.amqp import ThreadedSender, body_of
 from tests.support.amqp_transactions import Transacted
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
 from tests.support.topics import produce, read_all, remake
+from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}

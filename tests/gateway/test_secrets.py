@@ -22,7 +22,8 @@ from gateway.secret import Redactor, SecretUrl, secrets_in
 from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Connect, Version
 from tests.support.amqp_frames import Frames
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 CANARY = "ca/nary+7"
 WRITTEN = "ca%2Fnary%2B7"

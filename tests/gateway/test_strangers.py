@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.net.strangers import Stranger, Strangers
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 from tests.support.websocket import frame, handshake
 
 STRANGER = "127.0.0.2"

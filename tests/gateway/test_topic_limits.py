@@ -16,8 +16,9 @@ from proton.utils import BlockingConnection, LinkDetached, SendException
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt import packets
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 QUOTA_EXCEEDED = 0x97
 LIMITED = "amqp:resource-limit-exceeded"

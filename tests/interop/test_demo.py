@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 MARK = f"TRIVIUM_TEST_MARK={uuid.uuid4().hex}"

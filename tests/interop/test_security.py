@@ -21,8 +21,9 @@ from proton import ConnectionException, Message, SSLDomain
 from proton.utils import BlockingConnection, LinkDetached, SendException
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
 WAIT_S = 60

@@ -17,7 +17,7 @@ from loadtest.child import command_line
 from loadtest.demo import directory as places
 from loadtest.demo.directory import Directory, InUseError, free_port
 from loadtest.demo.processes import Process, ProcessError
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

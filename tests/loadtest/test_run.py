@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.run.scenario import ScenarioError, read
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 ALL = """

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_sinks.audit import run as audit
-from spark_sinks.audit.balance import Counted, Known, Told, balance, stretch
+from spark_sinks.audit.balance import Acknowledged, Checkpoint, Counted, balance, uncounted
 from spark_sinks.audit.figures import fetch
 from spark_sinks.job_file import read
 from spark_sinks.replay.items import Place
@@ -29,8 +29,8 @@ PLACE = Place("t", 0)
 def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked(data: st.DataObject) -> None:
     """Its batches, records of others and offsets without a record, in any order; and one lost record is told."""
     log: list[bool | None] = []  # of the gateway, of others, none
-    told: Told | None = None
-    before: Known | None = None
+    told: Acknowledged | None = None
+    before: Checkpoint | None = None
     lost = 0
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 4))):
@@ -39,12 +39,12 @@ def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked
             base = len(log)
             log += [True] * size
             count, first = (told.count, told.first) if told else (0, base)
-            told = Told(1.0, count + size, first, len(log))
+            told = Acknowledged(1.0, count + size, first, len(log))
         log += data.draw(st.lists(st.sampled_from([True, False, None]), max_size=2))  # stored, and not acknowledged yet
         on_the_way = [index for index in range(told.behind if told else 0, len(log)) if log[index]]
         for index in on_the_way:
             log[index] = False  # acknowledged to nobody: as if another had written them
-        what = None if told is None else stretch(PLACE, before, {"a": told})
+        what = None if told is None else uncounted(PLACE, before, {"a": told})
         if told is None or what is None:
             continue
         within = log[what.begin : what.end]
@@ -57,12 +57,12 @@ def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked
         counted = Counted(stored, within.count(False), {})
         found = balance(what, counted, before, gateways=1, since=None, until="")
         assert (found.verdict, found.missing) == (expected, int(expected == "missing"))
-        before = Known(found.end, {"a": told}, found.surplus)
+        before = Checkpoint(found.end, {"a": told}, found.surplus)
 
 
 def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothing() -> None:
-    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
-    what = stretch(PLACE, before, {"a": Told(2.0, 10, 105, 115)})  # five were stored since the last look
+    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    what = uncounted(PLACE, before, {"a": Acknowledged(2.0, 10, 105, 115)})  # five were stored since the last look
     assert what is not None
     assert (what.begin, what.end, what.acknowledged) == (100, 115, 10)
     assert balance(what, Counted(15, 0, {}), before, gateways=1, since="", until="").verdict == "uncertain"
@@ -70,13 +70,13 @@ def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothi
 
 
 def test_what_one_of_two_gateways_stored_behind_its_look_is_no_loss_at_the_next() -> None:
-    told = {"a": Told(1.0, 50, 0, 90), "b": Told(1.0, 40, 1, 100)}
-    what = stretch(PLACE, None, told)
+    told = {"a": Acknowledged(1.0, 50, 0, 90), "b": Acknowledged(1.0, 40, 1, 100)}
+    what = uncounted(PLACE, None, told)
     assert what is not None
     found = balance(what, Counted(100, 0, {}), None, gateways=2, since=None, until="")
     assert (found.verdict, found.surplus) == ("whole", 10)
-    before = Known(found.end, told, found.surplus)
-    what = stretch(PLACE, before, {**told, "a": Told(1.0, 62, 0, 102)})
+    before = Checkpoint(found.end, told, found.surplus)
+    what = uncounted(PLACE, before, {**told, "a": Acknowledged(1.0, 62, 0, 102)})
     assert what is not None
     assert (what.begin, what.end, what.acknowledged) == (100, 102, 12)
     assert balance(what, Counted(2, 0, {}), before, gateways=2, since="", until="").verdict == "whole"
@@ -84,22 +84,22 @@ def test_what_one_of_two_gateways_stored_behind_its_look_is_no_loss_at_the_next(
 
 
 def test_what_kafka_deleted_before_it_was_counted_is_no_loss() -> None:
-    what = stretch(PLACE, None, {"a": Told(1.0, 50, 0, 50)})
+    what = uncounted(PLACE, None, {"a": Acknowledged(1.0, 50, 0, 50)})
     assert what is not None
     found = balance(what, Counted(20, 0, {}, deleted=True), None, gateways=1, since=None, until="")
     assert (found.verdict, found.missing) == ("deleted", 0)
 
 
 def test_a_topic_made_anew_is_uncertain() -> None:
-    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
-    what = stretch(PLACE, before, {"a": Told(1.0, 5, 0, 5)})
+    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    what = uncounted(PLACE, before, {"a": Acknowledged(1.0, 5, 0, 5)})
     assert what is not None
     assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 5, 5, False)
 
 
 def test_what_is_cut_off_from_the_log_and_written_over_is_missing() -> None:
-    before = Known(100, {"a": Told(1.0, 100, 0, 100)})
-    what = stretch(PLACE, before, {"a": Told(1.0, 105, 0, 95)})  # Kafka went back to 90, and took five more
+    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    what = uncounted(PLACE, before, {"a": Acknowledged(1.0, 105, 0, 95)})  # Kafka went back to 90, and took five more
     assert what is not None
     assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 95, 105, True)
     assert balance(what, Counted(95, 0, {}), before, gateways=1, since="", until="").missing == 10

@@ -27,7 +27,7 @@ from spark_sinks.jobs.max_temperature import Options, flows
 from spark_sinks.progress import Progress, offsets_sum
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 BATCH_MS = 2_000  # of the real-time trigger
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from spark_sinks import runs
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 JOB = """

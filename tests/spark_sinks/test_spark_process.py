@@ -18,8 +18,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from spark_sinks import runs, status
-from tests.support.gateway import wait_until
 from tests.support.processes import maps
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 

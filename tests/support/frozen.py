@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 LIMIT_S = 60.0
 

@@ -6,9 +6,10 @@ import asyncio
 import json
 import signal
 import sys
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import wait_until
 
 
 class GatewayProcess:
@@ -78,20 +79,3 @@ class GatewayProcess:
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
-
-
-async def wait_until(condition: Any, timeout: float = 60) -> None:
-    """Wait for a condition that nobody announces; TimeoutError when it does not come true.
-
-    A coroutine function asks a gateway or Kafka. Each question costs both sides, so there are pauses here, too.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
-    pause = asyncio.Event()
-    while not (await found if isawaitable(found := condition()) else found):
-        if loop.time() > deadline:
-            raise TimeoutError("the condition did not come true")
-        try:
-            await asyncio.wait_for(pause.wait(), 0.02)
-        except TimeoutError:
-            continue

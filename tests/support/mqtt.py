@@ -15,7 +15,7 @@ from protocols.mqtt.decoding import decode_packet
 from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 A = TypeVar("A", bound="packets.Acknowledgement | packets.Suback | packets.Unsuback")

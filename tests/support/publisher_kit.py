@@ -22,6 +22,7 @@ from gateway.kafka.publish.publisher import Publisher
 from mapping.outcomes import Outcome
 from tests.support.frozen import freeze as freeze_process
 from tests.support.topics import create_topic, read_all
+from tests.support.waiting import wait_until
 
 
 class Recorder:
@@ -53,13 +54,6 @@ class Recorder:
         return {token: result.outcome for token, result in self.fates.items()}
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
-    """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - any condition at all
-            await asyncio.sleep(0.005)
-
-
 class Kit:
     """What a test of the publisher works with."""
 
@@ -68,7 +62,7 @@ class Kit:
         self.topics = topics
         self.ahead = ahead  # its only element: how far the clock of `topics` is ahead of the loop's
         self.slept = slept  # its only element: for how long the process seems to have stood still, to the publisher
-        self.until = until
+        self.until = wait_until
         self.recorders: list[Recorder] = []
 
     def recorder(self, budget: Any = None) -> Recorder:

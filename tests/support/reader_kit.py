@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gateway.kafka.groups.membership import Groups
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received
+from tests.support.waiting import wait_until
 
 
 class Sink:
@@ -100,15 +100,6 @@ class Fan:
 
     def select_run(self, records: Sequence[Received], at: int) -> tuple[tuple[Any, ...], int]:
         return self.select(records[at]), len(records) - at
-
-
-async def wait_until(condition: Callable[[], Any], within: float = 60.0) -> float:
-    """Wait until `condition()` holds; seconds it took. Fails after `within`."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < within, f"not within {within} s"
-        await asyncio.sleep(0.005)
-    return time.monotonic() - start
 
 
 class Shell:

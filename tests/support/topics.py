@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError, for_code
 
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **configs: str) -> str:

@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.embedded import storage
 from gateway.embedded.broker import EmbeddedBroker
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 async def second_broker(new_broker: Callable[..., EmbeddedBroker], first: EmbeddedBroker) -> EmbeddedBroker:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli import main
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 NAMED = (dict, list, tuple, set, types.CellType, types.FunctionType, types.MethodType, types.TracebackType)
 """Types that say little: what they belong to tells more."""

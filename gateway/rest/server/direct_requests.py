@@ -55,7 +55,7 @@ class Dispatcher(Protocol):
 
 
 class KnownRequest:
-    """All requests with one head (`net.known_heads.Direct`)."""
+    """All requests with one head (`net.http_server.Direct`)."""
 
     __slots__ = ("accepts_coding", "authorization", "dispatcher", "message", "name", "operation")
 
@@ -69,7 +69,7 @@ class KnownRequest:
         self.operation = operation
 
     def take(self, connection: HttpConnection, body: bytes) -> bool:
-        """See `net.known_heads.Direct`."""
+        """See `net.http_server.Direct`."""
         dispatcher = self.dispatcher
         if dispatcher.draining or not self.operation.accepts(len(body)):
             return False

@@ -18,7 +18,7 @@ from protocols.amqp import outcomes
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS, ROLLED_BACK, TIMED_OUT, UNKNOWN_ID
 from tests.support.amqp import body_of, data
 from tests.support.amqp_transactions import Transacted, TransactedClient
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 WAIT_S = 60.0
 MARK = b"mark "

@@ -21,8 +21,9 @@ from protocols.amqp import outcomes
 from protocols.mqtt.packets import Subscription
 from tests.support.amqp import body_of, data, until_drained
 from tests.support.amqp_transactions import Transacted, TransactedClient
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 WAIT_S = 60
 PATIENCE_S = 5.0  # of a copier with a gateway that may be dead

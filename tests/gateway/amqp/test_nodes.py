@@ -12,7 +12,7 @@ from proton.utils import BlockingConnection, LinkDetached
 from gateway.amqp.listener import AmqpListener
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 class Temporary(LinkOption):

@@ -20,9 +20,9 @@ from gateway.kafka.publish.partitioner import partition_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.frozen import freeze
-from tests.support.gateway import wait_until
 from tests.support.state import Answers, Table, state_process
 from tests.support.topics import produce, remake, until_led
+from tests.support.waiting import wait_until
 
 WITHIN_S = 60
 

@@ -16,7 +16,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 NewTopic = Callable[..., Awaitable[str]]
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.net import alarms
 from gateway.net.alarms import WAKES_PER_TURN, WIDTH_S, Alarms
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 class Sleeper:

@@ -15,7 +15,7 @@ from gateway.net import handshakes
 from gateway.net.handshakes import HANDSHAKE_BYTES
 from gateway.net.listener import Listening, open_server
 from gateway.net.strangers import Strangers
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 AUTHORITY = trustme.CA()
 HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 32

@@ -22,8 +22,9 @@ from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.proxy import SIGNATURE
 from tests.support.amqp_frames import Frames, WireClient
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 TOPIC = f"proxied-{uuid.uuid4().hex[:8]}"
 AUTHORITY = trustme.CA()

@@ -17,8 +17,8 @@ from gateway.net.pump import Pump
 from gateway.net.reading import LITTLE_S, PIECE
 from gateway.net.writes import WRITES_PER_TURN, Writes
 from gateway.pauses import PROCESS_BUDGET
-from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
+from tests.support.waiting import wait_until
 
 
 class Server:

@@ -19,8 +19,8 @@ from gateway.net.listener import Listener, ListenError
 from gateway.net.pump import Pump
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketListener
 from gateway.security.origins import Hosts, Origins
-from tests.support.gateway import wait_until
 from tests.support.lines import Echo, Lines
+from tests.support.waiting import wait_until
 from tests.support.websocket import BINARY, CLOSE, PING, PONG, TEXT, close_frame, frame, handshake, parse
 
 LOCAL = Address("127.0.0.1:0")

@@ -7,7 +7,6 @@ import gc
 import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +22,7 @@ from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 
 class Connection:
@@ -98,12 +98,6 @@ class AmqpClient:
         self._thread.shutdown()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():
-            pass  # it has asked the gateway
-
-
 async def ask(gateway: GatewayProcess, query: str = "") -> dict[str, Any]:
     host, port = gateway.address("management")
     async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/flow{query}") as answer:
@@ -134,7 +128,7 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
                 (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
                 return found["windows"][1]["unsettled"] == 2
 
-            await until(shown)
+            await wait_until(shown)
             (found,) = (await ask(gateway, f"?client={name}%3Cimg"))["connections"]
             assert (found["protocol"], found["client"], found["principal"]) == ("mqtt", hostile, "anonymous")
             received, sent = found["windows"]
@@ -148,7 +142,7 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
                 paused = {pause["reason"]: flow["at"] - pause["since"] for pause in found["paused"]}
                 return list(paused) == ["Receive Maximum"] and paused["Receive Maximum"] > SHORTEST_S
 
-            await until(noted)
+            await wait_until(noted)
             for message in await mqtt.messages(2):
                 mqtt.send(packets.Puback(message.packet_id))
 
@@ -156,7 +150,7 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
                 episodes = (await ask(gateway))["episodes"]
                 return any(name in each["subject"] and each["reason"] == "Receive Maximum" for each in episodes)
 
-            await until(over)
+            await wait_until(over)
             everything = await ask(gateway, "?limit=1000")
             windows = {
                 (found["protocol"], window["to_kafka"]): window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,6 @@ async def read_topic(bootstrap: str, topic: str, count: int) -> list[ConsumerRec
     finally:
         await consumer.stop()
     return sorted(records, key=lambda record: (record.partition, record.offset))
-
-
-async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
-    """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - counters have no events
-            await asyncio.sleep(0.005)
 
 
 JSON_RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}

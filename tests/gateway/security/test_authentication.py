@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.credentials import Credentials
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.security.turns import Busy
+from tests.support.waiting import wait_until
 
 PEER = "192.0.2.1:50000"
 SECRET = "correct horse"
@@ -82,12 +82,6 @@ def password_file(tmp_path: Path) -> Path:
 
 def write(path: Path, text: str) -> None:
     path.write_text(text)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in a plugin's thread
-            await asyncio.sleep(0.001)
 
 
 async def login(
@@ -258,7 +252,7 @@ async def test_one_check_for_many_at_once_and_the_loop_goes_on() -> None:
         ticking = group.create_task(tick())
         impatient = group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER))
         tasks = [group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER)) for _ in range(50)]
-        await until(lambda: bool(asked))
+        await wait_until(lambda: bool(asked))
         impatient.cancel()  # the one that asked goes away: the others must not suffer
         await asyncio.wait(tasks)
         ticking.cancel()
@@ -308,7 +302,7 @@ async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPa
     async with asyncio.TaskGroup() as group:
         for number in range(3):
             group.create_task(authenticator.authenticate_password("ann", f"{number}", peer=PEER))
-        await until(lambda: authenticator.statistics().refused_total == 3)
+        await wait_until(lambda: authenticator.statistics().refused_total == 3)
         with pytest.raises(Busy):
             await authenticator.authenticate_password("ann", SECRET, peer=PEER)
         assert len(asked) == 3

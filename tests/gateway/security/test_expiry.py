@@ -6,7 +6,7 @@ import pytest
 
 from gateway.security import expiry
 from gateway.security.expiry import Expiry
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 class Wall:

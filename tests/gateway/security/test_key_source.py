@@ -16,8 +16,8 @@ from aiohttp import web
 from gateway.config import Algorithm, ConfigError, OauthConfig
 from gateway.security import key_source
 from gateway.security.key_source import DOCUMENT_LIMIT, FileKeys, UrlKeys
-from tests.support.gateway import wait_until
 from tests.support.oauth import key_set
+from tests.support.waiting import wait_until
 
 ALL = get_args(Algorithm)
 

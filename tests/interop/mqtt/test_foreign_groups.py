@@ -8,7 +8,7 @@ import uuid
 from tests.interop.mqtt.clients import HIVEMQ, MQTTJS, PAHO, PAHO_311
 from tests.interop.mqtt.conftest import NewClient
 from tests.interop.mqtt.drivers import WAIT_S
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 
 async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves(

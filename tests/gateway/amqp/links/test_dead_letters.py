@@ -11,8 +11,8 @@ from proton.utils import BlockingConnection
 
 from gateway.amqp.listener import AmqpListener
 from tests.support.amqp import TIMEOUT, as_client, body_of
-from tests.support.gateway import wait_until
 from tests.support.topics import produce, read_all
+from tests.support.waiting import wait_until
 
 
 def settle(receiver: Any, state: int, **local: Any) -> None:

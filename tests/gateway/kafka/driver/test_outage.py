@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable
 
 from gateway.kafka.driver.outage import Outage
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
+from tests.support.waiting import wait_until
 
 
 def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:

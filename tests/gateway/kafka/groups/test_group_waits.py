@@ -143,7 +143,7 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
                 await producer.send(topic, b"%d" % number, partition=number % 2)
         await producer.flush()
     await readers.wait_until(
-        lambda: len({(one.topic, one.partition, one.offset) for one in staying.got}) == 40, within=60
+        lambda: len({(one.topic, one.partition, one.offset) for one in staying.got}) == 40, timeout=60
     )
     async with asyncio.timeout(40):
         await here.stop()

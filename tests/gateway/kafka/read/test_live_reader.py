@@ -209,7 +209,7 @@ async def test_a_thousand_subscribers_behind_share_a_few_consumers(readers, prod
     for sink in sinks:
         sink.capacity = None
         readers.live_reader.resume(sink)
-    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0, within=60)
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0, timeout=60)
     for sink in sinks:
         sink.check_complete(20)
     assert 1 <= most <= 2

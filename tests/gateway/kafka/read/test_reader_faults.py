@@ -56,7 +56,7 @@ async def test_a_killed_broker_costs_no_subscriber_a_record(stoppable, own_topic
         settled.update((record.partition, record.offset) for record in held.settle())
         return len(settled) == 2000
 
-    await readers.wait_until(all_settled, within=60)
+    await readers.wait_until(all_settled, timeout=60)
     await here.stop()
 
 

@@ -11,8 +11,9 @@ import aiohttp
 import paho.mqtt.client as paho
 import pytest
 
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tests.support.waiting import wait_until
 from tests.support.websocket import CLOSE, frame, handshake, parse
 
 LISTENERS = ("http", "mqtt_websocket")

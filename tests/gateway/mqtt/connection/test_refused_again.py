@@ -14,8 +14,9 @@ from aiokafka import AIOKafkaConsumer
 from gateway.mqtt.connection.refused_again import REFUSED_TOPIC, REMEMBERED, RefusedAgain
 from gateway.mqtt.counters import Counters
 from protocols.mqtt.packets import Publish
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 NewTopic = Callable[..., Awaitable[str]]
 

@@ -16,7 +16,7 @@ from aiokafka.admin import RecordsToDelete
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.mqtt.registry.crash_recovery import find_qos2_messages, parse
 from mapping.record import MQTT_EXCHANGE
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 WITHIN_S = 60
 

@@ -51,7 +51,7 @@ from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, Record
 from protocols.mqtt.packets import Version, Will
 from protocols.mqtt.properties import Properties
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 ID = "client"
 OTHER = "other/1"

@@ -22,8 +22,8 @@ from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Recei
 from mapping.rules import Rules
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
-from tests.support.gateway import wait_until
 from tests.support.state import Answers, StateProcess, state_process
+from tests.support.waiting import wait_until
 
 WITHIN_S = 60
 RULES = Rules()

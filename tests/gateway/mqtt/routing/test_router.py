@@ -24,9 +24,10 @@ from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import produce, until_led
+from tests.support.waiting import wait_until
 
 Connect = Callable[..., Awaitable[RawClient]]
 MANY = 120

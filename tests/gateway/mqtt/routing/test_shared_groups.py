@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -32,14 +31,7 @@ from mapping.rules import Rules, RuleText
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.topics import Shared
 from tests.support.topics import until_gone, until_led
-
-
-async def wait_until(condition: Callable[[], Any], within: float = 60.0) -> float:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < within, f"not within {within} s"
-        await asyncio.sleep(0.005)
-    return time.monotonic() - start
+from tests.support.waiting import wait_until
 
 
 class Client:
@@ -530,6 +522,6 @@ async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, pro
         await asyncio.sleep(0.005)
     churning.result()
     await working
-    await wait_until(work, within=60)
+    await wait_until(work, timeout=60)
     # A settled record comes again only where a commit failed while its partition moved.
     assert sum(acknowledged.values()) - sent < sent // 10

@@ -11,7 +11,7 @@ from gateway.kafka.contracts import Owner, Result
 from gateway.mqtt.session import journal as module
 from gateway.mqtt.session.journal import Journal
 from mapping.outcomes import Outcome
-from tests.support.gateway import wait_until
+from tests.support.waiting import wait_until
 
 STORED = Result(Outcome.STORED, 0)
 

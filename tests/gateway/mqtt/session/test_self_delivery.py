@@ -23,8 +23,9 @@ from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 LONG_S = 60.0
 STORED = Result(Outcome.STORED, 0)

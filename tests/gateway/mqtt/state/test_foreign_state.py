@@ -26,8 +26,9 @@ from gateway.mqtt.state.records import (
 )
 from mapping.record import Received
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
-from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 SOUND = SessionRecord(
     "n",

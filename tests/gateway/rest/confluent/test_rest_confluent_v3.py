@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from gateway.rest.confluent.v3 import RecordStream
-from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway
+from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 NewTopic = Callable[..., Any]
@@ -171,7 +172,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
     before = gateway.listener.statistics().uploads
     assert before.active >= 1
     writer.transport.abort()
-    await until(lambda: gateway.listener.statistics().uploads.active == before.active - 1)
+    await wait_until(lambda: gateway.listener.statistics().uploads.active == before.active - 1)
     assert gateway.listener.statistics().uploads.records_total == before.records_total + 1
     assert len(await read_topic(bootstrap, topic, 1)) == 1
     assert [report["offset"] for report in await produced(http, topic, document)] == [1]

@@ -14,9 +14,10 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
+from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway
 from tests.support.receivers import connect_little
 from tests.support.topics import until_gone
+from tests.support.waiting import wait_until
 
 SOCKET_TAKES: Final = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])  # of what is not read
 
@@ -235,9 +236,9 @@ async def test_a_client_that_leaves_in_mid_poll_takes_nothing_along(
     _, writer = await asyncio.open_connection(host, int(port))
     polling = gateway.listener.statistics().consumers.polling
     writer.write(f"GET {consumer.path}/records?timeout=60000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    await until(lambda: gateway.listener.statistics().consumers.polling == polling + 1)
+    await wait_until(lambda: gateway.listener.statistics().consumers.polling == polling + 1)
     writer.close()
-    await until(lambda: gateway.listener.statistics().consumers.polling == polling)
+    await wait_until(lambda: gateway.listener.statistics().consumers.polling == polling)
     await send(http, topic, 1, 2)
     assert [record["value"] for record in await consumer.read(2)] == [1, 2]
 
@@ -400,9 +401,9 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
         assert [record["value"] for record in await consumer.read(1, max_bytes=1)] == [1]
         assert await consumer.poll(timeout=20_000, max_bytes=1) != (200, [])
         assert await consumer.poll(timeout=3500) == (200, [])  # a poll that waits longer is not idle
-        await until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
+        await wait_until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
         assert (await consumer.poll())[0] == 404
-        await until(lambda: gateway.listener.statistics().consumers.instances == 0)
+        await wait_until(lambda: gateway.listener.statistics().consumers.instances == 0)
         another = await new_consumer(http, topic, group=consumer.group)
         assert await another.poll(timeout=500) == (200, [])
     assert await committed(admin, consumer.group) == {TopicPartition(topic, 0): 2}
@@ -430,7 +431,7 @@ async def test_a_consumer_that_reads_no_answers_is_abandoned_too(bootstrap: str,
         await consumer.delete()
         abandoned = await new_consumer(http, topic)
         _, writer = await unread_polls(gateway, abandoned, len(values))
-        await until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
+        await wait_until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
         heir = await new_consumer(http, topic, group=abandoned.group)
         assert [record["value"] for record in await heir.read(len(values), timeout=60_000)] == values
         writer.close()
@@ -445,7 +446,7 @@ async def unread_polls(
     accept = consumer.accept["Accept"]
     head = f"GET {consumer.path}/records?timeout=60000 HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n"
     writer.write(head.encode() * count)
-    await until(lambda: gateway.publisher.budgets.outgoing.bytes)
+    await wait_until(lambda: gateway.publisher.budgets.outgoing.bytes)
     return reader, writer
 
 
@@ -464,7 +465,7 @@ async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_top
         consumer = await new_consumer(http, topic)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             poll = group.create_task(consumer.poll(timeout=60_000))
-            await until(lambda: gateway.listener.statistics().consumers.polling == 1)
+            await wait_until(lambda: gateway.listener.statistics().consumers.polling == 1)
             gateway.listener.stop_taking()
             assert (await poll)[0] == 503
 

@@ -11,7 +11,8 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.config import AccessRule, SecurityConfig
 from tests.conftest import NewTopicFactory
-from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, running_gateway, until
+from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, running_gateway
+from tests.support.waiting import wait_until
 
 LINES = {"Accept": "application/x-ndjson"}
 
@@ -111,9 +112,9 @@ async def test_a_read_at_the_end_waits_for_what_comes_and_asks_nothing_meanwhile
     topic = await new_topic(partitions=2)
     await store(http, topic, [{"value": 0, "partition": 1}])
     waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000&key=wanted"))
-    await until(lambda: gateway.listener.statistics().reads.waiting == 1)
+    await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
     await store(http, topic, [{"key": "other", "value": 1}])
-    await until(lambda: waiting.done() or gateway.listener.statistics().reads.waiting == 1)
+    await wait_until(lambda: waiting.done() or gateway.listener.statistics().reads.waiting == 1)
     await store(http, topic, [{"key": "wanted", "value": 2, "partition": 0}])
     response, records = await waiting
     assert [record["value"] for record in records] == [2]
@@ -128,9 +129,9 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for(
     topic = await new_topic(partitions=1)
     async with aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))
-        await until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
         waiting.cancel()
-    await until(lambda: gateway.listener.statistics().reads.waiting == 0)
+    await wait_until(lambda: gateway.listener.statistics().reads.waiting == 0)
 
 
 async def test_places(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:
@@ -203,7 +204,7 @@ async def test_a_gateway_that_stops_answers_who_waits(bootstrap: str, new_topic:
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))
-        await until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
         gateway.listener.stop_taking()
         async with asyncio.timeout(60):
             _, records = await waiting

@@ -20,8 +20,9 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 from gateway.config import BudgetConfig, SecurityConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.net.http_server import HttpConnection
-from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway
 from tests.support.frozen import freeze
+from tests.support.waiting import wait_until
 
 GOOD = b'{"records":[{"key":"a","value":{"n":1}}]}'
 MANY = json.dumps({"records": [{"value": number} for number in range(300)]}).encode()
@@ -58,7 +59,7 @@ class Client:
             connections = gateway.listener.connections
             return [one for one in connections if isinstance(one, HttpConnection) and one.peername == ours]
 
-        await until(served)
+        await wait_until(served)
         client = cls(served()[0], reader, writer)
         if known is not None:
             assert (await client.ask(known)).startswith(b"HTTP/1.1 200 ")
@@ -202,7 +203,7 @@ async def test_an_answer_that_is_not_read_holds_back_the_next_request(gateway: G
     while not client.served.writing_paused:
         client.served.data_received(request(topic, MANY))
         many += 1
-        await until(lambda: not gateway.listener.statistics().produce.active)
+        await wait_until(lambda: not gateway.listener.statistics().produce.active)
     assert client.parsed == 1
     served = gateway.listener.statistics().produce.requests_total
     client.served.data_received(request(topic))
@@ -282,8 +283,8 @@ async def test_while_kafka_is_silent(stoppable: EmbeddedBroker) -> None:
             assert gateway.listener.statistics().produce.active == 3
             assert len(gateway.listener.flowing()) == 3
             leaver.close()
-            await until(lambda: gateway.listener.statistics().produce.active == 2)
-            await until(lambda: waiting.served._keepalive_handle is None)  # it would have been idle for too long
+            await wait_until(lambda: gateway.listener.statistics().produce.active == 2)
+            await wait_until(lambda: waiting.served._keepalive_handle is None)  # it would have been idle for too long
             assert gateway.listener.statistics().load.active == 2
         finally:
             os.kill(stoppable.pid, signal.SIGCONT)
@@ -291,7 +292,7 @@ async def test_while_kafka_is_silent(stoppable: EmbeddedBroker) -> None:
         assert (await last.answer()).startswith(b"HTTP/1.1 200 ")
         assert (await last.answer()).endswith(b"}")
         assert await waiting.gone() == b""  # idle for too long, now
-        await until(lambda: not gateway.listener.statistics().connections)
+        await wait_until(lambda: not gateway.listener.statistics().connections)
         waiting.close()
         last.close()
 

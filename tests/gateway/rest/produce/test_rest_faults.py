@@ -11,8 +11,9 @@ import pytest
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.groups import polled_member
-from tests.gateway.rest.conftest import JSON_RECORDS, ask, raw_exchange, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import JSON_RECORDS, ask, raw_exchange, read_topic, running_gateway
 from tests.support.frozen import freeze
+from tests.support.waiting import wait_until
 
 BODY = {"records": [{"value": 1}]}
 
@@ -31,7 +32,7 @@ async def test_no_200_leaves_while_the_broker_is_stopped(stoppable: EmbeddedBrok
                     group.create_task(ask(http, "POST", "/topics/stalled", BODY, headers=JSON_RECORDS))
                     for _ in range(20)
                 ]
-                await until(lambda: gateway.listener.statistics().produce.active == 20)
+                await wait_until(lambda: gateway.listener.statistics().produce.active == 20)
                 done, _ = await asyncio.wait(waiting, timeout=1.0)
                 assert not done
                 thaw(stoppable)
@@ -80,13 +81,13 @@ async def test_clients_that_leave_while_they_wait_harm_nobody(stoppable: Embedde
                     b'Content-Length: 25\r\n\r\n{"records":[{"value":2}]}'
                 )
                 writer.close()
-            await until(lambda: gateway.publisher.statistics().records_in_flight == 10)
-            await until(lambda: gateway.listener.statistics().produce.active == 0)
+            await wait_until(lambda: gateway.publisher.statistics().records_in_flight == 10)
+            await wait_until(lambda: gateway.listener.statistics().produce.active == 0)
         finally:
             thaw(stoppable)
-        await until(lambda: gateway.publisher.statistics().records_in_flight == 0)
+        await wait_until(lambda: gateway.publisher.statistics().records_in_flight == 0)
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
-        await until(lambda: gateway.listener.statistics().connections == 1)
+        await wait_until(lambda: gateway.listener.statistics().connections == 1)
 
 
 async def test_a_draining_gateway_answers_503_and_closes(bootstrap: str, new_topic: Any) -> None:
@@ -136,7 +137,7 @@ async def test_hostile_bytes_get_the_dialects_error_and_nothing_else(gateway: An
     assert b"error_code" in body
     assert b"<html" not in answer.lower()
     assert b"Traceback" not in answer
-    await until(lambda: gateway.listener.statistics().connections <= before)
+    await wait_until(lambda: gateway.listener.statistics().connections <= before)
 
 
 async def test_a_consumer_outlives_a_stopped_broker_and_can_be_deleted_under_one(stoppable: EmbeddedBroker) -> None:

@@ -13,7 +13,8 @@ from aiokafka import AIOKafkaProducer
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests
 from gateway.rest.produce.idempotency_table import KeptRequest, RequestTable
 from mapping.record import Received
-from tests.gateway.rest.conftest import JSON_RECORDS, ask, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import JSON_RECORDS, ask, read_topic, running_gateway
+from tests.support.waiting import wait_until
 
 RECORDS = {"records": [{"key": "a", "value": 1}, {"value": 2}, {"key": "b", "value": 3}]}
 
@@ -85,7 +86,7 @@ async def test_what_an_attempt_left_unfinished_is_finished(
             async with asyncio.timeout(60):
                 await died.wait()
             writer.close()
-            await until(lambda: gateway.listener.statistics().connections == 0)
+            await wait_until(lambda: gateway.listener.statistics().connections == 0)
     async with (
         running_gateway(bootstrap, data_dir=tmp_path / "another") as gateway,
         aiohttp.ClientSession(gateway.url) as http,

@@ -19,8 +19,8 @@ from tests.gateway.rest.conftest import (
     raw_exchange,
     read_topic,
     running_gateway,
-    until,
 )
+from tests.support.waiting import wait_until
 
 
 async def test_json_records_are_stored_in_order_and_answered_in_order(
@@ -244,12 +244,12 @@ async def test_too_many_requests_at_once_are_refused(bootstrap: str) -> None:
         _, writer = await asyncio.open_connection(host, int(port))
         head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 25\r\n\r\n"
         writer.write(head)  # its body never comes
-        await until(lambda: gateway.listener.statistics().produce.active == 1)
+        await wait_until(lambda: gateway.listener.statistics().produce.active == 1)
         async with aiohttp.ClientSession(gateway.url) as http:
             body = {"records": [{"value": 1}]}
             assert (await ask(http, "POST", "/topics/one-slot", body, headers=JSON_RECORDS))[0] == 503
             writer.close()  # gone in the middle of its upload
-            await until(lambda: gateway.listener.statistics().produce.active == 0)
+            await wait_until(lambda: gateway.listener.statistics().produce.active == 0)
             assert (await ask(http, "POST", "/topics/one-slot", body, headers=JSON_RECORDS))[0] == 200
 
 

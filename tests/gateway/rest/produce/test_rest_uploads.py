@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from gateway.config import BudgetConfig
-from tests.gateway.rest.conftest import Gateway, ask, raw_exchange, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import Gateway, ask, raw_exchange, read_topic, running_gateway
+from tests.support.waiting import wait_until
 
 MEBIBYTE = 1 << 20
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -149,9 +150,9 @@ async def test_a_client_that_leaves_has_sent_what_it_sent(gateway: Gateway, new_
         talk.send(b'{"value":1}\n{"value":2}\n{"val')
         assert await talk.line() == {"partition": 0, "offset": 0}
         assert gateway.listener.statistics().uploads.active == 1
-    await until(lambda: gateway.listener.statistics().uploads.active == 0)
+    await wait_until(lambda: gateway.listener.statistics().uploads.active == 0)
     assert [one.value for one in await read_topic(bootstrap, topic, 2)] == [b"1", b"2"]
-    await until(lambda: gateway.publisher.statistics().records_in_flight == 0)
+    await wait_until(lambda: gateway.publisher.statistics().records_in_flight == 0)
 
 
 async def test_the_end_of_the_gateway_ends_an_upload_in_words(bootstrap: str, new_topic: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from backports import zstd
 
 from tests.gateway.rest.conftest import Gateway, raw_exchange, read_topic, running_gateway
+from tests.support.waiting import wait_until
 
 Body = Callable[[bytes], bytes]
 CODED: dict[str, Body] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}
@@ -217,6 +218,4 @@ async def test_a_body_whose_framing_breaks_is_answered_at_once(gateway: Gateway,
 
 
 async def _active(gateway: Gateway, count: int) -> None:
-    from tests.gateway.rest.conftest import until
-
-    await until(lambda: gateway.listener.statistics().load.active >= count)
+    await wait_until(lambda: gateway.listener.statistics().load.active >= count)

@@ -8,7 +8,8 @@ import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import SecurityConfig
-from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, raw_exchange, running_gateway, until
+from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, raw_exchange, running_gateway
+from tests.support.waiting import wait_until
 
 PAGE = "https://app.example"
 QUESTION = {
@@ -95,7 +96,9 @@ async def test_every_origin_may_be_let_in(bootstrap: str) -> None:
             assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
         async with http.get("/topics/cors/stream?limit=1&from=beginning", headers={"Origin": PAGE}) as answer:
             assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
-        await until(gateway.tail_topics)  # its reader is there: what is cut off while it connects is not closed well
+        await wait_until(
+            gateway.tail_topics
+        )  # its reader is there: what is cut off while it connects is not closed well
 
 
 async def test_without_origins_nothing_is_said(gateway: Gateway) -> None:

@@ -11,8 +11,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.groups import polled_member as member
 from gateway.kafka.read.arrivals import Arrivals
-from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway, until
+from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway
 from tests.support.topics import until_led
+from tests.support.waiting import wait_until
 
 COUNT = 24
 ACCEPT = {"Accept": "application/vnd.kafka.json.v2+json"}
@@ -53,7 +54,7 @@ async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_a
                 *(made(http, partition if number % 4 else {"topics": [topic]}) for number in range(COUNT))
             )
             polls = [group.create_task(poll(http, path)) for path in paths]
-            await until(lambda: gateway.listener.statistics().consumers.sleeping == COUNT, limit_s=60)
+            await wait_until(lambda: gateway.listener.statistics().consumers.sleeping == COUNT, timeout=60)
             assert gateway.tail_topics() == {topic}  # one reader for all of them
             for number in range(50):
                 await send(http, busy, number)
@@ -103,7 +104,7 @@ async def test_a_poll_that_sleeps_is_ended_by_a_deletion_and_its_consumer_is_for
     before = gateway.listener.statistics().consumers.sleeping
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(ask(http, "GET", f"{path}/records?timeout=60000", headers=ACCEPT))
-        await until(lambda: gateway.listener.statistics().consumers.sleeping == before + 1)
+        await wait_until(lambda: gateway.listener.statistics().consumers.sleeping == before + 1)
         assert await ask(http, "DELETE", path) == (204, None)
         assert (await answer)[0] == 404
     assert gateway.listener.statistics().consumers.sleeping == before
@@ -152,7 +153,7 @@ async def test_a_look_at_what_the_tail_knows_wakes_nobody(
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(poll(http, path))
         # The first looks may come before the live reader's first fetch, which wakes it once.
-        await until(lambda: looks[-6:] == [(False, len(falls))] * 6, limit_s=60)
+        await wait_until(lambda: looks[-6:] == [(False, len(falls))] * 6, timeout=60)
         await send(http, topic, 1)
         assert await asyncio.wait_for(answer, 60) == [1]
 

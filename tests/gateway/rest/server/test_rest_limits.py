@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from gateway.config import SecurityConfig
-from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway, until
+from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
+from tests.support.waiting import wait_until
 
 HEAD = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
 
@@ -91,7 +92,7 @@ async def hold(gateway: Gateway, count: int, fields: bytes = b"") -> list[asynci
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(HEAD + fields + b"Content-Length: 25\r\n\r\n")
         held.append(writer)
-    await until(lambda: gateway.listener.statistics().load.active == before + count)
+    await wait_until(lambda: gateway.listener.statistics().load.active == before + count)
     return held
 
 
@@ -104,7 +105,7 @@ async def test_a_client_has_its_share_and_no_more(bootstrap: str) -> None:
                 assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
             for writer in held:
                 writer.close()
-            await until(lambda: gateway.listener.statistics().load.active == 0)
+            await wait_until(lambda: gateway.listener.statistics().load.active == 0)
             assert (await ask(http, "GET", "/"))[0] == 200
         load = gateway.listener.statistics().load
         assert (load.clients, load.refused_clients_total, load.refused_total) == (0, 1, 0)
@@ -118,7 +119,7 @@ async def test_all_clients_together_have_a_limit(bootstrap: str) -> None:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             for writer in held:
                 writer.close()
-            await until(lambda: gateway.listener.statistics().load.active == 0)
+            await wait_until(lambda: gateway.listener.statistics().load.active == 0)
             assert (await ask(http, "GET", "/"))[0] == 200
         assert gateway.listener.statistics().load.refused_total == 1
 

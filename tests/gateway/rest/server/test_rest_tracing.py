@@ -13,7 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from gateway.config import ConfigError, ObserveConfig
 from gateway.observe import tracing
 from gateway.observe.tracing import Tracing, make_tracing
-from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, ask, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, ask, read_topic, running_gateway
+from tests.support.waiting import wait_until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -58,7 +59,7 @@ async def test_a_request_and_what_it_publishes_are_spans(bootstrap: str, new_top
                 kept.clear()
                 status, _ = await ask(http, "POST", "/requests/nobody%2Fthere?timeout=100", b"?", headers=CONTEXT)
                 assert status == 504
-                await until(lambda: any(span.kind is SpanKind.SERVER for span in kept.get_finished_spans()))
+                await wait_until(lambda: any(span.kind is SpanKind.SERVER for span in kept.get_finished_spans()))
                 spans_of_it = kept.get_finished_spans()
         publish, request = spans_of_it
         assert publish.name == "send nobody"
@@ -83,7 +84,7 @@ async def test_a_request_and_what_it_publishes_are_spans(bootstrap: str, new_top
 
 
 async def finished(kept: InMemorySpanExporter, count: int) -> tuple[ReadableSpan, ...]:
-    await until(lambda: len(kept.get_finished_spans()) >= count)
+    await wait_until(lambda: len(kept.get_finished_spans()) >= count)
     return kept.get_finished_spans()
 
 

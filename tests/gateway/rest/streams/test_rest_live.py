@@ -15,8 +15,9 @@ import pytest
 
 from gateway.config import AccessRule, OauthConfig, SecurityConfig
 from tests.conftest import NewTopicFactory
-from tests.gateway.rest.conftest import Gateway, ask, read_topic, running_gateway, until
+from tests.gateway.rest.conftest import Gateway, ask, read_topic, running_gateway
 from tests.support.oauth import oauth_options, token
+from tests.support.waiting import wait_until
 from tests.support.websocket import CLOSE, TEXT, frame, handshake, parse
 
 
@@ -203,7 +204,7 @@ async def test_what_a_member_of_a_group_does_not_acknowledge_comes_again(
         assert (error["error_code"], error["id"]) == (404, "g")
         await client.say("credit", "g", credit=2)
         assert {record["record"]["value"] for record in await client.records(2)} <= {2, 4, 5}
-    await until(lambda: gateway.listener.statistics().live.open == 0)
+    await wait_until(lambda: gateway.listener.statistics().live.open == 0)
     async with talk(http) as client:
         await client.say("subscribe", "g", **ask_for)
         await client.hear("subscribed")
@@ -310,13 +311,13 @@ async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic
         await client.say("subscribe", "s", topic=topic)
         await client.hear("subscribed")
         await client.say("produce", "p", topic=topic, records=[{"value": 1}])
-        await until(lambda: gateway.listener.statistics().live.records_in_total == 1)
+        await wait_until(lambda: gateway.listener.statistics().live.records_in_total == 1)
         gateway.listener.stop_taking()
         async with asyncio.timeout(60):
             heard = [message async for message in client.socket]
         assert "produced" in [json.loads(message.data)["type"] for message in heard]
         assert client.socket.close_code == 1001
-        await until(lambda: gateway.listener.statistics().live.open == 0)
+        await wait_until(lambda: gateway.listener.statistics().live.open == 0)
 
 
 async def test_a_token_in_the_query_is_believed_where_tokens_are(gateway: Gateway, new_topic: NewTopicFactory) -> None:

@@ -16,7 +16,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from gateway.config import AccessRule, SecurityConfig
 from tests.conftest import NewTopicFactory
-from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway, until
+from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
+from tests.support.waiting import wait_until
 
 
 class Event(NamedTuple):
@@ -138,7 +139,7 @@ async def test_a_slow_listener_misses_nothing_and_holds_up_nobody(
     await loop.sock_connect(slow, (host, int(port)))
     await loop.sock_sendall(slow, f"GET /topics/{topic}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     before = gateway.listener.statistics().streams
-    await until(lambda: gateway.listener.statistics().streams.open == before.open + 1)
+    await wait_until(lambda: gateway.listener.statistics().streams.open == before.open + 1)
     async with stream(http, topic) as quick:
         fell_behind = gateway.live_reader.statistics().fell_behind
         sent = 0
@@ -157,7 +158,7 @@ async def test_a_slow_listener_misses_nothing_and_holds_up_nobody(
     offsets = [offset for number, offset in enumerate(offsets) if not number or offset != offsets[number - 1]]
     assert offsets == list(range(1, sent + 2))
     slow.close()
-    await until(lambda: gateway.listener.statistics().streams.open == before.open)
+    await wait_until(lambda: gateway.listener.statistics().streams.open == before.open)
 
 
 async def test_silence_is_filled_with_a_position(bootstrap: str, new_topic: NewTopicFactory) -> None:
@@ -187,7 +188,7 @@ async def test_a_share_of_a_group_is_committed_behind_what_the_client_has(
             assert values(found) == [0, 1, 2, 3]
             assert found[0].id is None
             assert await asyncio.wait_for(response.read(), 60) == b""
-        await until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
         async with stream(http, topic, f"group={group}&limit=6") as response:
             assert values(await some(response, 6)) == [4, 5, 6, 7, 8, 9]
             await asyncio.wait_for(response.read(), 60)
@@ -219,9 +220,9 @@ async def test_what_a_lost_client_did_not_get_comes_again(gateway: Gateway, new_
         await loop.sock_sendall(lost, f"GET /topics/{topic}/stream?{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         async with asyncio.timeout(60):
             assert await loop.sock_recv(lost, 1000)
-            await until(lambda: gateway.listener.statistics().streams.open == 1)
+            await wait_until(lambda: gateway.listener.statistics().streams.open == 1)
         lost.close()
-        await until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
         async with stream(http, topic, query) as response:
             last = (await some(response, 1))[0].data["offset"]
             assert last < 59, "it cannot have read so much"
@@ -264,7 +265,7 @@ async def test_too_many_streams_are_refused_and_those_of_a_gateway_that_stops_en
         body = await asyncio.wait_for(two.read(), 60)
         assert b'"last"' in body
         assert await asyncio.wait_for(one.read(), 60) == b""
-        await until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
 
 
 async def test_old_http_and_what_comes_behind_the_request(gateway: Gateway, new_topic: NewTopicFactory) -> None:
@@ -299,7 +300,7 @@ async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory) -> None:
                     found = await some(response, 20)
                     assert found[0].data["offset"] == first
                     assert await asyncio.wait_for(response.read(), 60) == b""
-                await until(lambda: gateway.listener.statistics().streams.open == 0)
+                await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
             await store(http, topic, ["last"])
             async with http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
                 await socket.send_json({"type": "subscribe", "id": "s", "topic": topic, "from": "0:50"})
