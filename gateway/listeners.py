@@ -18,6 +18,7 @@ from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
+from gateway.mqtt.connection.answers import Answers
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
@@ -106,6 +107,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         login=Login(security.authenticator, wall_clock),
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
+        answers=Answers(),
         counters=state.parts.counters,
         rates=security.rates,
         self_delivery=state.parts.qos2.self_delivery,

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <structmember.h>
 
 /* First in every module's Py_mod_exec: -1, with an ImportError, when TRIVIUM_NATIVE (0) asks for the Python code.
    The package that imports the extension then takes its Python code, as where no extension was built. */
@@ -19,6 +20,30 @@ refuse_when_switched_off(PyObject *Py_UNUSED(module))
     }
     PyErr_Format(PyExc_ImportError, "TRIVIUM_NATIVE=%s", value);
     return -1;
+}
+
+/* Where objects of a class of ours (a msgspec.Struct) keep a field; -1, with an ImportError, when it is none. */
+static inline Py_ssize_t
+find_field(PyObject *type, const char *name)
+{
+    PyObject *found = PyObject_GetAttrString(type, name);
+    Py_ssize_t place = -1;
+    if (found != NULL && Py_IS_TYPE(found, &PyMemberDescr_Type)) {
+        const PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+        place = member->type == T_OBJECT_EX ? member->offset : -1;
+    }
+    if (found != NULL && place < 0) {
+        PyErr_Format(PyExc_ImportError, "%s is no field", name);
+    }
+    Py_XDECREF(found);
+    return place;
+}
+
+/* A field of an object whose type was looked at: borrowed, and there as long as the object, which is frozen. */
+static inline PyObject *
+field(PyObject *of, Py_ssize_t place)
+{
+    return *(PyObject **)((char *)of + place);
 }
 
 #endif

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -142,10 +141,6 @@ _FIELDS: Final = tuple(
 
 _VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[3:])
 _EMPTY: Final = ()
-PUBLISH: Final = int(PacketType.PUBLISH)
-USER_PROPERTY: Final = 0x26
-REMEMBERED: Final = 1024  # property blocks of PUBLISH packets of all connections, half a megabyte
-REMEMBERED_BYTES: Final = 64  # of one; below 0x80, so that its length is one byte
 
 MISPLACED: Final[dict[int, ReasonCode]] = {
     PacketType.SUBSCRIBE: ReasonCode.MALFORMED_PACKET,
@@ -228,37 +223,6 @@ def decode_properties(data: bytes, position: int, end: int, packet: int) -> tupl
     if identifiers:
         found["subscription_identifiers"] = tuple(identifiers)
     return Properties(**found), position
-
-
-def decode_publish_properties(data: bytes, position: int, end: int) -> tuple[Properties | None, int]:
-    """`decode_properties` of a PUBLISH. Short ones that come again and again are decoded once: as one object."""
-    size = data[position] if position < end else 0
-    behind = position + 1 + size
-    if 0 < size <= REMEMBERED_BYTES and behind <= end:
-        return _remembered(data[position:behind]), behind
-    return decode_properties(data, position, end, PUBLISH)
-
-
-@functools.lru_cache(REMEMBERED)
-def _remembered(block: bytes) -> Properties | None:
-    pairs: list[tuple[str, str]] = []
-    position, end = 1, len(block)
-    try:
-        while position < end:  # user properties only, as most have
-            middle = position + 3 + (block[position + 1] << 8 | block[position + 2])
-            behind = middle + 2 + (block[middle] << 8 | block[middle + 1])
-            if block[position] != USER_PROPERTY or behind > end:
-                break
-            name, value = block[position + 3 : middle].decode(), block[middle + 2 : behind].decode()
-            if "\0" in name or "\0" in value:
-                break
-            pairs.append((name, value))
-            position = behind
-        else:
-            return Properties(user_properties=tuple(pairs))
-    except (IndexError, UnicodeDecodeError):
-        pass  # the other way says what is wrong
-    return decode_properties(block, 0, end, PUBLISH)[0]
 
 
 def encode_properties(properties: Properties | None, packet: int) -> bytes:

@@ -20,14 +20,18 @@ from protocols.mqtt.codec import Reader
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_topic, decode_version
 from protocols.mqtt.framing import SMALLEST, FrameBuffer, read_length
 from protocols.mqtt.packets import Packet, Version
-from protocols.mqtt.properties import NONE, decode_publish_properties
+from protocols.mqtt.properties import NONE, decode_properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import OPEN, PUBACK, PUBCOMP, PUBREC, PUBREL, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
 
-TOPIC_CACHE: Final = 1024  # topics of one connection that are known to be good; a sensor has a few, a bridge many
+try:
+    from protocols.mqtt._native import take_usual
+except ImportError:  # not built, or not wanted: `gateway.native` tells
+    from protocols.mqtt.usual import take_usual
+
 GRACE: Final = 1.5  # of the keep alive [MQTT-3.1.2-22]
-MISSES: Final = 4  # packets of one read without one like them behind: its topics change all the time
+ACKNOWLEDGEMENT: Final = 4  # bytes of one that says nothing but its identifier
 PINGRESP: Final = b"\xd0\x00"
 
 
@@ -36,7 +40,7 @@ class Receiver(Sender):
 
     __slots__ = (
         "_aliases", "_announced", "_draining", "_flags", "_frames", "_grace", "_limits", "_max_in", "_method", "_now",
-        "_received_at", "_topics", "_turn",
+        "_received_at", "_turn",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -48,7 +52,6 @@ class Receiver(Sender):
         self._max_in = limits.max_connect_bytes
         self._flags = publish_flags()
         self._frames = FrameBuffer()
-        self._topics: dict[bytes, str] = {}
         self._aliases: dict[int, str] = {}
         self._now = 0.0
         self._received_at = 0.0
@@ -108,167 +111,99 @@ class Receiver(Sender):
     def _parse_usual(self, buffer: bytes, position: int, found: list[Any]) -> tuple[int, int]:
         """Take what most packets are: PUBLISH, and acknowledgements that say nothing but their identifiers.
 
+        `take_usual` takes those that are good; the others, and without C all, are looked at here one by one.
+
         Returns:
             Where the first other packet begins, or the first PUBLISH that is not whole; and how many bytes there must
             be before that is looked at again.
         """
-        size, limit = len(buffer), self._max_in
-        taken = freed = misses = 0
-        needed = SMALLEST
-        window = self.inbound.free
-        known, flags_table, awaited = self._topics, self._flags, self._awaited
+        size, needed = len(buffer), SMALLEST
+        inbound, outbound = self.inbound, self.outbound
         v5 = self.version is Version.V5
-        received, acknowledged = events.PublishReceived, events.PubackReceived
-        while position + 1 < size:
+        aliases = self._announced.topic_alias_maximum or 0
+        while True:
+            position, taken, freed = take_usual(
+                buffer, position, found, v5, self._max_in, inbound.free, self._flags, aliases, self._aliases,
+                self._qos2, self._awaited,
+            )  # fmt: skip
+            if taken:
+                inbound.take(taken)
+            if freed:
+                outbound.release(freed)
+            if position + 1 >= size:
+                break
             first = buffer[position]
-            length = buffer[position + 1]
-            start = position + 2
             if first & 0xF0 != 0x30:
-                if length != 2 or start + 2 > size:
+                if not self._plain_acknowledgement(first, buffer, position, found):
                     break
-                packet_id = buffer[start] << 8 | buffer[start + 1]
-                if first == 0x40 and awaited.get(packet_id) is PUBACK:
-                    del awaited[packet_id]
-                    freed += 1
-                    found.append(acknowledged(packet_id))
-                elif not self._qos2_step(first, packet_id, found):
-                    break
-                position = start + 2
+                position += ACKNOWLEDGEMENT
                 continue
-            end = start + length
-            if length > 0x7F:
-                if start < size and 0 < buffer[start] < 0x80:  # two bytes, as most have
-                    end += (buffer[start] << 7) - 0x7F
-                    start += 1
-                else:
-                    start, end = self._frame(buffer, position)
-            if end - position > limit:
-                raise self._too_large(end - position)
+            start, end = self._frame(buffer, position)
             if end > size:
                 needed = end - position
                 break
-            flags = flags_table[first & 0x0F]
-            if flags is None:
-                raise refused_flags(first, self._announced)
-            qos, retain, dup = flags
-            if end - start < 2:
-                raise malformed("PUBLISH without a topic")
-            at = start + 2 + (buffer[start] << 8 | buffer[start + 1])
-            name = buffer[start + 2 : at]
-            packet_id = 0
-            if qos:
-                if at + 2 > end:
-                    raise malformed("PUBLISH ends inside its topic or packet identifier")
-                packet_id = buffer[at] << 8 | buffer[at + 1]
-                at += 2
-                if not packet_id:
-                    raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
-            elif at > end:
-                raise malformed("PUBLISH ends inside its topic")
-            topic = known.get(name)
-            if topic is None:
-                topic = self._learn(name)
-            properties = None
-            if v5 and (at >= end or buffer[at]):
-                properties, at = decode_publish_properties(buffer, at, end)
-                topic = resolve_topic(topic, properties, self._aliases, self._announced.topic_alias_maximum or 0)
-            else:
-                at += v5  # no properties: a length of 0
-                if not topic:
-                    raise _no_topic(v5)
-            if qos and not (qos == 2 and packet_id in self._qos2):
-                taken += 1
-                if taken > window:
-                    raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
-                if qos == 2:
-                    self._qos2[packet_id] = True
-            found.append(received(topic, buffer[at:end], qos, retain, dup, packet_id, properties))
+            found.append(self._publish(first, buffer, start, end))
             position = end
-            if properties is None and qos != 2 and end < size and buffer[end] == first and misses < MISSES:
-                before = len(found)
-                position = self._parse_alike(buffer, start, end, window - taken, found)
-                if qos:
-                    taken += len(found) - before
-                misses += position == end
-        if taken:
-            self.inbound.take(taken)
-        if freed:
-            self.outbound.release(freed)
         return position, needed
 
-    def _parse_alike(self, buffer: bytes, start: int, end: int, window: int, found: list[Any]) -> int:
-        """Take the PUBLISH packets at `end` that have the flags and the topic of the last one found.
-
-        Both are judged already. Where there is anything else to say of a packet (properties, a packet identifier of 0,
-        no capacity for more), it is left to `_parse_usual`. At `start` the last one found has its topic, with the
-        length before it; `window` is how many more the client may have on the way.
-
-        Returns:
-            Where the next packet begins.
-        """
-        like = found[-1]
-        topic, qos, retain, dup = like.topic, like.qos, like.retain, like.dup
-        first = 0x30 | qos << 1 | retain | dup << 3
+    def _publish(self, first: int, buffer: bytes, start: int, end: int) -> events.PublishReceived:
+        """Read a whole PUBLISH (section 3.3)."""
+        flags = self._flags[first & 0x0F]
+        if flags is None:
+            raise refused_flags(first, self._announced)
+        qos, retain, dup = flags
         v5 = self.version is Version.V5
-        name = buffer[start : start + 2 + (buffer[start] << 8 | buffer[start + 1])]
-        head, skip, whole = b"\0", 0, 0  # of a packet of the same length: no PUBLISH begins like this yet
-        size, limit = len(buffer), self._max_in
-        begins = buffer.startswith
-        received, add = events.PublishReceived, found.append
+        if end - start < 2:
+            raise malformed("PUBLISH without a topic")
+        at = start + 2 + (buffer[start] << 8 | buffer[start + 1])
+        name = buffer[start + 2 : at]
         packet_id = 0
-        while end + 2 < size:
-            if begins(head, end):
-                behind, at = end + whole, end + skip
-                if behind > size:
-                    break
-            else:
-                length, start = buffer[end + 1], end + 2
-                if length > 0x7F:
-                    high = buffer[start]
-                    if not 0 < high < 0x80:
-                        break
-                    length += (high << 7) - 0x80
-                    start += 1
-                behind, at = start + length, start + len(name)
-                if behind > size or behind - end > limit or buffer[end] != first or not begins(name, start):
-                    break
-                head, skip, whole = buffer[end:at], at - end, behind - end
-            if qos:
-                if at + 2 > behind or not window:
-                    break
-                packet_id = buffer[at] << 8 | buffer[at + 1]
-                if not packet_id:
-                    break
-                window -= 1
-                at += 2
-            if v5:
-                if at >= behind or buffer[at]:
-                    break
-                at += 1
-            elif at > behind:
-                break
-            add(received(topic, buffer[at:behind], qos, retain, dup, packet_id, None))
-            end = behind
-        return end
-
-    def _qos2_step(self, first: int, packet_id: int, found: list[Any]) -> bool:
-        """Take a step of a QoS 2 exchange that says nothing but its identifier; False: it needs a closer look."""
-        if first == 0x62:
+        if qos:
+            if at + 2 > end:
+                raise malformed("PUBLISH ends inside its topic or packet identifier")
+            packet_id = buffer[at] << 8 | buffer[at + 1]
+            at += 2
             if not packet_id:
-                return False
-            found.append(events.PubrelReceived(packet_id))
-            return True
+                raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
+        elif at > end:
+            raise malformed("PUBLISH ends inside its topic")
+        topic = decode_topic(name)
+        properties = None
+        if v5:
+            properties, at = decode_properties(buffer, at, end, PacketType.PUBLISH)
+            topic = resolve_topic(topic, properties, self._aliases, self._announced.topic_alias_maximum or 0)
+        elif not topic:
+            raise malformed("an empty topic")  # [MQTT-4.7.3-1]
+        if qos and not (qos == 2 and packet_id in self._qos2):
+            if not self.inbound.free:
+                raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
+            self.inbound.take()
+            if qos == 2:
+                self._qos2[packet_id] = True
+        return events.PublishReceived(topic, buffer[at:end], qos, retain, dup, packet_id, properties)
+
+    def _plain_acknowledgement(self, first: int, buffer: bytes, position: int, found: list[Any]) -> bool:
+        """Take an acknowledgement that says nothing but its identifier; False: it needs a closer look."""
+        if position + ACKNOWLEDGEMENT > len(buffer) or buffer[position + 1] != 2:
+            return False
+        packet_id = buffer[position + 2] << 8 | buffer[position + 3]
         awaited = self._awaited.get(packet_id)
-        if first == 0x50 and awaited is PUBREC:
+        if first == 0x62 and packet_id:
+            found.append(events.PubrelReceived(packet_id))
+        elif first == 0x40 and awaited is PUBACK:
+            del self._awaited[packet_id]
+            self.outbound.release()
+            found.append(events.PubackReceived(packet_id))
+        elif first == 0x50 and awaited is PUBREC:
             self._awaited[packet_id] = PUBREL
             found.append(events.PubrecReceived(packet_id))
-            return True
-        if first == 0x70 and awaited is PUBCOMP:
+        elif first == 0x70 and awaited is PUBCOMP:
             del self._awaited[packet_id]
             self.outbound.release()
             found.append(events.PubcompReceived(packet_id))
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
         """Act on any packet but PUBLISH."""
@@ -338,14 +273,6 @@ class Receiver(Sender):
             self._turn = Turn.SERVER
         found.append(events.ConnectReceived(*msgspec.structs.astuple(connect)))
 
-    def _learn(self, data: bytes) -> str:
-        topic = decode_topic(data)
-        if topic:
-            if len(self._topics) >= TOPIC_CACHE:
-                self._topics.clear()
-            self._topics[data] = topic
-        return topic
-
     def _acknowledged(self, packet: packets.Puback | packets.Pubrec | packets.Pubcomp, found: list[Any]) -> None:
         """Match an acknowledgement with what is awaited; one for an identifier that is not in use says nothing."""
         awaited = self._awaited.get(packet.packet_id)
@@ -408,11 +335,6 @@ _EVENTS: Final[dict[type, type]] = {
     packets.Disconnect: events.DisconnectReceived,
     packets.Auth: events.AuthReceived,
 }
-
-
-def _no_topic(v5: bool) -> PeerError:
-    """A PUBLISH has an empty topic: section 3.3.2.1; [MQTT-4.7.3-1] in 3.1.1, which has no aliases."""
-    return protocol_error("neither topic nor topic alias") if v5 else malformed("an empty topic")
 
 
 def _event(packet: Packet) -> Any:

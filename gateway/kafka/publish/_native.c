@@ -6,8 +6,8 @@
    cannot change meanwhile. */
 #include "protocols/native.h"
 
+#include <stdbool.h>
 #include <stdint.h>
-#include <structmember.h>
 
 #define LONGEST INT32_MAX /* bytes of a record, its length not counted */
 
@@ -20,7 +20,13 @@ typedef struct {
     long long last;
 } RecordBuffer;
 
-/* A record's parts. Those that records of a run have in common are measured once. */
+/* `mapping.record.Record`, and where its fields are. */
+static struct {
+    PyObject *type;
+    Py_ssize_t topic, key, value, headers, timestamp, partition;
+} of_record;
+
+/* A record's parts. */
 typedef struct {
     int64_t timestamp;
     int64_t distance; /* of its timestamp from the batch's first one */
@@ -129,7 +135,7 @@ take_timestamp(const RecordBuffer *self, PyObject *number, Parts *parts)
     return 0;
 }
 
-/* Take what records of a run have in common. `headers` is a tuple or a list. */
+/* Take all but the value. `headers` is a tuple or a list. */
 static int
 take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObject *headers, Parts *parts)
 {
@@ -251,65 +257,72 @@ append(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
     return size < 0 ? NULL : PyLong_FromSsize_t(size);
 }
 
-/* As `append` for each value from `start` on. It ends before one that does not fit or cannot be written: whoever appends
-   that one is told why. */
-static void
-write_run(RecordBuffer *self, const Parts *parts, PyObject *values, Py_ssize_t start, Py_ssize_t most,
-          Py_ssize_t *count, Py_ssize_t *size)
+/* Whether it is a `Record`; a TypeError when not. */
+static bool
+is_record(PyObject *record)
 {
-    Py_ssize_t behind = PySequence_Fast_GET_SIZE(values);
-    for (Py_ssize_t number = start; number < behind && (*count == 0 || *size < most); number++) {
-        Py_ssize_t written = write_record(self, parts, PySequence_Fast_GET_ITEM(values, number));
-        if (written <= 0) {
-            return;
-        }
-        ++*count;
-        *size += written;
+    if ((PyObject *)Py_TYPE(record) == of_record.type) {
+        return true;
     }
+    PyErr_Format(PyExc_TypeError, "a Record, not %.100s", Py_TYPE(record)->tp_name);
+    return false;
 }
 
-static PyObject *
-append_run(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
+/* As `write_record`, of a record with its own key, value and headers. */
+static Py_ssize_t
+write_object(RecordBuffer *self, PyObject *timestamp, PyObject *record)
 {
-    if (check_count("append_run", given, 6) < 0) {
+    if (!is_record(record)) {
+        return -1;
+    }
+    PyObject *headers = PySequence_Fast(field(record, of_record.headers), "headers are a sequence");
+    Parts parts;
+    Py_ssize_t size = -1;
+    if (headers && take_parts(self, timestamp, field(record, of_record.key), headers, &parts) == 0) {
+        size = write_record(self, &parts, field(record, of_record.value));
+    }
+    Py_XDECREF(headers);
+    return size;
+}
+
+/* As `append` for each record from `start` on. It ends before one that does not fit or cannot be written: whoever appends
+   that one is told why. */
+static PyObject *
+append_records(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("append_records", given, 4) < 0) {
         return NULL;
     }
-    Py_ssize_t start = PyLong_AsSsize_t(arguments[4]);
-    Py_ssize_t most = start == -1 && PyErr_Occurred() ? -1 : PyLong_AsSsize_t(arguments[5]);
+    Py_ssize_t start = PyLong_AsSsize_t(arguments[2]);
+    Py_ssize_t most = start == -1 && PyErr_Occurred() ? -1 : PyLong_AsSsize_t(arguments[3]);
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (start < 0) {
-        PyErr_SetString(PyExc_ValueError, "a run starts at a position");
+    if (start < 0 || !PyList_Check(arguments[1])) {
+        PyErr_SetString(PyExc_ValueError, "a list of records, and a position");
         return NULL;
     }
-    PyObject *values = PySequence_Fast(arguments[2], "values are a sequence");
-    if (values == NULL) {
-        return NULL;
-    }
-    PyObject *headers = PySequence_Fast(arguments[3], "headers are a sequence");
-    if (headers == NULL) {
-        Py_DECREF(values);
-        return NULL;
-    }
-    Py_ssize_t count = 0, size = 0;
-    Parts parts;
-    if (take_parts(self, arguments[0], arguments[1], headers, &parts) == 0) {
-        write_run(self, &parts, values, start, most, &count, &size);
+    Py_ssize_t count = 0, size = 0, written = 1;
+    while (written > 0 && start + count < PyList_GET_SIZE(arguments[1]) && (count == 0 || size < most)) {
+        PyObject *record = Py_NewRef(PyList_GET_ITEM(arguments[1], start + count));
+        written = write_object(self, arguments[0], record);
+        Py_DECREF(record);
+        if (written > 0) {
+            count++;
+            size += written;
+        }
     }
     PyErr_Clear();
-    Py_DECREF(headers);
-    Py_DECREF(values);
     return Py_BuildValue("nn", count, size);
 }
 
 static PyObject *
-buffer_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
+buffer_new(PyTypeObject *type, PyObject *arguments, PyObject *named)
 {
     static char *keywords[] = {"out", "limit", NULL};
     PyObject *out;
     Py_ssize_t limit;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O!n:RecordBuffer", keywords, &PyByteArray_Type, &out, &limit)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!n:RecordBuffer", keywords, &PyByteArray_Type, &out, &limit)) {
         return NULL;
     }
     RecordBuffer *self = (RecordBuffer *)type->tp_alloc(type, 0);
@@ -331,8 +344,8 @@ buffer_dealloc(RecordBuffer *self)
 
 static PyMethodDef buffer_methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, PyDoc_STR("Write a record.")},
-    {"append_run", (PyCFunction)(void (*)(void))append_run, METH_FASTCALL,
-     PyDoc_STR("Write records that differ in their values only.")},
+    {"append_records", (PyCFunction)(void (*)(void))append_records, METH_FASTCALL,
+     PyDoc_STR("Write records one behind another.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -418,14 +431,118 @@ partition_of(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t
     return PyLong_FromLong((long)(murmur2(key, PyBytes_GET_SIZE(arguments[0])) & 0x7fffffff) % partitions);
 }
 
+/* Put a record and its token into the lists of its partition. */
+static int
+add_to_part(PyObject *parts, long number, PyObject *record, PyObject *token)
+{
+    PyObject *place = PyLong_FromLong(number);
+    PyObject *part = place ? PyDict_GetItemWithError(parts, place) : NULL;
+    int failed = place && (part || !PyErr_Occurred()) ? 0 : -1;
+    if (!failed && part == NULL) {
+        PyObject *made = Py_BuildValue("([][])");
+        failed = made ? PyDict_SetItem(parts, place, made) : -1;
+        part = made; /* the dictionary keeps it */
+        Py_XDECREF(made);
+    }
+    Py_XDECREF(place);
+    if (failed) {
+        return -1;
+    }
+    return PyList_Append(PyTuple_GET_ITEM(part, 0), record) < 0 || PyList_Append(PyTuple_GET_ITEM(part, 1), token) < 0
+               ? -1
+               : 0;
+}
+
+/* The partition of a record whose topic is `topic`, with neither a partition nor a timestamp of its own; `keyless` when
+   it has no key. -1: it is another, or has no place; -2: an error. */
+static long
+find_partition(PyObject *record, PyObject *topic, long partitions, long keyless)
+{
+    if (!is_record(record)) {
+        return -2;
+    }
+    PyObject *own = field(record, of_record.topic), *key = field(record, of_record.key);
+    int usual = own == topic ? 1 : PyObject_RichCompareBool(own, topic, Py_EQ);
+    if (usual <= 0 || field(record, of_record.partition) != Py_None || field(record, of_record.timestamp) != Py_None) {
+        return usual < 0 ? -2 : -1;
+    }
+    if (key == Py_None || !PyBytes_Check(key)) {
+        return key == Py_None ? keyless : -1;
+    }
+    const unsigned char *data = (const unsigned char *)PyBytes_AS_STRING(key);
+    return (long)(murmur2(data, PyBytes_GET_SIZE(key)) & 0x7fffffff) % partitions;
+}
+
+static PyObject *
+by_partition(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *records, *tokens;
+    Py_ssize_t position;
+    long partitions, keyless;
+    if (!PyArg_ParseTuple(arguments, "O!O!nll:by_partition", &PyList_Type, &records, &PyList_Type, &tokens, &position,
+                          &partitions, &keyless)) {
+        return NULL;
+    }
+    if (position < 0 || position >= PyList_GET_SIZE(records) || partitions <= 0 || keyless < -1) {
+        PyErr_SetString(PyExc_ValueError, "a position in the records, and a topic's partitions");
+        return NULL;
+    }
+    PyObject *parts = PyDict_New();
+    PyObject *first = PyList_GET_ITEM(records, position);
+    PyObject *topic = parts && is_record(first) ? Py_NewRef(field(first, of_record.topic)) : NULL;
+    int failed = topic ? 0 : -1;
+    while (!failed && position < PyList_GET_SIZE(records) && position < PyList_GET_SIZE(tokens)) {
+        PyObject *record = Py_NewRef(PyList_GET_ITEM(records, position));
+        long number = find_partition(record, topic, partitions, keyless);
+        if (number >= 0) {
+            failed = add_to_part(parts, number, record, PyList_GET_ITEM(tokens, position));
+            position++;
+        }
+        Py_DECREF(record);
+        if (number < 0) {
+            failed = number == -2;
+            break;
+        }
+    }
+    PyObject *result = failed ? NULL : Py_BuildValue("nO", position, parts);
+    Py_XDECREF(topic);
+    Py_XDECREF(parts);
+    return result;
+}
+
+static int
+look_up_record(PyObject *Py_UNUSED(module))
+{
+    static const struct {
+        const char *name;
+        Py_ssize_t *place;
+    } wanted[] = {
+        {"topic", &of_record.topic},         {"key", &of_record.key},
+        {"value", &of_record.value},         {"headers", &of_record.headers},
+        {"timestamp", &of_record.timestamp}, {"partition", &of_record.partition},
+    };
+    PyObject *module = PyImport_ImportModule("mapping.record");
+    of_record.type = module ? PyObject_GetAttrString(module, "Record") : NULL;
+    Py_XDECREF(module);
+    int failed = of_record.type ? 0 : -1;
+    for (size_t index = 0; !failed && index < sizeof wanted / sizeof wanted[0]; index++) {
+        *wanted[index].place = find_field(of_record.type, wanted[index].name);
+        failed = *wanted[index].place < 0 ? -1 : 0;
+    }
+    return failed;
+}
+
 static PyMethodDef functions[] = {
     {"partition_of", (PyCFunction)(void (*)(void))partition_of, METH_FASTCALL,
      PyDoc_STR("The partition of a key; see murmur2.py.")},
+    {"by_partition", by_partition, METH_VARARGS,
+     PyDoc_STR("Records of one topic by their partitions; see murmur2.py.")},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, refuse_when_switched_off},
+    {Py_mod_exec, look_up_record},
     {Py_mod_exec, add_type},
     {0, NULL},
 };

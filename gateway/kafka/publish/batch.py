@@ -11,7 +11,7 @@ from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.contracts import Owner
 from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.publish.batch_format import HEADER, Records
-from mapping.record import Headers, Record
+from mapping.record import Record
 
 WITHDRAWN: Final = "another gateway has the session"
 HEADER_BYTES: Final = HEADER.size
@@ -105,34 +105,26 @@ class Batch(WrittenBatch):
         self.owner = owner
         self.add_token = share.tokens.append
 
-    def add_run(  # noqa: PLR0917 - as `Records.append_run`, and the tokens
-        self,
-        timestamp: int,
-        key: bytes | None,
-        values: Sequence[bytes],
-        headers: Headers,
-        tokens: Sequence[Any],
-        first: int,
-    ) -> int:
-        """Add records of the current run's owner that differ in their values only, with their tokens, from `first` on.
+    def add_records(self, timestamp: int, records: list[Record], tokens: Sequence[Any], first: int) -> int:
+        """Add records of the current run's owner, with their tokens, from `first` on; see `Records.append_records`.
 
         Returns:
             How many were added, of which the budgets are told; fewer than there are when the next one needs a look.
         """
         share = self._share
         assert share is not None
-        total = 0
-        while True:
-            count, size = self._writer.append_run(timestamp, key, values, headers, first, self.mark - self.bytes)
+        begin = first
+        while first < len(records):
+            count, size = self._writer.append_records(timestamp, records, first, self.mark - self.bytes)
             if not count:
-                return total
+                break
             share.tokens += tokens[first : first + count]
             self.count += count
             self.bytes += size
             if self.bytes >= self.mark:
                 self.account()
-            total += count
             first += count
+        return first - begin
 
     def end_run(self) -> None:
         """Close the current run; the next record must `switch_owner` its owner."""
@@ -140,7 +132,10 @@ class Batch(WrittenBatch):
         if share is None:
             return
         self.account()
-        share.runs.append((self._run_position, self.count))
+        if self.count > self._run_position:
+            share.runs.append((self._run_position, self.count))
+        elif not share.tokens:
+            del self.shares[id(share.owner)]  # its first record did not fit
         share.bytes += self.bytes - self._run_bytes
         self._run_position = self.count
         self._run_bytes = self.bytes

@@ -29,17 +29,17 @@ class Records:
     """The records of one batch; see `gateway.kafka.publish.batch.Batch`, which makes it what aiokafka takes.
 
     Attributes:
-        append, append_run: those of its `RecordBuffer`.
+        append, append_records: those of its `RecordBuffer`.
     """
 
-    __slots__ = ("_buffer", "_out", "_state", "append", "append_run")
+    __slots__ = ("_buffer", "_out", "_state", "append", "append_records")
 
     def __init__(self, limit: int) -> None:
         """`limit` in bytes, the batch's header included; the first record always fits."""
         self._out = bytearray(HEADER.size)
         self._buffer = RecordBuffer(self._out, limit)
         self.append = self._buffer.append
-        self.append_run = self._buffer.append_run
+        self.append_records = self._buffer.append_records
         self._state = (-1, -1, 0)
 
     @property

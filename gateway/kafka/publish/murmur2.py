@@ -7,7 +7,9 @@ what the Java client says. `_native.c` does the same, and is what `gateway.kafka
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Any, Final
+
+from mapping.record import Record
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
@@ -34,3 +36,33 @@ def murmur2(data: bytes) -> int:
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of `key` among `partitions`, as the Java client's default partitioner chooses it."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def by_partition(
+    records: list[Record],
+    tokens: list[Any],  # beside `records`
+    start: int,  # where to begin: there is a record
+    partitions: int,  # of its topic
+    keyless: int,  # the partition of records without a key; -1: they have none yet
+    /,
+) -> tuple[int, dict[int, tuple[list[Record], list[Any]]]]:
+    """Sort records of one topic by their partitions, from `start` on, in their order.
+
+    It ends before one of another topic, with a partition or a timestamp of its own, or without a place.
+
+    Returns:
+        Where it ended, and of each partition the records and the tokens.
+    """
+    parts: dict[int, tuple[list[Record], list[Any]]] = {}
+    topic = records[start].topic
+    for record, token in zip(records[start:], tokens[start:], strict=False):
+        if record.topic != topic or record.partition is not None or record.timestamp is not None:
+            break
+        number = keyless if record.key is None else partition_of(record.key, partitions)
+        if number < 0:
+            break
+        theirs, beside = parts.setdefault(number, ([], []))
+        theirs.append(record)
+        beside.append(token)
+        start += 1
+    return start, parts

@@ -24,7 +24,7 @@ from gateway.kafka.publish.batch import Batch
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.held_records import HeldRecords
 from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
-from gateway.kafka.publish.partitioner import partition_of
+from gateway.kafka.publish.partitioner import by_partition, partition_of
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.publish.settlement import Settlement, Statistics
@@ -166,38 +166,49 @@ class Publisher:
 
     def submit_run(
         self,
-        like: Record,  # their topic, key, headers and partition; without a timestamp
-        values: Sequence[bytes],  # theirs, in order
+        records: list[Record],
         owner: Owner | None,  # of all of them
-        tokens: Sequence[Any],  # beside `values`
-        *,
-        sender: Sender | None = None,  # of all of them; needed for records without a key
+        tokens: list[Any],  # beside `records`
+        sender: Sender | None = None,  # of all of them
     ) -> None:
-        """Take a run of records that differ in their values only: the same as `submit` for each, with less work."""
-        topic, key, headers, partition = like.topic, like.key, like.headers, like.partition
-        position, count = 0, len(values)
+        """Take records as `submit` does each; those of a partition keep their order."""
+        position, count = 0, len(records)
         while position < count:
-            self.submit(Record(topic, key, values[position], headers, None, partition), owner, tokens[position], sender)
-            position += 1
+            topic = records[position].topic
             writer = self._writers.get(topic)
-            if writer is None or (key is None and writer.info.needs_key):
-                continue
-            queue: PartitionQueue | None = None
-            number = partition_of(key, len(writer.queues)) if partition is None and key is not None else partition
-            if number is not None and number < len(writer.queues):
-                queue = writer.queues[number]
-            elif number is None and sender is not None:
-                queue = sender.queues.get(topic)
-            if queue is None:
-                continue
-            # Its batch takes more of them until it is full.
+            if writer is not None:
+                place = None if sender is None or writer.info.needs_key else sender.queues.get(topic)
+                keyless = -1 if place is None or place.shut else place.number
+                position, parts = by_partition(records, tokens, position, len(writer.queues), keyless)
+                for number, (theirs, beside) in parts.items():
+                    self._submit_part(writer.queues[number], theirs, owner, beside, sender)
+            if position < count and (writer is None or records[position].topic == topic):
+                self.submit(records[position], owner, tokens[position], sender)
+                position += 1
+
+    def _submit_part(
+        self,
+        queue: PartitionQueue,
+        records: list[Record],
+        owner: Owner | None,
+        tokens: list[Any],
+        sender: Sender | None,
+    ) -> None:
+        """Take records of one partition: its open batch as many as it can, `submit` those that need a closer look."""
+        position, count = 0, len(records)
+        while position < count:
             batch = queue.open
-            if not batch.count or batch.owner is not owner:
-                continue
-            first = batch.count
-            position += batch.add_run(self._stamp, key, values, headers, tokens, position)
-            if partition is not None:
-                batch.pinned.extend(range(first, batch.count))
+            if batch.count:
+                if owner is not batch.owner:
+                    batch.switch_owner(owner)
+                taken = batch.add_records(self._stamp or self._begin_turn(), records, tokens, position)
+                if taken and not queue.touched:
+                    queue.touched = True
+                    self._touched.append(queue)
+                position += taken
+            if position < count:
+                self.submit(records[position], owner, tokens[position], sender)
+                position += 1
 
     def _begin_turn(self) -> int:
         asyncio.get_running_loop().call_soon(self._end_turn)

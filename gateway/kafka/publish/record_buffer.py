@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.kafka.driver.wire import unsigned
+from mapping.record import Record
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -80,27 +81,20 @@ class RecordBuffer:
         self.count += 1
         return size
 
-    def append_run(  # noqa: PLR0917 - as `append`, and where in the values
-        self,
-        timestamp: int,  # as `append`
-        key: bytes | None,  # as `append`
-        values: Sequence[bytes | None],  # theirs
-        headers: Headers,  # as `append`
-        start: int,  # where in `values` to begin
-        most: int,  # bytes to write at the most, except that the last record may reach beyond
-        /,
-    ) -> tuple[int, int]:
-        """Write records that differ in their values only: as `append` for each.
+    def append_records(self, timestamp: int, records: list[Record], start: int, most: int, /) -> tuple[int, int]:
+        """Write records from `start` on, each with its key, value and headers: as `append` for each.
+
+        `most`: bytes to write at the most, except that the last record may reach beyond.
 
         Returns:
             How many were written, and their size in bytes; then `most` is reached, or the next one does not fit or
             cannot be written: `append` tells.
         """
         count = size = 0
-        rest = itertools.islice(values, start, None)
+        rest = itertools.islice(records, start, None)
         with contextlib.suppress(OverflowError, UnicodeEncodeError, TypeError, BufferError, MemoryError):
-            for value in rest:
-                written = self.append(timestamp, key, value, headers)
+            for record in rest:
+                written = self.append(timestamp, record.key, record.value, record.headers)
                 if not written:
                     break
                 count += 1

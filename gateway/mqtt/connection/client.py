@@ -327,9 +327,9 @@ class Client(ClientPort):
         self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     def answered(self) -> None:
-        """Results of publishes are known."""
+        """Results of publishes are known: at once, since copies of them may follow."""
         if self._incoming is not None:
-            self._incoming.answered()
+            self._incoming.answer()
 
     # pauses of reading; silence is not judged meanwhile
 

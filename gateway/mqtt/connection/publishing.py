@@ -10,12 +10,12 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters
-from gateway.mqtt.session.acks import AckQueue, Slot
+from gateway.mqtt.session.acks import STORED, AckQueue, Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.rates import ReadingPause
 from gateway.security.authorization import Grant
-from mapping.mqtt import Inbound
+from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
 from protocols.mqtt import events
@@ -31,7 +31,6 @@ NEVER: Final = frozenset(
     {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
 )
 """Sending the same again meets the same refusal, until somebody changes a setting or Kafka."""
-STORED: Final = Outcome.STORED  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 
@@ -56,8 +55,8 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_client", "_connection", "_inbound", "_letter", "_rate", "_self_delivery",
-        "_services", "_session", "_unanswered", "budget", "principal",
+        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_rate",
+        "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - what a publish touches
@@ -81,6 +80,7 @@ class Incoming:
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
         self._rate = rate  # None: it may publish as much as it likes
         self._acks = AckQueue()
+        self._answering = False  # it is among `services.answers`
         self._again = services.refused_again.take(client.client_id)  # the packet that was refused last
         self._letter: Record | None = None  # its message, when it has come again
 
@@ -93,42 +93,22 @@ class Incoming:
         if self._again and self._letter is None:
             self._look_again(received, position)
         services = self._services
-        to_record, allowed = self._inbound.to_record, self._allowed
-        submit, arrive, unanswered = services.publisher.submit, self._acks.arrive, self._unanswered
         now_ms = services.wall_clock()
         first, count = position, len(received)
         special = services.config.report_no_subscribers or (
             self._self_delivery is not None and bool(self._session.subscriptions.by_filter)
         )
-        received_publish = events.PublishReceived
         ready = False
         while position < count:
+            if not special:
+                position = self._publish_run(received, position, now_ms)
+                if position == count:
+                    break
             event = received[position]
-            if type(event) is not received_publish:
+            if type(event) is not events.PublishReceived:
                 break
+            ready |= self._publish_one(event, now_ms, special)
             position += 1
-            record = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-            if not allowed(event.topic, record.topic, record.key) or (
-                event.topic[0] == "$" and is_servers_own(event.topic)
-            ):
-                ready |= self._decline(event, _DENIED)
-            elif (
-                special
-                or event.retain
-                or event.qos == EXACTLY_ONCE
-                or (event.properties is not None and event.properties.payload_format_indicator)
-            ):
-                ready |= self._publish_special(event, record)
-            elif (
-                position < count
-                and type(received[position]) is received_publish
-                and received[position].topic is event.topic
-            ):
-                position = self._publish_run(received, position - 1, record)
-            elif event.qos:
-                submit(record, self, arrive(event.packet_id))
-            else:
-                submit(record, unanswered)
         services.counters.published += position - first
         if self._rate is not None:
             self._rate.spend(position - first, sum(len(event.payload) for event in received[first:position]))
@@ -143,32 +123,40 @@ class Incoming:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
                 self._letter = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 
-    def _publish_run(self, received: list[Any], position: int, record: Record) -> int:
-        """Hand on the publish at `position`, an ordinary one, and those behind it that differ in their payloads only.
-
-        Of packets to one topic the parser makes one text, and of their properties one object, where they are short.
+    def _publish_run(self, received: list[Any], position: int, now_ms: int) -> int:
+        """Hand on publishes from `position` on, as long as they are ordinary ones of one QoS: as `_publish_one` each.
 
         Returns:
-            Where the first event stands that is none of these.
+            Where the first event stands that needs a closer look.
         """
-        like = received[position]
-        topic, qos, properties = like.topic, like.qos, like.properties
-        received_publish, arrive = events.PublishReceived, self._acks.arrive
-        payloads: list[bytes] = []
-        slots: list[Slot | None] = []
-        for event in itertools.islice(received, position, None):
-            if (
-                type(event) is not received_publish
-                or event.topic is not topic
-                or event.qos != qos
-                or event.properties is not properties
-                or event.retain
-            ):
-                break
-            payloads.append(event.payload)
-            slots.append(arrive(event.packet_id) if qos else None)
-        self._services.publisher.submit_run(record, payloads, self if qos else self._unanswered, slots)
-        return position + len(payloads)
+        records, packet_ids = self._inbound.to_records(received, position, now_ms)
+        if not records:
+            return position
+        if received[position].qos:
+            self._services.publisher.submit_run(records, self, self._acks.arrive_run(packet_ids))
+        else:
+            self._services.publisher.submit_run(records, self._unanswered, packet_ids)
+        return position + len(records)
+
+    def _publish_one(self, event: events.PublishReceived, now_ms: int, special: bool) -> bool:
+        """Hand on any publish; whether an acknowledgement may be due."""
+        topic = event.topic
+        record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
+        if not self._allowed(topic, record.topic, record.key) or (topic[0] == "$" and is_servers_own(topic)):
+            return self._decline(event, _DENIED)
+        self._inbound.admit(topic)
+        if (
+            special
+            or event.retain
+            or event.qos == EXACTLY_ONCE
+            or (event.properties is not None and event.properties.payload_format_indicator)
+        ):
+            return self._publish_special(event, record)
+        if event.qos:
+            self._services.publisher.submit(record, self, self._acks.arrive(event.packet_id))
+        else:
+            self._services.publisher.submit(record, self._unanswered)
+        return False
 
     def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
         """A publish that is retained, or of QoS 2, or has to be looked at; whether an acknowledgement may be due."""
@@ -223,23 +211,32 @@ class Incoming:
         self._settled((tokens, result))
 
     def broken(self, error: Exception) -> None:
-        """Our bug, in `settle`: the connection ends, so that its client sends again what was not acknowledged."""
+        """Our bug, in `settle` or `answer_all`: the connection ends.
+
+        So its client sends again what was not acknowledged.
+        """
         self._client.give_up()
 
     def _settled(self, argument: tuple[Sequence[Slot], Result]) -> None:
         """What Kafka answered may be told."""
         tokens, result = argument
-        if result.outcome is STORED and self._connection.is_open:
-            good = self._acks.take(tokens)
-            self._connection.send_pubacks(good)
-            self._services.counters.acknowledged += len(good)
-            tokens = tokens[len(good) :]
         for slot in tokens:
             slot.result = result
         self.answered()
 
     def answered(self) -> None:
-        """Results of publishes are known."""
+        """Results of publishes are known: they are told at the end of this turn of the event loop."""
+        if not self._answering:
+            self._answering = True
+            self._services.answers.add(self)
+
+    def answer_all(self) -> None:
+        """The end of the turn: see `Answers`."""
+        self._answering = False
+        self.answer()
+
+    def answer(self) -> None:
+        """Tell what is known."""
         if self._connection.is_open:
             self._acknowledge()
             self._client.flush()
@@ -247,7 +244,7 @@ class Incoming:
     def _acknowledge(self) -> None:
         """Send the acknowledgements that are due, in order of arrival."""
         connection, counters = self._connection, self._services.counters
-        good: list[int] = []
+        good = self._acks.stored()
         slots = self._acks.ready()
         for place, slot in enumerate(slots):
             result = slot.result

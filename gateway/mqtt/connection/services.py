@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
+from gateway.mqtt.connection.answers import Answers
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain
 from gateway.mqtt.counters import Counters
@@ -34,6 +35,7 @@ class Services(msgspec.Struct, frozen=True):
     login: Login
     access: AccessList
     refused_again: RefusedAgain
+    answers: Answers
     counters: Counters
     rates: Rates
     self_delivery: SelfDelivery | None

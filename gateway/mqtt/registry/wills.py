@@ -11,7 +11,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.state.records import NEVER, PendingWill
-from mapping.mqtt import Inbound
+from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import Outcome
 from mapping.rules import Rules
 from protocols.mqtt.properties import NONE

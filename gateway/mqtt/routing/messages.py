@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mapping.mqtt import Delivery, from_record
+from mapping.mqtt.outgoing import Delivery, from_record
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish

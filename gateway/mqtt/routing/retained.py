@@ -22,7 +22,7 @@ from gateway.kafka.state import StateTopics
 from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, Entry, content_bytes
 from gateway.spawn import Spawn, keep_on
 from gateway.statistics import counter, gauge
-from mapping.mqtt import Delivery, from_record
+from mapping.mqtt.outgoing import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
 from mapping.rules import Rules

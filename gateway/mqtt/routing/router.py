@@ -23,7 +23,7 @@ from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Places, SessionSubscription
 from gateway.spawn import keep_on
-from mapping.mqtt import Delivery
+from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.topics import SubscriptionTrie

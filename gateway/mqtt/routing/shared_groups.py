@@ -26,7 +26,7 @@ from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.state.records import SessionSubscription
-from mapping.mqtt import Delivery
+from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.topics import Shared, SubscriptionTrie

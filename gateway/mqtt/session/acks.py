@@ -13,6 +13,9 @@ from typing import Final
 import msgspec
 
 from gateway.kafka.contracts import Result
+from mapping.outcomes import Outcome
+
+STORED: Final = Outcome.STORED  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 
 
 class Slot(msgspec.Struct, gc=False):
@@ -43,25 +46,33 @@ class AckQueue:
     def arrive(self, packet_id: int, qos: int = 1) -> Slot:
         """A publish arrived; the slot is its ticket's token."""
         slot = Slot(packet_id, None, qos)
-        line = self._line
-        if line is _NOBODY:
-            line = self._line = collections.deque()
-        line.append(slot)
+        if self._line is _NOBODY:
+            self._line = collections.deque()
+        self._line.append(slot)
         return slot
 
-    def take(self, slots: Sequence[Slot]) -> list[int]:
-        """Take `slots`, which are stored, as far as they are the head of the line and pending a plain PUBACK.
+    def arrive_run(self, packet_ids: Sequence[int]) -> list[Slot]:
+        """Publishes of QoS 1 arrived, one behind another."""
+        slots = [Slot(packet_id) for packet_id in packet_ids]
+        if self._line is _NOBODY:
+            self._line = collections.deque()
+        self._line.extend(slots)
+        return slots
 
-        Returns:
-            Their packet ids. Of the rest the result is to be noted, as of those that wait for others.
-        """
+    def stored(self) -> list[int]:
+        """Take the head of the line, as far as it is stored and due a plain PUBACK; its packet identifiers."""
         line = self._line
         taken: list[int] = []
-        for slot in slots:
-            if not line or line[0] is not slot or slot.qos != 1 or slot.no_subscribers:
+        for slot in line:
+            result = slot.result
+            if result is None or result.outcome is not STORED or slot.qos != 1 or slot.no_subscribers:
                 break
-            line.popleft()
             taken.append(slot.packet_id)
+        if len(taken) == len(line):
+            line.clear()
+        else:
+            for _ in taken:
+                line.popleft()
         return taken
 
     def ready(self) -> list[Slot]:

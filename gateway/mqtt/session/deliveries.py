@@ -26,7 +26,7 @@ from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
 from gateway.turns import in_turns
-from mapping.mqtt import Delivery, for_subscriber
+from mapping.mqtt.outgoing import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish, prepare_publish
 from protocols.mqtt.packets import Subscription

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gateway.kafka.read.live_reader import LiveReader
-from mapping.mqtt import Delivery
+from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 
 Then = tuple[Callable[[Any], None], Any]

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.state.records import SessionSubscription
-from mapping.mqtt import Delivery
+from mapping.mqtt.outgoing import Delivery
 from protocols.mqtt.topics import SubscriptionTrie
 
 REMEMBERED_TOPICS: Final = 1000

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocols.errors import PeerError, UsageError
 from protocols.mqtt.properties import (
@@ -16,7 +12,6 @@ from protocols.mqtt.properties import (
     WILL,
     Properties,
     decode_properties,
-    decode_publish_properties,
     encode_properties,
 )
 from protocols.mqtt.reasons import REASON_CODES, PacketType, ReasonCode
@@ -109,28 +104,6 @@ def test_each_twice(text: str, name: str, value: Any, places: set[int]) -> None:
         with pytest.raises(PeerError) as caught:
             decode(body, packet)
         assert caught.value.code == 0x82
-
-
-PIECES = [wire(row[0]) for row in ROWS if PUBLISH in row[3]]
-blocks = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=8).map(b"".join)
-
-
-def outcome(decode_: Callable[[], tuple[Properties | None, int]]) -> tuple[Any, ...]:
-    try:
-        return decode_()
-    except PeerError as error:
-        return error.code, error.reason
-
-
-@given(block=blocks, length=st.none() | st.integers(0, 200), before=st.binary(max_size=3), behind=st.binary(max_size=5))
-def test_what_is_remembered_of_a_publish_is_what_is_decoded(
-    block: bytes, length: int | None, before: bytes, behind: bytes
-) -> None:
-    data = before + varint(len(block) if length is None else length) + block + behind
-    for end in (len(data), len(data) - len(behind)):
-        wanted = outcome(partial(decode_properties, data, len(before), end, PUBLISH))
-        for _ in range(2):
-            assert outcome(partial(decode_publish_properties, data, len(before), end)) == wanted
 
 
 @pytest.mark.clause("MQTT-3.3.2-18")

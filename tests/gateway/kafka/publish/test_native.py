@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.publish import batch_format, murmur2, record_buffer
+from mapping.record import Record
 
 native = pytest.importorskip("gateway.kafka.publish._native", exc_type=ImportError)
-RecordBuffer, partition_of = native.RecordBuffer, native.partition_of
+RecordBuffer, partition_of, by_partition = native.RecordBuffer, native.partition_of, native.by_partition
 
 
 class Named(bytes):
@@ -36,16 +37,18 @@ times = (
     st.integers(0, 20) | st.integers(-(2**64), 2**64) | st.sampled_from([2**63 - 1, 2**63, -(2**63), 1 - 2**63, True])
 )
 appends = st.tuples(st.just("append"), st.tuples(times, contents, contents, headers))
+records = st.builds(
+    Record,
+    st.sampled_from(["t", "t", "t", "u"]),
+    contents,
+    contents,
+    pairs.map(tuple),
+    st.sampled_from([None, None, 7]),
+    st.sampled_from([None, None, None, 3]),
+)
 runs = st.tuples(
-    st.just("append_run"),
-    st.tuples(
-        times,
-        contents,
-        st.lists(contents, max_size=6),
-        headers,
-        st.integers(0, 3),
-        st.sampled_from([-1, 1, 100, 10**6]),
-    ),
+    st.just("append_records"),
+    st.tuples(times, st.lists(records, max_size=6), st.integers(0, 3), st.sampled_from([-1, 1, 100, 10**6])),
 )
 limits = st.sampled_from([-1, 0, 61, 200, 1000, 30_000, 10**6])
 
@@ -77,14 +80,26 @@ def test_a_record_that_no_length_holds() -> None:
 
 def test_a_run_ends_before_the_record_that_cannot_be_written() -> None:
     values: Any = [b"1", b"2", "no bytes", b"3"]
+    run = [Record("t", b"k", value) for value in values]
     for made in (RecordBuffer, REFERENCE):
         buffer = made(bytearray(), 10**6)
-        assert buffer.append_run(5, b"k", values, (), 0, 10**6) == (2, 18)
-        assert buffer.append_run(5, b"k", values, (), 2, 10**6) == (0, 0)
+        assert buffer.append_records(5, run, 0, 10**6) == (2, 18)
+        assert buffer.append_records(5, run, 2, 10**6) == (0, 0)
         with pytest.raises(TypeError):
             buffer.append(5, b"k", values[2], ())
-        assert buffer.append_run(5, b"k", values, (), 3, 10**6) == (1, 9)
-        assert buffer.append_run(5, b"k", values, (), 4, 10**6) == (0, 0)
+        assert buffer.append_records(5, run, 3, 10**6) == (1, 9)
+        assert buffer.append_records(5, run, 4, 10**6) == (0, 0)
+
+
+@given(
+    run=st.lists(records, min_size=1, max_size=8), start=st.integers(0, 7), partitions=st.integers(1, 9),
+    keyless=st.integers(-1, 2), tokens=st.integers(6, 8),
+)  # fmt: skip
+def test_records_are_sorted_as_the_reference_sorts_them(
+    run: list[Record], start: int, partitions: int, keyless: int, tokens: int
+) -> None:
+    arguments = (run, list(range(tokens)), start % len(run), partitions, keyless)
+    assert by_partition(*arguments) == murmur2.by_partition(*arguments)
 
 
 def test_bytes_that_somebody_looks_at_do_not_move() -> None:
@@ -96,7 +111,7 @@ def test_bytes_that_somebody_looks_at_do_not_move() -> None:
             for value in (b"w", bytes(500)):
                 with pytest.raises(BufferError):
                     buffer.append(6, b"k", value, ())
-            assert buffer.append_run(6, b"k", [b"w"], (), 0, 100) == (0, 0)
+            assert buffer.append_records(6, [Record("t", b"k", b"w")], 0, 100) == (0, 0)
         assert (buffer.count, buffer.last, len(out)) == (1, 5, size)
         assert buffer.append(6, b"k", b"w", ()) == size
 
@@ -117,11 +132,9 @@ WRONG: list[tuple[str, tuple[Any, ...]]] = [
     ("append", ("1", KEY, VALUE, ())),
     ("append", (1, KEY, VALUE)),
     ("append", (1, KEY, VALUE, (), ())),
-    ("append_run", (1, KEY, 7, (), 0, 9)),
-    ("append_run", (1, KEY, [VALUE], 7, 0, 9)),
-    ("append_run", (1, KEY, [VALUE], (), "0", 9)),
-    ("append_run", (1, KEY, [VALUE], (), 0, None)),
-    ("append_run", (1, KEY, [VALUE])),
+    ("append_records", (1, [Record("t", KEY, VALUE)], "0", 9)),
+    ("append_records", (1, [Record("t", KEY, VALUE)], 0, None)),
+    ("append_records", (1, [Record("t", KEY, VALUE)])),
 ]
 RIGHT: list[tuple[str, tuple[Any, ...]]] = [
     ("append", (1, KEY, VALUE, tuple(PAIRS))),
@@ -129,10 +142,10 @@ RIGHT: list[tuple[str, tuple[Any, ...]]] = [
     ("append", (2**80, KEY, VALUE, ())),
     ("append", (1, KEY, VALUE, [("\ud800", VALUE)])),
     ("append", (1, KEY, bytes(2000), ())),
-    ("append_run", (1, KEY, (VALUE, None), PAIRS, 0, 9)),
-    ("append_run", (1, KEY, iter([VALUE]), (PAIR,), 0, 9)),
-    ("append_run", (1, KEY, [VALUE, "w"], (), 0, 900)),
-    ("append_run", (1, KEY, [VALUE], (("\ud800", VALUE),), 0, 9)),
+    ("append_records", (1, [Record("t", KEY, VALUE, (PAIR,)), Record("t", None, None)], 0, 9)),
+    ("append_records", (1, [Record("t", KEY, VALUE), "no record"], 0, 900)),
+    ("append_records", (1, [Record("t", KEY, VALUE), Record("t", KEY, "w")], 0, 900)),  # type: ignore[arg-type]
+    ("append_records", (1, [Record("t", KEY, VALUE, (("\ud800", VALUE),))], 0, 9)),
 ]
 
 
@@ -145,10 +158,10 @@ def test_what_no_caller_may_hand_over_is_a_type_error(name: str, arguments: tupl
     assert (buffer.count, out) == (0, b"before")
 
 
-def test_a_run_starts_at_a_position() -> None:
-    for made in (RecordBuffer, REFERENCE):
-        with pytest.raises(ValueError, match=r"\S"):
-            made(bytearray(), 1000).append_run(1, b"k", [b"v"], (), -1, 9)
+@pytest.mark.parametrize("arguments", [(1, [], -1, 9), (1, (), 0, 9)])
+def test_a_run_is_a_list_from_a_position_on(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        RecordBuffer(bytearray(), 1000).append_records(*arguments)
 
 
 @pytest.mark.parametrize("arguments", [(), (bytearray(),), (b"", 1), (bytearray(), "1"), (bytearray(), 2**63)])
@@ -163,6 +176,20 @@ def test_a_key_has_the_partition_that_the_reference_finds(key: bytes, partitions
 
 
 WRONG_KEYS: list[tuple[Any, ...]] = [(KEY,), (KEY, 1, 2), ("k", 1), (None, 1), (KEY, "1"), (KEY, 2**80)]
+
+
+RUN: list[Any] = [Record("t", KEY, VALUE), Record("t", None, VALUE), Record("t", KEY, None, (), 1)]
+RIGHT_RUNS: list[tuple[Any, ...]] = [(RUN, [NAME, PAIR, KEY], 0, 3, 1), (RUN, [NAME], 0, 3, -1)]
+WRONG_RUNS: list[tuple[Any, ...]] = [
+    (RUN, [NAME], 3, 3, 1), (RUN, [NAME], -1, 3, 1), (RUN, [NAME], 0, 0, 1), (RUN, [NAME], 0, 3, -2),
+    (["no record"], [NAME], 0, 3, 1), ([RUN[0], "no record"], [NAME, KEY], 0, 3, 1), (RUN, (NAME,), 0, 3, 1), (RUN,),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", WRONG_RUNS)
+def test_what_cannot_be_sorted(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        by_partition(*arguments)
 
 
 @pytest.mark.parametrize("arguments", WRONG_KEYS)
@@ -186,6 +213,9 @@ def test_nothing_is_kept_of_what_it_was_given() -> None:
         for arguments in (*WRONG_KEYS, (KEY, 7)):
             with contextlib.suppress(OverflowError, TypeError):
                 partition_of(*arguments)
+        for arguments in WRONG_RUNS + RIGHT_RUNS:
+            with contextlib.suppress(TypeError, ValueError):
+                by_partition(*arguments)
 
     given: list[Any] = [KEY, VALUE, NAME, PAIR, PAIRS]
     everything()

@@ -7,6 +7,7 @@ import random
 import time
 import uuid
 
+import msgspec
 import pytest
 
 from gateway.config import BudgetConfig, KafkaConfig
@@ -479,7 +480,8 @@ async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, ki
 
         def run(owner, numbers, like=like):
             values = [b"%d|" % number + b"x" * (30_000 if number == 150 else 300) for number in numbers]
-            k.publisher.submit_run(like, values, owner, [(like.key, number) for number in numbers])
+            records = [msgspec.structs.replace(like, value=value) for value in values]
+            k.publisher.submit_run(records, owner, [(like.key, number) for number in numbers])
 
         run(one, range(100))  # held until the topic is known
         await k.until(lambda: len(one.fates) == 100)

@@ -33,13 +33,13 @@ async def test_a_senders_records_lie_in_order_in_one_partition(bootstrap, new_to
         senders = [Sender(lasting=True) for _ in range(4)]
         for number in range(300):
             for index, sender in enumerate(senders):
-                like, tokens = Record(topic, None, b""), [(index, number, place) for place in range(3)]
-                values = [b"%d %d %d" % token for token in tokens]
+                tokens = [(index, number, place) for place in range(3)]
+                records = [Record(topic, None, b"%d %d %d" % token) for token in tokens]
                 if number % 2:
-                    k.publisher.submit_run(like, values, owner, tokens, sender=sender)
+                    k.publisher.submit_run(records, owner, tokens, sender)
                 else:
-                    for token, value in zip(tokens, values, strict=True):
-                        k.publisher.submit(Record(topic, None, value), owner, token, sender)
+                    for token, record in zip(tokens, records, strict=True):
+                        k.publisher.submit(record, owner, token, sender)
             if not number % 50:
                 await k.until(lambda number=number: all((index, number, 2) in owner.fates for index in range(4)))
         assert await k.publisher.drain(60)

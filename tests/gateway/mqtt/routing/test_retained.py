@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.mqtt.routing.retained import GRACE_MS, Retained
 from gateway.mqtt.routing.retained_entry import ENTRY_BYTES
-from mapping.mqtt import Inbound
+from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import Outcome
 from mapping.record import EXPIRY, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Received, Record
 from mapping.rules import Rules

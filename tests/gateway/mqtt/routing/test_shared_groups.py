@@ -24,7 +24,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
 from gateway.mqtt.state.records import SessionSubscription
-from mapping.mqtt import from_record
+from mapping.mqtt.outgoing import from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_QOS, Received
 from mapping.rules import Rules, RuleText

@@ -41,14 +41,18 @@ def test_nobody_is_acknowledged_ahead_of_one_that_waits() -> None:
     assert queue.ready() == [first, second]
 
 
-@given(st.lists(st.sampled_from(["plain", "exactly once", "no_subscribers"]), max_size=12), st.data())
-def test_what_is_stored_together_is_taken_at_once_as_far_as_nobody_waits(kinds: list[str], data: st.DataObject) -> None:
+@given(st.lists(st.sampled_from(["plain", "refused", "exactly once", "no_subscribers"]), max_size=12), st.data())
+def test_what_is_stored_and_plain_is_taken_at_once_as_far_as_nobody_waits(
+    kinds: list[str], data: st.DataObject
+) -> None:
     queue, taken_at_once = AckQueue(), AckQueue()
-    slots, others = [], []
-    for number, kind in enumerate(kinds):
-        for line, made in ((queue, slots), (taken_at_once, others)):
-            made.append(line.arrive(number, 2 if kind == "exactly once" else 1))
-            made[-1].no_subscribers = kind == "no_subscribers"
+    slots = [queue.arrive(number, 2 if kind == "exactly once" else 1) for number, kind in enumerate(kinds)]
+    if set(kinds) == {"plain"}:
+        others = taken_at_once.arrive_run(range(len(kinds)))
+    else:
+        others = [taken_at_once.arrive(slot.packet_id, slot.qos) for slot in slots]
+    for slot, other, kind in zip(slots, others, kinds, strict=True):
+        slot.no_subscribers = other.no_subscribers = kind == "no_subscribers"
     left: list[int] = []
     left_at_once: list[int] = []
     numbers = list(range(len(kinds)))
@@ -56,12 +60,11 @@ def test_what_is_stored_together_is_taken_at_once_as_far_as_nobody_waits(kinds: 
         batch = [number for number in numbers if data.draw(st.booleans())] or numbers[:1]
         numbers = [number for number in numbers if number not in batch]
         for number in batch:
-            slots[number].result = Result(Outcome.STORED)
+            result = Result(Outcome.BUSY if kinds[number] == "refused" else Outcome.STORED)
+            slots[number].result = others[number].result = result
         left += [slot.packet_id for slot in queue.ready()]
-        good = taken_at_once.take([others[number] for number in batch])
+        good = taken_at_once.stored()
         assert all(kinds[number] == "plain" for number in good)
-        for number in batch[len(good) :]:
-            others[number].result = Result(Outcome.STORED)
         left_at_once += good + [slot.packet_id for slot in taken_at_once.ready()]
         assert left_at_once == left
     assert left == list(range(len(kinds)))

@@ -18,7 +18,7 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
-from mapping.mqtt import Delivery
+from mapping.mqtt.outgoing import Delivery
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.mqtt import packets

@@ -1,4 +1,4 @@
-"""MQTT and Kafka records: a PUBLISH becomes a `Record`, a `Received` becomes what a PUBLISH to a client needs.
+"""From Kafka to MQTT: a `Received` becomes what a PUBLISH to a client needs.
 
 The table is the design's "Record" (mapping, part 2). User properties keep their order and their duplicates
 [MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic and correlation data pass unaltered.
@@ -23,116 +23,25 @@ from mapping.record import (
     MQTT_FORMAT,
     MQTT_QOS,
     MQTT_RETAIN,
-    MQTT_TOPIC,
     REPLY_TO,
     SUBJECT,
     TO,
-    Header,
-    Headers,
     Received,
-    Record,
     own_name,
-    stored_name,
 )
 from mapping.rules import Rules
-from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
-PROTOCOL_NAMES: Final = {Version.V5: b"mqtt5", Version.V311: b"mqtt311", Version.V31: b"mqtt31"}
 SHOWN: Final = frozenset({MESSAGE_ID, SUBJECT, TO, CONTENT_ENCODING, GROUP_ID})
 """Headers of ours that MQTT has no property for; shown as user properties under their own names."""
 
 BASE64: Final = "base64:"
 """Marks a user property whose header value is no UTF-8 text [MQTT-1.5.4-1]."""
 
-_ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
-_KNOWN_LIMIT: Final = 1024  # properties whose headers are remembered
-_KNOWN_BYTES: Final = 64  # of those of one message
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
 _FIELD_LIMIT: Final = 65_535  # bytes of a string, and of binary data (sections 1.5.4 and 1.5.6)
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
 _DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by their writer, so by the reader
-
-
-class _Route(msgspec.Struct, frozen=True, gc=False):
-    """What all publishes of one connection to one topic at one QoS have in common."""
-
-    topic: str
-    key: bytes | None
-    headers: Headers
-
-
-class Inbound:
-    """PUBLISH to `Record`, for one connection."""
-
-    __slots__ = ("_client", "_protocol", "_routes", "_rules")
-
-    def __init__(self, rules: Rules, version: Version, client_id: str) -> None:
-        """`client_id` and `version` go into every record."""
-        self._rules = rules
-        self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
-        self._client: Header = (GW_CLIENT, client_id.encode())
-        self._routes: dict[tuple[str, int], _Route] = {}
-
-    def to_record(  # noqa: PLR0917 - names cost on the hot path
-        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None, now_ms: int
-    ) -> Record:
-        """The record of a PUBLISH whose topic name is valid; `now_ms` is its arrival in epoch milliseconds.
-
-        The record has no timestamp of its own: the publisher stamps the arrival.
-        """
-        route = self._routes.get((topic, qos))
-        if route is None:
-            route = self._route(topic, qos)
-        headers = route.headers
-        if retain:
-            headers += ((MQTT_RETAIN, b"1"),)
-        if properties is not None:
-            known = _headers_of.get(id(properties))
-            headers += known[1] if known is not None else _property_headers(properties, now_ms)
-        return Record(route.topic, route.key, payload, headers)
-
-    def _route(self, topic: str, qos: int) -> _Route:
-        destination = self._rules.destination(topic)
-        headers = ((MQTT_TOPIC, topic.encode()), (MQTT_QOS, b"%d" % qos), self._protocol, self._client)
-        route = _Route(destination.topic, destination.key, headers)
-        if len(self._routes) >= _ROUTES_LIMIT:
-            self._routes.clear()
-        self._routes[topic, qos] = route
-        return route
-
-
-_headers_of: dict[int, tuple[Properties, Headers]] = {}
-"""By `id`, which is theirs as long as they are here: what short properties become, of all connections. Those that come
-again and again are one object."""
-
-
-def _property_headers(properties: Properties, now_ms: int) -> Headers:
-    found: list[Header] = []
-    size = 0  # of what may come again
-    if properties.content_type is not None:
-        found.append((CONTENT_TYPE, properties.content_type.encode()))
-        size += len(properties.content_type)
-    if properties.correlation_data is not None:
-        found.append((CORRELATION_ID, properties.correlation_data))
-        size = _KNOWN_BYTES
-    if properties.response_topic is not None:
-        found.append((REPLY_TO, properties.response_topic.encode()))
-        size = _KNOWN_BYTES
-    if properties.message_expiry_interval is not None:
-        found.append((EXPIRY, b"%d" % (now_ms + 1000 * properties.message_expiry_interval)))
-        size = _KNOWN_BYTES
-    if properties.payload_format_indicator is not None:
-        found.append((MQTT_FORMAT, b"%d" % properties.payload_format_indicator))
-    for name, value in properties.user_properties:
-        size += len(name) + len(value)
-        found.append((stored_name(name), value.encode()))
-    headers = tuple(found)
-    if size < _KNOWN_BYTES:
-        if len(_headers_of) >= _KNOWN_LIMIT:
-            _headers_of.clear()
-        _headers_of[id(properties)] = (properties, headers)
-    return headers
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapping.mqtt import BASE64, Inbound, for_subscriber, from_record
+from mapping.mqtt.incoming import Inbound
+from mapping.mqtt.outgoing import BASE64, for_subscriber, from_record
 from mapping.record import Headers, Received, Record
 from mapping.rules import Rules
 from protocols.mqtt.packets import Version

@@ -1,0 +1,379 @@
+/* Records of PUBLISHes one behind another: what runs.py does, in C. The Python code is the reference, and the tests hold
+   both equal. */
+#include "protocols/native.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define HEADERS 80                    /* of one record here; PUBLISHes with more are left to the reference */
+#define DIGITS 24                     /* of a number, with its sign */
+#define NOW_LIMIT (INT64_C(1) << 60)  /* epoch milliseconds, so that no sum with an expiry overflows */
+
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; the run ends before it; done */
+
+/* What is taken from the Python modules once, so that every name is written down in one place. */
+static struct {
+    PyObject *publish, *properties, *route, *record;          /* the types */
+    PyObject *reserved, *prefixes, *stored_name;              /* names that a user's own header may not have */
+    PyObject *property_headers;                               /* the reference's */
+    PyObject *content_type, *correlation_id, *reply_to, *expiry, *format; /* names of headers */
+} py;
+
+/* Where the fields are. */
+static struct {
+    Py_ssize_t topic, payload, qos, retain, packet_id, properties; /* of an event */
+    Py_ssize_t to, key, headers;                                   /* of a route */
+    Py_ssize_t content_type, correlation_data, response_topic, message_expiry_interval, payload_format_indicator,
+        user_properties;
+} at;
+
+typedef struct {
+    int64_t now;
+    PyObject *now_number; /* the same */
+    PyObject *routes;
+    long qos; /* of the run; -1: of the first one that comes */
+    PyObject *records, *packet_ids;
+} Run;
+
+/* The headers of one record, in the making; owned. */
+typedef struct {
+    PyObject *found[HEADERS];
+    Py_ssize_t count;
+} Headers;
+
+static Verdict
+add_header(Headers *headers, PyObject *header_name, PyObject *value)
+{
+    if (headers->count == HEADERS) {
+        return LEFT;
+    }
+    PyObject *header = value ? PyTuple_Pack(2, header_name, value) : NULL;
+    if (header == NULL) {
+        return FAILED;
+    }
+    headers->found[headers->count++] = header;
+    return TAKEN;
+}
+
+static PyObject *
+encoded(PyObject *text)
+{
+    Py_ssize_t size;
+    const char *data = PyUnicode_AsUTF8AndSize(text, &size);
+    return data ? PyBytes_FromStringAndSize(data, size) : NULL;
+}
+
+/* Add a header for a property that is there: its text, or bytes as they are. */
+static Verdict
+add_property(Headers *headers, PyObject *value, PyObject *header_name)
+{
+    if (value == Py_None) {
+        return TAKEN;
+    }
+    PyObject *content = PyUnicode_Check(value) ? encoded(value) : Py_NewRef(value);
+    Verdict verdict = add_header(headers, header_name, content);
+    Py_XDECREF(content);
+    return verdict;
+}
+
+/* Add a header for a property that is a number and there: `base` and `times` as much, in decimal. */
+static Verdict
+add_number(Headers *headers, PyObject *value, PyObject *header_name, int64_t base, int times)
+{
+    if (value == Py_None) {
+        return TAKEN;
+    }
+    long number = PyLong_AsLong(value);
+    if (number == -1 && PyErr_Occurred()) {
+        return FAILED;
+    }
+    if (number < 0 || number > (long)UINT32_MAX) {
+        return LEFT;
+    }
+    char digits[DIGITS];
+    int size = snprintf(digits, sizeof digits, "%" PRId64, base + (int64_t)times * number);
+    PyObject *content = PyBytes_FromStringAndSize(digits, size);
+    Verdict verdict = add_header(headers, header_name, content);
+    Py_XDECREF(content);
+    return verdict;
+}
+
+/* The name under which a user property is stored: nearly always its own. */
+static PyObject *
+stored_name(PyObject *own)
+{
+    int reserved = PySet_Contains(py.reserved, own);
+    for (Py_ssize_t number = 0; !reserved && number < PyTuple_GET_SIZE(py.prefixes); number++) {
+        reserved = (int)PyUnicode_Tailmatch(own, PyTuple_GET_ITEM(py.prefixes, number), 0, PY_SSIZE_T_MAX, -1);
+    }
+    if (reserved < 0) {
+        return NULL;
+    }
+    return reserved ? PyObject_CallOneArg(py.stored_name, own) : Py_NewRef(own);
+}
+
+static Verdict
+add_pairs(Headers *headers, PyObject *pairs)
+{
+    Verdict verdict = PyTuple_Check(pairs) ? TAKEN : LEFT;
+    for (Py_ssize_t number = 0; verdict == TAKEN && number < PyTuple_GET_SIZE(pairs); number++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, number);
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !PyUnicode_Check(PyTuple_GET_ITEM(pair, 0))
+            || !PyUnicode_Check(PyTuple_GET_ITEM(pair, 1))) {
+            return LEFT;
+        }
+        PyObject *stored = stored_name(PyTuple_GET_ITEM(pair, 0));
+        PyObject *value = stored ? encoded(PyTuple_GET_ITEM(pair, 1)) : NULL;
+        verdict = value ? add_header(headers, stored, value) : FAILED;
+        Py_XDECREF(value);
+        Py_XDECREF(stored);
+    }
+    return verdict;
+}
+
+/* What the properties become, in the order of `property_headers`. */
+static Verdict
+add_properties(const Run *run, Headers *headers, PyObject *properties)
+{
+    if ((PyObject *)Py_TYPE(properties) != py.properties) {
+        return LEFT;
+    }
+    Verdict verdict = add_property(headers, field(properties, at.content_type), py.content_type);
+    if (verdict == TAKEN) {
+        verdict = add_property(headers, field(properties, at.correlation_data), py.correlation_id);
+    }
+    if (verdict == TAKEN) {
+        verdict = add_property(headers, field(properties, at.response_topic), py.reply_to);
+    }
+    if (verdict == TAKEN) {
+        verdict = add_number(headers, field(properties, at.message_expiry_interval), py.expiry, run->now, 1000);
+    }
+    if (verdict == TAKEN) {
+        verdict = add_number(headers, field(properties, at.payload_format_indicator), py.format, 0, 1);
+    }
+    return verdict == TAKEN ? add_pairs(headers, field(properties, at.user_properties)) : verdict;
+}
+
+/* The headers of a record: the route's, and behind them what the properties become. */
+static PyObject *
+joined(const Run *run, PyObject *common, PyObject *properties)
+{
+    Headers headers = {.count = 0};
+    Verdict verdict = add_properties(run, &headers, properties);
+    PyObject *all = NULL;
+    if (verdict == TAKEN) {
+        Py_ssize_t size = PyTuple_GET_SIZE(common);
+        all = PyTuple_New(size + headers.count);
+        for (Py_ssize_t number = 0; all && number < size; number++) {
+            PyTuple_SET_ITEM(all, number, Py_NewRef(PyTuple_GET_ITEM(common, number)));
+        }
+        for (Py_ssize_t number = 0; all && number < headers.count; number++) {
+            PyTuple_SET_ITEM(all, size + number, Py_NewRef(headers.found[number]));
+        }
+    }
+    else if (verdict == LEFT) {
+        PyObject *added = PyObject_CallFunctionObjArgs(py.property_headers, properties, run->now_number, NULL);
+        all = added ? PySequence_Concat(common, added) : NULL;
+        Py_XDECREF(added);
+    }
+    while (headers.count) {
+        Py_DECREF(headers.found[--headers.count]);
+    }
+    return all;
+}
+
+/* TAKEN for one of the run's QoS that is not to be retained and does not say that it is text. */
+static Verdict
+is_usual(Run *run, PyObject *event, PyObject *properties)
+{
+    long qos = PyLong_AsLong(field(event, at.qos));
+    if (qos == -1 && PyErr_Occurred()) {
+        return FAILED;
+    }
+    if (run->qos < 0) {
+        run->qos = qos;
+    }
+    if (qos != run->qos || qos < 0 || qos > 1) {
+        return LEFT;
+    }
+    int found = PyObject_IsTrue(field(event, at.retain));
+    if (!found && (PyObject *)Py_TYPE(properties) == py.properties) {
+        found = PyObject_IsTrue(field(properties, at.payload_format_indicator));
+    }
+    return found < 0 ? FAILED : found ? LEFT : TAKEN;
+}
+
+static Verdict
+append_record(Run *run, PyObject *event, PyObject *route, PyObject *properties)
+{
+    PyObject *by_qos = field(route, at.headers);
+    PyObject *common = PyTuple_Check(by_qos) && PyTuple_GET_SIZE(by_qos) > run->qos ? PyTuple_GET_ITEM(by_qos, run->qos)
+                                                                                    : NULL;
+    if (common == NULL || !PyTuple_Check(common)) {
+        PyErr_SetString(PyExc_TypeError, "a route has headers for each QoS");
+        return FAILED;
+    }
+    PyObject *headers = properties == Py_None ? Py_NewRef(common) : joined(run, common, properties), *record = NULL;
+    if (headers) {
+        PyObject *const arguments[] = {field(route, at.to), field(route, at.key), field(event, at.payload), headers};
+        record = PyObject_Vectorcall(py.record, arguments, 4, NULL);
+    }
+    Verdict verdict = FAILED;
+    if (record && PyList_Append(run->records, record) == 0
+        && PyList_Append(run->packet_ids, field(event, at.packet_id)) == 0) {
+        verdict = TAKEN;
+    }
+    Py_XDECREF(record);
+    Py_XDECREF(headers);
+    return verdict;
+}
+
+static Verdict
+map_event(Run *run, PyObject *event)
+{
+    if ((PyObject *)Py_TYPE(event) != py.publish) {
+        return LEFT;
+    }
+    PyObject *route = Py_XNewRef(PyDict_GetItemWithError(run->routes, field(event, at.topic)));
+    if (route == NULL) {
+        return PyErr_Occurred() ? FAILED : LEFT;
+    }
+    PyObject *properties = field(event, at.properties);
+    Verdict verdict = (PyObject *)Py_TYPE(route) == py.route ? is_usual(run, event, properties) : LEFT;
+    if (verdict == TAKEN) {
+        verdict = append_record(run, event, route, properties);
+    }
+    Py_DECREF(route);
+    return verdict;
+}
+
+static PyObject *
+map_run(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *events;
+    Py_ssize_t start;
+    Run run = {.qos = -1};
+    if (!PyArg_ParseTuple(arguments, "O!nO!O!:map_run", &PyList_Type, &events, &start, &PyDict_Type, &run.routes,
+                          &PyLong_Type, &run.now_number)) {
+        return NULL;
+    }
+    run.now = PyLong_AsLongLong(run.now_number);
+    if (run.now == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (start < 0 || run.now <= -NOW_LIMIT || run.now >= NOW_LIMIT) {
+        PyErr_SetString(PyExc_ValueError, "a position, and a time in milliseconds");
+        return NULL;
+    }
+    run.records = PyList_New(0);
+    run.packet_ids = PyList_New(0);
+    Verdict verdict = run.records && run.packet_ids ? TAKEN : FAILED;
+    for (Py_ssize_t number = start; verdict == TAKEN && number < PyList_GET_SIZE(events); number++) {
+        PyObject *event = Py_NewRef(PyList_GET_ITEM(events, number));
+        verdict = map_event(&run, event);
+        Py_DECREF(event);
+    }
+    PyObject *result = verdict == FAILED ? NULL : PyTuple_Pack(2, run.records, run.packet_ids);
+    Py_XDECREF(run.records);
+    Py_XDECREF(run.packet_ids);
+    return result;
+}
+
+/* What is taken from Python */
+
+static int
+look_up_python(PyObject *Py_UNUSED(module))
+{
+    static const struct {
+        const char *module, *attribute;
+        PyObject **place;
+    } wanted[] = {
+        {"protocols.mqtt.events", "PublishReceived", &py.publish},
+        {"protocols.mqtt.properties", "Properties", &py.properties},
+        {"mapping.mqtt.runs", "Route", &py.route},
+        {"mapping.record", "Record", &py.record},
+        {"mapping.record", "RESERVED_HEADERS", &py.reserved},
+        {"mapping.record", "RESERVED_PREFIXES", &py.prefixes},
+        {"mapping.record", "stored_name", &py.stored_name},
+        {"mapping.record", "CONTENT_TYPE", &py.content_type},
+        {"mapping.record", "CORRELATION_ID", &py.correlation_id},
+        {"mapping.record", "REPLY_TO", &py.reply_to},
+        {"mapping.record", "EXPIRY", &py.expiry},
+        {"mapping.record", "MQTT_FORMAT", &py.format},
+        {"mapping.mqtt.runs", "property_headers", &py.property_headers},
+    };
+    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
+        PyObject *from = PyImport_ImportModule(wanted[index].module);
+        *wanted[index].place = from ? PyObject_GetAttrString(from, wanted[index].attribute) : NULL;
+        Py_XDECREF(from);
+        if (!*wanted[index].place) {
+            return -1;
+        }
+    }
+    if (!PyAnySet_Check(py.reserved) || !PyTuple_Check(py.prefixes)) {
+        PyErr_SetString(PyExc_ImportError, "reserved names are a set, their prefixes a tuple");
+        return -1;
+    }
+    return 0;
+}
+
+static int
+look_up_fields(PyObject *Py_UNUSED(module))
+{
+    const struct {
+        PyObject *type;
+        const char *name;
+        Py_ssize_t *place;
+    } wanted[] = {
+        {py.publish, "topic", &at.topic},
+        {py.publish, "payload", &at.payload},
+        {py.publish, "qos", &at.qos},
+        {py.publish, "retain", &at.retain},
+        {py.publish, "packet_id", &at.packet_id},
+        {py.publish, "properties", &at.properties},
+        {py.route, "topic", &at.to},
+        {py.route, "key", &at.key},
+        {py.route, "headers", &at.headers},
+        {py.properties, "content_type", &at.content_type},
+        {py.properties, "correlation_data", &at.correlation_data},
+        {py.properties, "response_topic", &at.response_topic},
+        {py.properties, "message_expiry_interval", &at.message_expiry_interval},
+        {py.properties, "payload_format_indicator", &at.payload_format_indicator},
+        {py.properties, "user_properties", &at.user_properties},
+    };
+    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
+        *wanted[index].place = find_field(wanted[index].type, wanted[index].name);
+        if (*wanted[index].place < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyMethodDef functions[] = {
+    {"map_run", map_run, METH_VARARGS, PyDoc_STR("Map PUBLISHes as long as they are alike and usual; see runs.py.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, refuse_when_switched_off},
+    {Py_mod_exec, look_up_python},
+    {Py_mod_exec, look_up_fields},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mapping.mqtt._native",
+    .m_doc = PyDoc_STR("Records of PUBLISHes one behind another, in C; runs.py does the same."),
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&definition);
+}

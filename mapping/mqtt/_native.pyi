@@ -1,0 +1,1 @@
+from mapping.mqtt.runs import map_run as map_run

@@ -1,0 +1,85 @@
+"""From MQTT to Kafka: a PUBLISH becomes a `Record`.
+
+The table is the design's "Record" (mapping, part 2). User properties keep their order and their duplicates
+[MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic and correlation data pass unaltered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from mapping.mqtt.runs import Route, property_headers
+from mapping.record import GW_CLIENT, GW_PROTOCOL, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, Header, Record
+from mapping.rules import Rules
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
+
+try:
+    from mapping.mqtt._native import map_run
+except ImportError:  # not built, or not wanted: `gateway.native` tells
+    from mapping.mqtt.runs import map_run
+
+PROTOCOL_NAMES: Final = {Version.V5: b"mqtt5", Version.V311: b"mqtt311", Version.V31: b"mqtt31"}
+
+_ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
+_NO_ROUTES: Final[dict[str, Route]] = {}  # of every connection that never published; never written to
+_QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
+
+
+class Inbound:
+    """PUBLISH to `Record`, for one connection."""
+
+    __slots__ = ("_admitted", "_client", "_protocol", "_routes", "_rules")
+
+    def __init__(self, rules: Rules, version: Version, client_id: str) -> None:
+        """`client_id` and `version` go into every record."""
+        self._rules = rules
+        self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
+        self._client: Header = (GW_CLIENT, client_id.encode())
+        self._routes: dict[str, Route] = {}
+        self._admitted = _NO_ROUTES
+
+    def to_record(  # noqa: PLR0917 - names cost on the hot path
+        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None, now_ms: int
+    ) -> Record:
+        """The record of a PUBLISH whose topic name is valid; `now_ms` is its arrival in epoch milliseconds.
+
+        The record has no timestamp of its own: the publisher stamps the arrival.
+        """
+        route = self._routes.get(topic)
+        if route is None:
+            route = self._route(topic)
+        headers = route.headers[qos]
+        if retain:
+            headers += ((MQTT_RETAIN, b"1"),)
+        if properties is not None:
+            headers += property_headers(properties, now_ms)
+        return Record(route.topic, route.key, payload, headers)
+
+    def admit(self, topic: str) -> None:
+        """From now on `to_records` takes what is published to this topic, which had a record before."""
+        route = self._routes.get(topic)
+        if route is not None:
+            if self._admitted is _NO_ROUTES:
+                self._admitted = {}
+            self._admitted[topic] = route
+
+    def to_records(self, events: Sequence[Any], start: int, now_ms: int) -> tuple[list[Record], list[int]]:
+        """The records of PUBLISHes one behind another, from `start` on, with their packet identifiers.
+
+        They are alike in their QoS, which is 0 or 1, are not to be retained, do not say that they are text, and go to
+        topics that were admitted: the run ends before what is none of these.
+        """
+        return map_run(events, start, self._admitted, now_ms)
+
+    def _route(self, topic: str) -> Route:
+        destination = self._rules.destination(topic)
+        name = (MQTT_TOPIC, topic.encode())
+        headers = tuple((name, qos, self._protocol, self._client) for qos in _QOS_HEADERS)
+        route = Route(destination.topic, destination.key, headers)
+        if len(self._routes) >= _ROUTES_LIMIT:
+            self._routes.clear()
+            self._admitted = _NO_ROUTES
+        self._routes[topic] = route
+        return route

@@ -1,0 +1,1 @@
+from protocols.mqtt.usual import take_usual as take_usual
