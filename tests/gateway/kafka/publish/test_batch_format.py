@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.kafka.publish.batch_format import HEADER, Records
 from gateway.kafka.publish.record_buffer import varint
+from mapping.record import Record
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.none() | st.sampled_from([b"", b"v", b"x" * 63, b"x" * 64, b"x" * 200, b"x" * 8192, b"x" * 20_000])
@@ -74,9 +75,10 @@ def test_a_run_is_what_its_records_would_be_one_by_one(
         batch.append(*before)
     for value in run:
         one_by_one.append(timestamp, b"k", value, pairs)
+    records = [Record("t", b"k", value, pairs) for value in run]
     at = 0
     while at < len(run):
-        count, size = in_runs.append_run(timestamp, b"k", run, pairs, at, room)
+        count, size = in_runs.append_records(timestamp, records, at, room)
         assert (count == 0) == (size == 0)
         assert count <= 1 or size - len(run[at + count - 1]) - 30 < room
         at += count
@@ -90,7 +92,8 @@ def test_a_run_is_what_its_records_would_be_one_by_one(
 
 def test_a_run_of_any_values_is_written_at_once() -> None:
     batch = Records(10_000)
-    assert batch.append_run(5, b"k", [b"", b"v", b"w", b"x" * 9000, b"y" * 9000], (), 1, 10_000)[0] == 3
+    run = [Record("t", b"k", value) for value in (b"", b"v", b"w", b"x" * 9000, b"y" * 9000)]
+    assert batch.append_records(5, run, 1, 10_000)[0] == 3
     read = [(record.timestamp, record.value) for record in DefaultRecordBatch(bytes(batch.build()))]
     assert read == [(5, b"v"), (5, b"w"), (5, b"x" * 9000)]
 

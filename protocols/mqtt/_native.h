@@ -1,0 +1,37 @@
+/* What the parts of `protocols.mqtt._native` have in common; `_native.c` says what it does. */
+#ifndef TRIVIUM_PROTOCOLS_MQTT_NATIVE_H
+#define TRIVIUM_PROTOCOLS_MQTT_NATIVE_H
+
+#include "protocols/native.h"
+
+#include <stdbool.h>
+
+#define PAIRS 64 /* user properties of one message that are taken here */
+
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for Python; done */
+
+/* The properties of a PUBLISH that a client may send (table 2-4); user properties are apart. */
+typedef enum { FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, ALIAS, KINDS } Kind;
+
+/* Those of one PUBLISH. */
+typedef struct {
+    PyObject *values[KINDS]; /* owned; NULL: absent */
+    PyObject *pairs[PAIRS];  /* owned */
+    Py_ssize_t count;        /* of pairs */
+    long alias;              /* 0: none */
+} Found;
+
+static inline Py_ssize_t
+two_bytes(const unsigned char *at)
+{
+    return (Py_ssize_t)at[0] << 8 | at[1];
+}
+
+/* _native_properties.c; what they do stands there. */
+bool read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t *value);
+Verdict take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found);
+Verdict take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found);
+void clear_found(Found *found);
+int look_up_properties(PyObject *module);
+
+#endif
