@@ -13,10 +13,12 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 COUNT: Final = """
+WITH places AS MATERIALIZED (SELECT partition, "offset" FROM {rows})
 SELECT count(*)::BIGINT, count(DISTINCT (partition, "offset"))::BIGINT,
-    (SELECT coalesce(sum(ends), 0)::BIGINT FROM (SELECT max("offset") + 1 AS ends FROM {rows} GROUP BY partition))
-FROM {rows}
+    (SELECT coalesce(sum(ends), 0)::BIGINT FROM (SELECT max("offset") + 1 AS ends FROM places GROUP BY partition))
+FROM places
 """
+"""The rows are read once: a batch may come between two looks at the directories."""
 SEGMENT: Final = 5
 """So few that segments are merged while the job is killed."""
 
