@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
 EXAMINED = "examined"
@@ -33,9 +34,9 @@ class Checkpoint:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._root = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
+        self._io = java_class(spark, "org.apache.commons.io.IOUtils")
+        self._root = self._path_of(path)
         self._files = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
     def newest(self) -> int | None:
@@ -78,9 +79,8 @@ class Checkpoint:
 
         A micro-batch takes such state for another query's, and refuses to begin (SPARK-53103).
         """
-        path = self._jvm.org.apache.hadoop.fs.Path
-        if self._files.exists(path(self._root, "metadata")) and not self._numbers("offsets"):
-            self._files.delete(path(self._root, "state"), True)
+        if self._files.exists(self._path_of(self._root, "metadata")) and not self._numbers("offsets"):
+            self._files.delete(self._path_of(self._root, "state"), True)
 
     def examined(self) -> int | None:
         """The newest batch that was marked as examined."""
@@ -89,7 +89,7 @@ class Checkpoint:
 
     def mark_examined(self, number: int) -> None:
         """Remember that every batch up to this one was examined."""
-        path, new = (self._jvm.org.apache.hadoop.fs.Path(self._root, name) for name in (EXAMINED, _NEW_EXAMINED))
+        path, new = (self._path_of(self._root, name) for name in (EXAMINED, _NEW_EXAMINED))
         stream = self._files.create(new, True)
         stream.write(str(number).encode())
         stream.close()
@@ -105,19 +105,19 @@ class Checkpoint:
         return None if text is None else json.loads(text[text.index("{") :])
 
     def _numbers(self, directory: str) -> set[int]:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._root, directory)
+        path = self._path_of(self._root, directory)
         if not self._files.exists(path):
             return set()
         names = (status.getPath().getName() for status in self._files.listStatus(path))
         return {int(name) for name in names if name.isdecimal()}
 
     def _read(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        path = self._path_of(self._root, name)
         if not self._files.exists(path):
             return None
         stream = self._files.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._io.toString(stream, "UTF-8"))
         finally:
             stream.close()
 

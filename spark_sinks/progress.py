@@ -8,13 +8,9 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql import SparkSession
+
+from spark_sinks.java import java_class
 
 Offsets = dict[str, dict[str, int]]
 """Topic -> partition (decimal) -> offset, as Spark writes them."""
@@ -110,27 +106,34 @@ def offsets_sum(offsets: Offsets) -> int:
     return sum(offset for partitions in offsets.values() for offset in partitions.values())
 
 
-class ProgressListener(StreamingQueryListener):
+class ProgressListener:
     """Hands every batch's progress to a function, and a query's end (its run id) to another, in a thread of Spark's.
 
     The end comes after the last progress. Both functions must be quick and must not call Spark: they run on
-    the bus that carries all events.
+    the bus that carries all events. Java calls the methods itself, not by pyspark's `StreamingQueryListener`: that asks
+    Java for each field of an event, a hundred questions and eight exceptions a batch, and one is enough.
     """
 
-    def __init__(self, sink: Callable[[Progress], None], ended: Callable[[str], None]) -> None:
+    def __init__(self, spark: SparkSession, sink: Callable[[Progress], None], ended: Callable[[str], None]) -> None:
         self._sink = sink
         self._ended = ended
+        self._jlistener = java_class(spark, "org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper")(self)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         """Nothing to report: `onQueryProgress` names the query."""
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """One batch is done."""
-        self._sink(progress_of(json.loads(event.progress.json)))
+        self._sink(progress_of(json.loads(event.progress().json())))
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         """Nothing to report: no batch ran."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """No more progress of this run; the one who runs the query asks it for its exception."""
-        self._ended(str(event.runId))
+        self._ended(event.runId().toString())
+
+    class Java:
+        """What py4j wants to know."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

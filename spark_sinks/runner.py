@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -81,7 +82,7 @@ def run(
     """
     ended: SimpleQueue[str] = SimpleQueue()
     found: SimpleQueue[Examined | BaseException] = SimpleQueue()
-    listener = ProgressListener(stop_asked.put, ended.put)
+    listener: Any = ProgressListener(spark, stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
     executions: list[FlowExecution] = []

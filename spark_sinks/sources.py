@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
 _COMMITTED = ("kafka.isolation.level", "read_committed")  # unless the connection says otherwise
@@ -88,14 +89,18 @@ class Broker:
     """
 
     def __init__(self, spark: SparkSession, connection: Mapping[str, str], answer_s: float) -> None:
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        properties = self._jvm.java.util.Properties()
+        self._list = java_class(spark, "java.util.ArrayList")
+        self._map = java_class(spark, "java.util.HashMap")
+        self._place = java_class(spark, "org.apache.kafka.common.TopicPartition")
+        self._offset = java_class(spark, "org.apache.kafka.clients.admin.OffsetSpec")
+        self._options = java_class(spark, "org.apache.kafka.clients.admin.ListOffsetsOptions")
+        self._committed = java_class(spark, "org.apache.kafka.common.IsolationLevel").READ_COMMITTED
+        properties = java_class(spark, "java.util.Properties")()
         for name in ("default.api.timeout.ms", "request.timeout.ms"):
             properties.put(name, str(round(answer_s * 1000)))  # a stop is noticed between two questions
         for name, value in connection.items():
             properties.put(name, value)
-        self._admin = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        self._admin = java_class(spark, "org.apache.kafka.clients.admin.AdminClient").create(properties)
 
     def __enter__(self) -> Self:
         return self
@@ -112,27 +117,24 @@ class Broker:
         return self._ask(lambda: self._offsets(topics, beginnings=beginnings))
 
     def _partitions(self, names: Collection[str]) -> dict[str, int]:
-        known = set(self._admin.listTopics().names().get())
-        wanted = self._jvm.java.util.ArrayList()
-        for name in names:
-            if name in known:
-                wanted.add(name)
-        described = self._admin.describeTopics(wanted).allTopicNames().get()
-        return {name: described[name].partitions().size() for name in wanted}
+        known = self._admin.listTopics().names().get()  # stays in Java: a cluster may have many thousands
+        asked, wanted = self._list(), [name for name in names if known.contains(name)]
+        for name in wanted:
+            asked.add(name)
+        described = self._admin.describeTopics(asked).allTopicNames().get()
+        return {name: described.get(name).partitions().size() for name in wanted}
 
     def _offsets(self, topics: Collection[str], *, beginnings: bool) -> Offsets:
-        kafka = self._jvm.org.apache.kafka
-        spec = kafka.clients.admin.OffsetSpec.earliest() if beginnings else kafka.clients.admin.OffsetSpec.latest()
-        isolation = kafka.common.IsolationLevel.READ_COMMITTED
-        asked = self._jvm.java.util.HashMap()
+        spec = self._offset.earliest() if beginnings else self._offset.latest()
+        asked = self._map()
         places = [
-            (topic, partition, kafka.common.TopicPartition(topic, partition))
+            (topic, partition, self._place(topic, partition))
             for topic, partitions in self._partitions(topics).items()
             for partition in range(partitions)
         ]
         for _, _, place in places:
             asked.put(place, spec)
-        told = self._admin.listOffsets(asked, kafka.clients.admin.ListOffsetsOptions(isolation)).all().get()
+        told = self._admin.listOffsets(asked, self._options(self._committed)).all().get()
         offsets: Offsets = {}
         for topic, partition, place in places:
             offsets.setdefault(topic, {})[str(partition)] = told.get(place).offset()

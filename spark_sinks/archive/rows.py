@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.archive.contract import MARK, ArchiveError
+from spark_sinks.java import java_class
 from spark_sinks.spec.parts import Source
 
 
@@ -36,8 +37,7 @@ class Files:
     """Hadoop's file systems, by names: what a checkpoint or an archive may be on."""
 
     def __init__(self, spark: SparkSession) -> None:
-        jvm: Any = spark._jvm
-        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
         self._configuration = spark._jsc.hadoopConfiguration()
 
     def exists(self, name: str) -> bool:
