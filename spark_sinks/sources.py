@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError

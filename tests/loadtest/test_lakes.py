@@ -6,7 +6,7 @@ import duckdb
 
 from loadtest.spark.lakes import COUNT, Found
 
-GROWING = 'SELECT 0 AS partition, unnest(range(10 * nextval(\'looks\'))) AS "offset"'
+GROWING = "SELECT 0 AS partition, unnest(range(10 * nextval('looks'))) AS \"offset\""
 
 
 def test_a_batch_that_comes_while_a_reader_looks_is_no_batch_that_is_missing() -> None:

@@ -59,16 +59,25 @@ def java_options(archive: Path) -> str:
 def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
     """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s.
 
+    State is in one partition: each is a task, files and perhaps a worker of Python. A test about that has `two_parts`.
     Heartbeats bring nothing that was not told when it happened, so a test does not wait for one without noticing.
     """
     conf = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s", "spark.ui.liveUpdate.minFlushPeriod": "1h"}
     started = session(
-        "tests", master="local[8]", jars=spark_jars, log_level="OFF", quick_start=True, java_options=java_options,
-        conf=conf,
+        "tests", master="local[8]", jars=spark_jars, shuffle_partitions=1, log_level="OFF", quick_start=True,
+        java_options=java_options, conf=conf,
     )  # fmt: skip
     yield started
     started.stop()
     end_jvm(4.0)
+
+
+@pytest.fixture
+def two_parts(spark: SparkSession) -> Iterator[None]:
+    """The state of what is begun by this test is in two partitions, as that of a job."""
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
 
 
 class RunningJob:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import functools
 import json
 import math
 import random
@@ -97,6 +96,7 @@ rate = "rate(*)"
 """
 
 
+@pytest.mark.usefixtures("two_parts")
 async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_is_a_dead_letter(
     *, run_job: Any, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, read_until: Any,
     bootstrap: str,
@@ -308,15 +308,12 @@ exec {python} "$@"
 
 async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restart(
     *, run_job: Any, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str, tmp_path: Path,
-    spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     worker = tmp_path / "python"
     worker.write_text(WORKER.format(once=tmp_path / "once", python=sys.executable))
     worker.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(worker))  # the first is not there in time
-    partitions = "spark.sql.shuffle.partitions"
-    request.addfinalizer(functools.partial(spark.conf.set, partitions, spark.conf.get(partitions) or 2))
-    spark.conf.set(partitions, "1")  # each is a worker of Python, which costs a second to start
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(MEANS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
     rng = random.Random(8)

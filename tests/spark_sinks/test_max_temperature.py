@@ -44,14 +44,12 @@ class Readings:
         self._chance = random.Random(5)
         self.time = int(time.time() * 1000) - 60_000
 
-    async def send(self, count: int, *, wait: bool = True) -> None:
+    async def send(self, count: int) -> None:
+        """In one go: one after the other each would be a batch of its own, and a batch costs a third of a second."""
         for _ in range(count):
             self.time += self._chance.randint(1, 400)
             sensor, temperature = f"room-{self._chance.randint(0, 3)}", round(self._chance.uniform(-20, 40), 2)
-            if wait:
-                await self.send_one(sensor, temperature, self.time)
-            else:
-                await self._producer.send(self._topic, reading(temperature, self.time), sensor.encode())
+            await self._producer.send(self._topic, reading(temperature, self.time), sensor.encode())
             self.all.append((sensor, temperature, self.time))
         await self._producer.flush()
 
@@ -92,6 +90,7 @@ async def options(bootstrap: str, new_topic: Any, tmp_path: Path) -> Options:
     )
 
 
+@pytest.mark.usefixtures("two_parts")
 async def test_nothing_is_lost_over_a_restart(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
@@ -150,6 +149,7 @@ async def test_malformed_and_late_readings_are_dead_lettered(
     assert [reason for reason in reasons.values() if reason.startswith("the value")] == [reasons[b"hot"]] * 2
 
 
+@pytest.mark.usefixtures("two_parts")
 async def test_real_time_results_come_at_once_and_late_readings_at_the_checkpoint(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
@@ -206,6 +206,7 @@ async def test_real_time_goes_on_from_its_checkpoint(
     assert as_model(newest(records)) == expected
 
 
+@pytest.mark.usefixtures("two_parts")
 async def test_a_backlog_is_caught_up_in_bounded_batches_before_real_time(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
@@ -214,7 +215,7 @@ async def test_a_backlog_is_caught_up_in_bounded_batches_before_real_time(
     )
     readings = Readings(producer, options.source)
     readings.time -= 3_600_000
-    await readings.send(2_500, wait=False)
+    await readings.send(2_500)
     job = await run_job(options)
     await job.wait_for(lambda done: any(p.trigger == REAL_TIME for p in done))
     caught_up = [p for p in job.progress if p.trigger == CATCHING_UP]
@@ -308,6 +309,20 @@ def test_a_kafka_that_does_not_answer_is_no_topic_list(spark: SparkSession) -> N
         servers = f"127.0.0.1:{silent.getsockname()[1]}"
         with Broker(spark, {"bootstrap.servers": servers}, 3) as broker:
             assert broker.partitions(["sensors"]) is None
+
+
+async def test_missing_topics_are_named_and_a_stop_ends_the_waiting(spark: SparkSession, options: Options) -> None:
+    options = msgspec.structs.replace(options, target="not-there", dead_letter=f"{options.source}-dlq")
+    said: list[str] = []
+    stop: SimpleQueue[Progress | None] = SimpleQueue()
+    kind = known_jobs()["max-temperature"]
+    waiting = asyncio.create_task(asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, stop))
+    # Said first where the machine is so busy that Kafka's answer comes late: that it does not answer.
+    await wait_until(lambda: bool(said) and not said[-1].startswith("waiting for Kafka"), 60)
+    stop.put(None)
+    assert not await asyncio.wait_for(waiting, 60)
+    missing = f"not-there, {options.dead_letter} on {options.bootstrap_servers}"
+    assert said[-1] == f"waiting for topic {missing}: create it"
 
 
 async def test_a_slow_kafka_is_given_more_time_each_time(

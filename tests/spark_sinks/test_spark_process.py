@@ -201,24 +201,6 @@ async def test_killed_in_mid_load_and_started_again(
     assert not looked_for_links.exists(), "a checkpoint starts processes: a batch waits for each"
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(400)
-async def test_waits_for_missing_topics_and_stops_while_it_waits(job_process: Start, new_topic: Any) -> None:
-    source = await new_topic()
-    job = job_process(f"--source={source}", "--target=not-there", f"--dead-letter={source}-dlq")
-    await job.start()
-    async with asyncio.timeout(60):
-        line = b"waiting for Kafka"  # said first where the machine is so busy that Kafka's answer comes late
-        while line.startswith(b"waiting for Kafka"):
-            line = await job.process.stderr.readline()  # type: ignore[union-attr]
-    assert line.startswith(f"waiting for topic not-there, {source}-dlq on ".encode())
-    assert not job.ready_file.exists()
-    job.process.send_signal(signal.SIGINT)
-    await job.process.communicate()
-    assert job.process.returncode == 0
-    await job.wait_gone(5)
-
-
 STARTS = """
 import subprocess, sys
 subprocess.Popen(sys.argv[1:]).wait()
@@ -237,7 +219,7 @@ async def test_stopped_while_the_jvm_starts(job_process: Start, end_of: str) -> 
     if end_of == "parent":
         job.process.kill()
     else:
-        job.process.terminate()
+        job.process.send_signal(signal.SIGINT)
     await job.process.communicate()
     assert job.process.returncode == (-signal.SIGKILL if end_of == "parent" else 0)
     await job.wait_gone()
