@@ -25,6 +25,7 @@ from gateway.assembly import (
     parts_with_statistics,
 )
 from gateway.config import Config, ConfigError, KafkaConfig
+from gateway.drain import LEAD_S, Drain
 from gateway.embedded.broker import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
 from gateway.embedded.jars import console_report
 from gateway.embedded.java import SetupError
@@ -87,7 +88,7 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, ready_file: Path | None) -> None:
-    """Run the gateway until SIGTERM or SIGINT; StartError when it cannot start, LostError when it cannot go on."""
+    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; StartError: it cannot start, LostError: it cannot go on."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     broker = None
@@ -108,6 +109,13 @@ class App:
         self._config = config
         self._ready_file = ready_file
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()  # nobody is sent away at a rate, or no more
+        self._drain = Drain(
+            config.drain,
+            lambda: self._listeners,
+            settle_s=config.drain_timeout_s / 2,
+            lead_s=LEAD_S if config.kafka.bootstrap_servers is not None else 0.0,
+        )
         self._starting: asyncio.Task[Any] | None = None
         self._stopping_since = float("inf")  # of the loop's clock
         self._failure: BaseException | None = None
@@ -130,12 +138,16 @@ class App:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGTERM, self._on_drain)
+        loop.add_signal_handler(signal.SIGINT, self._on_stop)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await self._start_or_stop(stack)
                 await self._stop.wait()
+                self._stopping = True
+                if self._served and not self._hurry.is_set():
+                    await self._drain.run(self._hurry)
+                self._stopping_since = loop.time()
                 log.info("stopping")
         except (ConfigError, ListenError, BrokerError) as error:
             raise StartError(str(error)) from error
@@ -147,16 +159,22 @@ class App:
             kind = LostError if self._served else StartError
             raise kind(str(self._failure) or repr(self._failure)) from self._failure
 
-    def _on_stop(self) -> None:
-        if not self._stop.is_set():
-            self._stopping_since = asyncio.get_running_loop().time()
-            self._stop.set()
+    def _on_drain(self) -> None:
+        """Send the clients away at a rate, then stop; the second time: stop."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
         if self._starting is not None:
             self._starting.cancel()
 
+    def _on_stop(self) -> None:
+        """Stop without waiting for anybody but Kafka."""
+        self._hurry.set()
+        self._on_drain()
+
     def _give_up(self, error: BaseException) -> None:
         """Something is lost that the process cannot be without: stop in order, and end with the reason."""
-        if self._failure is None and not self._stop.is_set():
+        if self._failure is None and not self._hurry.is_set():
             log.error("the gateway cannot go on", reason=str(error) or repr(error))
             self._failure = error
         self._on_stop()
@@ -215,6 +233,7 @@ class App:
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)
         metrics.add_source("flow", pauses.statistics)
+        metrics.add_source("drain", self._drain.statistics)
         self._watch_kafka(kafka_log.publisher, stack)
         flow = Flow([listener.flowing for listener in self._listeners], kafka_log.publisher.budgets.flow, pauses)
         await self._open_management(metrics, flow, security, stack)
@@ -279,6 +298,7 @@ class App:
             origins=Origins(settings),
             ssl_context=context,
             spark_jobs=self._config.management.spark_jobs,
+            drain=self._on_drain,
         )
         try:
             await management.start(address)

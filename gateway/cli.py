@@ -15,6 +15,7 @@ import typer
 if TYPE_CHECKING:
     from gateway.config import Config
     from gateway.embedded.java import Java
+    from gateway.observe.management_client import ManagementClient
 
 app = typer.Typer(
     help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
@@ -88,7 +89,7 @@ def up(
         bool | None, typer.Option("--insecure", help="Listen beyond loopback without authentication.")
     ] = None,
 ) -> None:
-    """Run the gateway until SIGTERM or Ctrl-C."""
+    """Run the gateway until SIGTERM, which sends its clients away first (`trivium drain`), or Ctrl-C."""
     from gateway.observe.collector import calm  # noqa: PLC0415 - other commands leave the collector to Python
 
     calm()
@@ -112,22 +113,13 @@ def up(
         raise fail(without_secrets(str(error), settings), code) from error
 
 
-@app.command("flow")
-def flow(
-    config: ConfigFile = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")
-    ] = None,
-    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
-) -> None:
-    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
-    from gateway.observe.flow_view import NoFlow, Source, print_once, watch  # noqa: PLC0415
+Url = Annotated[str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")]
+User = Annotated[str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")]
+
+
+def management(config: Path | None, url: str | None, user: str | None) -> ManagementClient:
+    """The management port of a gateway."""
+    from gateway.observe.management_client import ManagementClient  # noqa: PLC0415
 
     if url is None:
         settings = read_config(config)
@@ -136,13 +128,50 @@ def flow(
         url = f"{'https' if tls else 'http'}://{address}"
     if not url.startswith(("http://", "https://")):
         raise fail(f"--url: {url} is no address of HTTP")
-    source = Source(url, None if user is None else (user, read_password(confirm=False)), client=client, limit=limit)
+    return ManagementClient(url, None if user is None else (user, read_password(confirm=False)))
+
+
+@app.command("drain")
+def drain(
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
+) -> None:
+    """Send the clients of a gateway away at a rate, then stop it (section `drain` of its configuration)."""
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    gateway = management(config, url, user)
+    try:
+        gateway.ask("/drain", "POST")
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+    if wait and not gateway.wait_gone(timeout):
+        raise fail(f"the gateway still answers after {timeout:g} s", LOST)
+
+
+@app.command("flow")
+def flow(
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
+) -> None:
+    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
+    from gateway.observe.flow_view import Source, print_once, watch  # noqa: PLC0415
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    source = Source(management(config, url, user), client=client, limit=limit)
     try:
         if once or as_json:
             print_once(source, as_json=as_json)
         else:
             watch(source)
-    except NoFlow as error:
+    except NoAnswer as error:
         raise fail(str(error), LOST) from error
     except KeyboardInterrupt:
         return

@@ -24,6 +24,7 @@ from gateway.settings.protocols import (
     AddressRule,
     AmqpConfig,
     ConsumerDefaults,
+    DrainConfig,
     HttpConfig,
     ManagementConfig,
     MqttConfig,
@@ -105,6 +106,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ConsumerDefaults",
+    "DrainConfig",
     "EmbeddedConfig",
     "HttpConfig",
     "KafkaConfig",
@@ -134,7 +136,8 @@ class Config(BaseSettings):
     data_dir: Path = Path(".trivium")
     """where the embedded Kafka keeps its data"""
     drain_timeout_s: Annotated[float, Field(gt=0, le=10)] = 8.0
-    """how long a stop may take; at most 10. Half of it is for Kafka's answers to what is in flight"""
+    """how long a stop may take by Ctrl-C, or once clients have been sent away (`drain`); at most 10. Half of it is for
+    Kafka's answers to what is in flight"""
     kafka: KafkaConfig = KafkaConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
     budget: BudgetConfig = BudgetConfig()
@@ -143,6 +146,7 @@ class Config(BaseSettings):
     amqp: AmqpConfig = AmqpConfig()
     http: HttpConfig = HttpConfig()
     management: ManagementConfig = ManagementConfig()
+    drain: DrainConfig = DrainConfig()
     mapping: MappingConfig = MappingConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.listener import AmqpListener
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
+from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
@@ -46,6 +47,13 @@ class Listener(Protocol):
     @property
     def accepting(self) -> bool:
         """Whether new connections are accepted."""
+
+    def departing(self) -> Iterable[Departing]:
+        """All that are connected to it now."""
+        ...
+
+    def close_doors(self) -> None:
+        """Accept nobody any more; who is connected is served on."""
 
     def stop_taking(self) -> None:
         """Take nothing new; what was taken is still answered."""

@@ -76,7 +76,7 @@ class GatewayProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._environment},
+                env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # nobody balances here
                 cwd=self._checkout,  # the first place where `-m` looks for modules
                 start_new_session=True,
             )

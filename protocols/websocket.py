@@ -29,6 +29,7 @@ INVALID_PAYLOAD: Final = 1007
 POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
+SERVICE_RESTART: Final = 1012  # of the registry: come back, here or elsewhere
 _FOR_FRAMES: Final = frozenset({*range(1000, 1004), *range(1007, 1015)})
 """Those of the registry that may stand in a frame; 3000 to 4999 are free for all (section 7.4.2)."""
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
 from gateway.config import Config
+from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
@@ -86,6 +87,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "collector": CollectorStatistics,
         "failures": FailureStatistics,
         "flow": PauseStatistics,
+        "drain": DrainStatistics,
         "descriptors": DescriptorStatistics,
         "embedded_kafka": OpenFiles,
         "native": NativeStatistics,

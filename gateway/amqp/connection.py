@@ -22,6 +22,7 @@ from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
+from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.rates import CreditPause
 from gateway.security.exchange import Done, Failed
@@ -48,7 +49,7 @@ from protocols.amqp.events import (
     TransfersReceived,
 )
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import CONNECTION_FORCED, RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
+from protocols.amqp.outcomes import RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
 from protocols.amqp.sasl import SaslCode
 from protocols.amqp.transactions import UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -197,13 +198,26 @@ class AmqpConnection(AttachingPeer):
 
     # the server's calls
 
-    def quiesce(self) -> None:
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return not self.alive
+
+    def prepare_to_leave(self) -> None:
         """Grant no more credit: what is in flight will be answered."""
         self.quiescing = True
 
-    def force_close(self, description: str) -> None:
-        """Close the connection with `amqp:connection:forced`; receivers' unsettled records go back to their groups."""
-        self._close(Error(CONNECTION_FORCED, description))
+    @property
+    def may_leave(self) -> bool:
+        """Whether Kafka has answered for every message, and no transaction is open; nothing is read without one."""
+        if self.transactions:
+            return False
+        self.pump.pause_reading(STOPPING)
+        return not any(incoming.window.unsettled for incoming in self._incoming)
+
+    def leave(self) -> None:
+        """Close the connection as a gateway that stops; receivers' unsettled records go back to their groups."""
+        self._close(self.services.farewell())
 
     @property
     def load(self) -> int:
@@ -328,6 +342,9 @@ class AmqpConnection(AttachingPeer):
         self._close(Error(UNAUTHORIZED_ACCESS, "the token has expired"))
 
     def _opened(self, event: ConnectionOpened) -> None:
+        if self.services.is_closed:
+            self._connection.close(self.services.farewell())
+            return
         identity = self._identity if event.with_sasl else self.services.authenticator.anonymous()
         if identity is None:
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))

@@ -44,10 +44,19 @@ class AmqpListener(ProtocolListener):
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
         return connection, AmqpConnection(services, connection, self._open)
 
+    def departing(self) -> tuple[AmqpConnection, ...]:
+        """Every connection."""
+        return tuple(self._open)
+
+    def close_doors(self) -> None:
+        """Accept no connection, and answer an open with a close."""
+        super().close_doors()
+        self._services.is_closed = True
+
     def stop_taking(self) -> None:
         """No new connection, no more credit, no further transfer read; outcomes still go out."""
         for connection in self._open:
-            connection.quiesce()
+            connection.prepare_to_leave()
         self._services.coordinators.stop()
         super().stop_taking()
 
@@ -58,9 +67,9 @@ class AmqpListener(ProtocolListener):
         self._services.nodes.close()
 
     def close_connections(self) -> None:
-        """Close every connection with `amqp:connection:forced` (part 2.8.16)."""
-        for connection in tuple(self._open):
-            connection.force_close("the gateway is stopping")
+        """Close every connection with `amqp:connection:forced`, or `redirect` (part 2.8.16)."""
+        for connection in self.departing():
+            connection.leave()
 
     def statistics(self) -> AmqpStatistics:
         """Counts for the metrics."""

@@ -25,8 +25,10 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.turns import Share
+from protocols.amqp.outcomes import CONNECTION_FORCED, CONNECTION_REDIRECT, Error
 
 PRODUCT: Final = "trivium"
+STOPPING: Final = "the gateway is stopping"
 
 
 class Services:
@@ -49,6 +51,7 @@ class Services:
         random_id: Callable[[], str],
     ) -> None:
         self.config = config
+        self.is_closed = False  # the gateway stops, and peers have begun to leave: an open is answered with a close
         self.container_id = container_id
         self.publisher = publisher
         self.live_reader = live_reader
@@ -84,3 +87,11 @@ class Services:
         )
         self.places = Places()  # the partitions of links that send without keys
         self.attaching = Share()  # the part of each turn that attaches have
+
+    def farewell(self) -> Error:
+        """What a peer is told by a gateway that stops, and where it shall go (part 2.8.16)."""
+        target = self.config.redirect
+        if target is None:
+            return Error(CONNECTION_FORCED, STOPPING)
+        where = (("hostname", target.host), ("network-host", target.host), ("port", target.port))
+        return Error(CONNECTION_REDIRECT, STOPPING, where)

@@ -16,8 +16,6 @@ from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.properties import NONE, Properties
-from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.states import Limits
 
 FROZEN: Final = "frozen"
@@ -97,16 +95,22 @@ class MqttListener(ProtocolListener):
         connection = Connection(self._limits)
         return connection, Client(connection, self._services)
 
+    def departing(self) -> list[Client]:
+        """Every client."""
+        return self._clients()
+
+    def close_doors(self) -> None:
+        """Accept no connection, and no CONNECT on those that are open."""
+        super().close_doors()
+        self._services.opening.is_closed = True
+        self._services.sessions.parts.store.leaving = True
+
     def close_connections(self) -> None:
-        """DISCONNECT 0x8B, or 0x9C where another server is known, on every connection; 3.1.1 has no words for it."""
+        """Tell every client to leave."""
         if self._services.self_delivery is not None:
             self._services.self_delivery.release()
-        code, properties = ReasonCode.SERVER_SHUTTING_DOWN, NONE
-        if self._services.config.server_reference is not None:
-            code = ReasonCode.USE_ANOTHER_SERVER
-            properties = Properties(server_reference=self._services.config.server_reference)
         for client in self._clients():
-            client.disconnect(code, "the gateway is stopping", properties)
+            client.leave()
 
     def statistics(self) -> Statistics:
         """Counts for the metrics."""

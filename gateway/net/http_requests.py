@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
+
+LEAVE_S: Final = 1.0  # a connection that is to end is kept for a request that may be on its way
 
 
 class Request(web.BaseRequest):
@@ -67,9 +69,10 @@ Message = RawRequestMessage | _ErrInfo | Prepared
 class RequestsInTurn(web.RequestHandler):
     """aiohttp's connection, but for what runs its requests."""
 
-    __slots__ = ("_direct",)
+    __slots__ = ("_direct", "_leaves_at")
 
     _direct: Abandoned | None  # the request that is served directly; the next ones wait for its answer
+    _leaves_at: float | None  # it is to end with the next answer, or by then if nothing is asked
 
     @property
     def is_idle(self) -> bool:
@@ -80,6 +83,31 @@ class RequestsInTurn(web.RequestHandler):
             and self._direct is None
             and not (self._paused or self._reading_paused or self._buffer_paused)
         )
+
+    # drain.Departing
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the next answer is the last one."""
+        return self._leaves_at is not None
+
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return self.transport is None or self._close or self._force_close
+
+    def prepare_to_leave(self) -> None:
+        """The answer to the next request, or to the one now served, will say `Connection: close`."""
+        self._leaves_at = self._loop.time() + LEAVE_S
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nothing was asked for a while: who asks at the moment of the close would not know its fate."""
+        return self.is_idle and self._leaves_at is not None and self._loop.time() >= self._leaves_at
+
+    def leave(self) -> None:
+        """See `gateway.drain.Departing`."""
+        self.close()
 
     def begin_direct(self, request: Abandoned) -> None:
         """A request is served directly; the connection is idle, and is not until its answer is given."""

@@ -101,7 +101,7 @@ class HttpConnection(RequestsInTurn):
         self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
         self._last = b""  # what was parsed last: the end of a head may come in parts
         self._rest = b""  # what is not parsed yet, because enough is waiting
-        self._direct = None
+        self._direct = self._leaves_at = None
         self._known: KnownHeads[Direct] | None = None  # None: there are none
         self._whole: tuple[object, bytes] | None = None  # the last request that came in one read; its head
 

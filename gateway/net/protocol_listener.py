@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from flowcontrol.budget import Budget
 from gateway.config import Address
+from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
 from gateway.net.listener import Listener
@@ -57,13 +58,21 @@ class ProtocolListener(Listener, abc.ABC):
     def statistics(self) -> msgspec.Struct:
         """Counts for the metrics."""
 
+    @abc.abstractmethod
+    def departing(self) -> Iterable[Departing]:
+        """Every connection, for when the gateway stops."""
+
+    def close_doors(self) -> None:
+        """Accept no connection; a subclass refuses who was accepted and has not logged in."""
+        self.stop_accepting()
+
     def flowing(self) -> list[Flowing]:
         """What can be asked for its flow."""
         return [pump.handler for pump in self.pumps]
 
     def stop_taking(self) -> None:
         """No new connection, and nothing more is read from the open ones; answers still go out."""
-        self.stop_accepting()
+        self.close_doors()
         for pump in self.pumps:
             pump.pause_reading(STOPPING)
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -162,6 +162,14 @@ class WebSocketListener(HttpServer):
     async def start(self) -> None:
         """Listen; ListenError when the address cannot be had."""
         await self.listen(self._key, self._address, self._tls)
+
+    def departing(self) -> Iterable[HttpConnection]:
+        """None: they are the subprotocol's, from the upgrade on."""
+        return ()
+
+    def close_doors(self) -> None:
+        """Close the listening socket."""
+        self.stop_accepting()
 
     def stop_taking(self) -> None:
         """Close the listening socket; the open WebSockets are stopped by their subprotocol's own listener."""

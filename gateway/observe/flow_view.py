@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from datetime import datetime
 from urllib.parse import urlencode
 
@@ -19,48 +15,32 @@ from rich.text import Text
 
 from gateway.flow import BudgetFlow, ConnectionFlow
 from gateway.observe.flow import Snapshot
+from gateway.observe.management_client import ManagementClient, NoAnswer
 
 PERIOD_S = 1.0
-ANSWER_S = 10.0
 PIPE_COLUMNS = 160  # where there is no terminal to ask
 NARROW = 120  # columns below which users and addresses are left out
 PAUSED = 8  # rows
 TOPICS = 5
 EPISODES = 8
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _STEP = 1024
-
-
-class NoFlow(Exception):  # noqa: N818 - an answer, not an error of ours
-    """The gateway does not tell; the text says why."""
 
 
 class Source:
     """A gateway's `/flow`."""
 
-    def __init__(self, base: str, login: tuple[str, str] | None, *, client: str, limit: int) -> None:
-        """`base`: the management address, as `http://HOST:PORT`; `login`: user and password."""
-        self._url = f"{base.rstrip('/')}/flow?{urlencode({'limit': limit, 'client': client})}"
-        self._headers = {}
-        if login is not None:
-            self._headers["Authorization"] = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
+    def __init__(self, gateway: ManagementClient, *, client: str, limit: int) -> None:
+        self._gateway = gateway
+        self._path = f"/flow?{urlencode({'limit': limit, 'client': client})}"
 
     def read(self) -> bytes:
-        """The document of this moment; NoFlow says why there is none."""
-        request = urllib.request.Request(self._url, headers=self._headers)  # noqa: S310 - the command checks the scheme
-        try:
-            with _DIRECT.open(request, timeout=ANSWER_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                raise NoFlow(error.read(200).decode(errors="replace").strip() or str(error)) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise NoFlow(f"{self._url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
+        """The document of this moment; NoAnswer says why there is none."""
+        return self._gateway.ask(self._path)
 
 
 def print_once(source: Source, *, as_json: bool) -> None:
-    """Print the flow of this moment; NoFlow."""
+    """Print the flow of this moment; NoAnswer."""
     document = source.read()
     if as_json:
         print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII: nothing that a terminal would obey
@@ -72,7 +52,7 @@ def print_once(source: Source, *, as_json: bool) -> None:
 
 
 def watch(source: Source) -> None:
-    """Show it live, until Ctrl-C; NoFlow when the first answer fails, later ones are tried again."""
+    """Show it live, until Ctrl-C; NoAnswer when the first answer fails, later ones are tried again."""
     console = Console()
     shown = view(_decoded(source.read()), console.height, console.width)
     with Live(shown, console=console, screen=True, auto_refresh=False) as live:
@@ -80,7 +60,7 @@ def watch(source: Source) -> None:
             time.sleep(PERIOD_S)
             try:
                 live.update(view(_decoded(source.read()), console.height, console.width), refresh=True)
-            except NoFlow as error:
+            except NoAnswer as error:
                 live.update(plain(f"{error}; trying again"), refresh=True)
 
 
@@ -88,7 +68,7 @@ def _decoded(document: bytes) -> Snapshot:
     try:
         return msgspec.json.decode(document, type=Snapshot)
     except msgspec.DecodeError as error:
-        raise NoFlow(f"this is no gateway of this version: {error}") from error
+        raise NoAnswer(f"this is no gateway of this version: {error}") from error
 
 
 def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:

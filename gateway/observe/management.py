@@ -1,8 +1,9 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/console`, and nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/console`, `/drain`, and nothing else.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
 no name. What `/ready` misses, what `/metrics` counts, and what `/flow` and `/console` tell of clients is told freely on
-loopback; seen from elsewhere it needs a password and the right `admin` when a password is needed anywhere.
+loopback; seen from elsewhere it needs a password and the right `admin` when a password is needed anywhere. So does
+`POST /drain`, which sends the clients away and stops the gateway.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class Management:
         origins: Origins,  # whose pages may look
         ssl_context: ssl.SSLContext | None = None,  # for TLS
         spark_jobs: Sequence[Address] = (),  # whose metrics `/console` shows too
+        drain: Callable[[], None] | None = None,  # sends the clients away, then stops the gateway; None: nobody may
     ) -> None:
         self._metrics = metrics
         self._ready = ready
         self._flow = flow
+        self._drain = drain
         self._spark_jobs = SparkJobs(spark_jobs)
         self._console = Console(flow, metrics, ready, self._spark_jobs)
         self._admit = admit
@@ -74,6 +77,8 @@ class Management:
         app.router.add_get("/ready", self._is_ready)
         app.router.add_get("/metrics", self._guard(self._render))
         app.router.add_get("/flow", self._guard(self._tell_flow))
+        if self._drain is not None:
+            app.router.add_post("/drain", self._guard(self._begin_drain))
         app.router.add_get("/console/events", self._guard(self._console.events))
         for path in FILES:
             app.router.add_get(path, self._guard(self._console.file))
@@ -137,6 +142,13 @@ class Management:
             return await answer(request)
 
         return guarded
+
+    async def _begin_drain(self, request: web.Request) -> web.Response:
+        assert self._drain is not None
+        if self._ready()[1]["stopping"]:  # a second one would end it at once, as a second signal does
+            return web.Response(status=409, text="the gateway is stopping already\n")
+        self._drain()
+        return web.Response(status=202, body=b'{"draining":true}', content_type=JSON)
 
     async def _render(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, cast
 
 import msgspec
 
+from gateway.drain import Departing
 from gateway.flow import Flowing
-from gateway.net.http_server import HttpServer
+from gateway.net.http_server import HttpConnection, HttpServer
 from gateway.net.upgrade import WebSocketEndpoint
 from gateway.rest.admin.operations import Administration
 from gateway.rest.admin.topics import TopicOperations
@@ -151,6 +152,15 @@ class RestListener(HttpServer):
     def port(self) -> int:
         """The port really bound; 0 while not listening."""
         return int(self.bound.rpartition(":")[2] or 0)
+
+    def departing(self) -> Iterable[Departing]:
+        """Connections that ask or are idle, streams of events, WebSockets."""
+        connections = (cast("HttpConnection", one) for one in self.connections)
+        return [*connections, *self._events.departing(), *self._live.departing()]
+
+    def close_doors(self) -> None:
+        """Accept no connection; requests on the open ones are served until their turn has come."""
+        self.stop_accepting()
 
     def stop_taking(self) -> None:
         """Close the listening socket: open connections are answered 503 from now on, running polls come back.

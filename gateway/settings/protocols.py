@@ -103,6 +103,9 @@ class AmqpConfig(Section):
     """it is behind load balancers that say whose a connection is; see [below](#behind-a-load-balancer)"""
     websocket_address: Address | None = None
     """a listener for AMQP over WebSocket alone, at any path; the HTTP port has it at `/amqp` anyway"""
+    redirect: Address | None = None
+    """where peers shall go when this gateway stops: they are closed with `amqp:connection:redirect` to it instead of
+    `amqp:connection:forced`"""
     addresses: tuple[AddressRule, ...] = ()
     """which plain addresses are queues; see [below](#addresses-that-are-queues)"""
     max_frame_bytes: Annotated[int, Field(ge=512)] = 65536
@@ -262,11 +265,25 @@ class HttpConfig(Section):
         return self
 
 
+class DrainConfig(Section):
+    """How clients leave a gateway that stops: SIGTERM, `trivium drain`."""
+
+    lead_s: Annotated[float | None, Field(ge=0, le=3600)] = None
+    """how long clients are served as ever after `/ready` has said no, so that balancers see it: as long as they take for
+    that, and more. Without it 5; 0 with the embedded Kafka, where no other gateway is"""
+    rate_per_s: Annotated[float, Field(gt=0)] = 500.0
+    """connections that are sent away in a second, of all protocols: what the other gateways can log in"""
+    limit_s: Annotated[float, Field(gt=0)] = 300.0
+    """the lead and the leaving end after this at the latest; then everybody who is left is closed within
+    `drain_timeout_s`"""
+
+
 class ManagementConfig(Section):
     """`/healthy`, `/ready` and `/metrics`."""
 
     address: Address = Address("127.0.0.1:8081")
-    """`/healthy`, `/ready`, `/metrics`. Beyond loopback `/metrics` needs a password when clients need one"""
+    """`/healthy`, `/ready`, `/metrics`. Beyond loopback `/metrics` and `POST /drain` need a password when clients need
+    one"""
     spark_jobs: Annotated[tuple[Address, ...], Field(max_length=32)] = ()
     """where Spark jobs tell their metrics (`run.metrics` of a job file). The console shows those jobs too, and asks
     them only while somebody looks"""

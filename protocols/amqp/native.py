@@ -197,6 +197,16 @@ def set_condition(handle: Any, error: Error | None) -> None:
         lib.pn_condition_set_name(handle, error.condition.encode())
         description = error.description[:DESCRIPTION_LIMIT].replace("\0", " ")
         lib.pn_condition_set_description(handle, description.encode(errors="replace"))
+        if error.info:
+            items = [
+                encoded
+                for name, value in error.info
+                for encoded in (
+                    primitives.symbol(name),
+                    primitives.string(value) if isinstance(value, str) else primitives.integer(value),
+                )
+            ]
+            put(lib.pn_condition_info(handle), primitives.map_of(items))
 
 
 def put(data: Any, encoded: bytes) -> None:

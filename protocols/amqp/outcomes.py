@@ -21,6 +21,7 @@ ILLEGAL_STATE: Final = "amqp:illegal-state"
 FRAME_SIZE_TOO_SMALL: Final = "amqp:frame-size-too-small"
 # connection-error (part 2.8.16)
 CONNECTION_FORCED: Final = "amqp:connection:forced"
+CONNECTION_REDIRECT: Final = "amqp:connection:redirect"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 # session-error (part 2.8.17)
 WINDOW_VIOLATION: Final = "amqp:session:window-violation"
@@ -41,6 +42,7 @@ class Error(msgspec.Struct, frozen=True, gc=False):
 
     condition: str
     description: str = ""
+    info: tuple[tuple[str, str | int], ...] = ()  # symbols, each with a string or a number; only of ours
 
 
 class State(msgspec.Struct, frozen=True, gc=False):

@@ -61,6 +61,7 @@ class ThreadedSender:
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._connection: BlockingConnection
         self._sender: Any
+        self._info: Any = None
 
     async def _call(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -99,11 +100,16 @@ class ThreadedSender:
                 while self._connection.conn.remote_condition is None and not self._connection.disconnected:
                     self._connection.wait(lambda: False, timeout=WAIT_S)
             condition = self._connection.conn.remote_condition
+            self._info = None if condition is None else condition.info
             return None if condition is None else str(condition.name)
 
         ended = await self._call(work)
         self._thread.shutdown()
         return ended
+
+    def info(self) -> dict[str, Any]:
+        """What the condition said beside its name, after `end`."""
+        return {str(name): value for name, value in (self._info or {}).items()}
 
     async def close(self) -> None:
         """Close in peace."""

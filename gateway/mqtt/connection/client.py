@@ -16,7 +16,7 @@ import structlog
 
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.connection.connack import announcement, judge_will, session_expiry
+from gateway.mqtt.connection.connack import announcement, farewell, judge_will, session_expiry
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
@@ -24,6 +24,7 @@ from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
+from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from gateway.rates import ReadingPause
@@ -217,6 +218,8 @@ class Client(ClientPort):
         assert pump is not None
         if pump.transport is None:  # it was gone before its turn came
             return []
+        if self._services.opening.is_closed:
+            return self._refuse(*farewell(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
@@ -250,10 +253,10 @@ class Client(ClientPort):
         assert self._dialogue is not None
         return await self._admit(connect, step.identity, self._dialogue.properties(step.data))
 
-    def _refuse(self, code: ReasonCode, reason: str) -> list[Any]:
+    def _refuse(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> list[Any]:
         if not self._is_over:
             self._counters.refused_connections += 1
-            self._connection.refuse(code, reason)
+            self._connection.refuse(code, reason, properties)
         return []
 
     async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> list[Any]:
@@ -319,6 +322,24 @@ class Client(ClientPort):
         if changed is not None:
             session.expiry = min(changed, self._services.config.session_expiry_max_s)
         self._leave(with_will=event.reason_code != ReasonCode.SUCCESS)
+
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return self._is_over
+
+    def prepare_to_leave(self) -> None:
+        """Nothing more is read; acknowledgements go on."""
+        self._pause_reading(STOPPING)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether Kafka has answered for every message; their acknowledgements are written with the DISCONNECT."""
+        return self.session is None or not self.session.budget.records
+
+    def leave(self) -> None:
+        """DISCONNECT 0x8B, or 0x9C where another server is known."""
+        self.disconnect(*farewell(self._services.config, ReasonCode.SERVER_SHUTTING_DOWN))
 
     def taken_over(self) -> None:
         """Another connection has the client id now [MQTT-3.1.4-3]."""

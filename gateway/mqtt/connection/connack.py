@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.config import MqttConfig
 from gateway.mqtt.connection.publishing import EXACTLY_ONCE
 from gateway.security.authorization import Grant
 from protocols.mqtt.packets import Connect, Version
-from protocols.mqtt.properties import Properties
+from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
+
+STOPPING: Final = "the gateway is stopping"
 
 
 def judge_will(connect: Connect, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
@@ -20,6 +24,13 @@ def judge_will(connect: Connect, grant: Grant, config: MqttConfig) -> tuple[Reas
     if not grant.mqtt_publish.of_topic(will.topic):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
+
+
+def farewell(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:
+    """What a gateway that stops tells a client: `code`, or where it shall go (section 4.11); 3.1.1 has no words."""
+    if config.server_reference is None:
+        return code, STOPPING, NONE
+    return ReasonCode.USE_ANOTHER_SERVER, STOPPING, Properties(server_reference=config.server_reference)
 
 
 def session_expiry(connect: Connect, asked: Properties, config: MqttConfig) -> int:

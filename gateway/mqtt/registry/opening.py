@@ -36,6 +36,7 @@ class Opening:
         """A CONNECT that comes before `ready` waits."""
         # set once the sessions are loaded, those of this gateway's former process included
         self.ready = asyncio.Event()
+        self.is_closed = False  # the gateway stops, and clients have begun to leave: a CONNECT is refused
         self._sessions = sessions
         self._store = sessions.parts.store
         self._recovery = recovery

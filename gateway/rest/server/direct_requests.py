@@ -71,7 +71,7 @@ class KnownRequest:
     def take(self, connection: HttpConnection, body: bytes) -> bool:
         """See `net.http_server.Direct`."""
         dispatcher = self.dispatcher
-        if dispatcher.draining or not self.operation.accepts(len(body)):
+        if dispatcher.draining or connection.leaving or not self.operation.accepts(len(body)):
             return False
         client = dispatcher.login.known(connection, self.authorization)
         if client is None:
@@ -108,7 +108,7 @@ class DirectRequest:
         known = self._known
         dispatcher = known.dispatcher
         coded = known.accepts_coding and len(body) >= dispatcher.compress_from
-        if coded or dispatcher.draining or len(body) > COPIED:
+        if coded or dispatcher.draining or self.connection.leaving or len(body) > COPIED:
             self.answer_by(_given(body))
             return
         connection = self._end()

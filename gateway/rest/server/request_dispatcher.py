@@ -171,7 +171,7 @@ class RequestDispatcher:
         if not answer.prepared:
             if work.fields:
                 answer.headers.update(work.fields)
-            if self.draining:
+            if self.draining or cast("HttpConnection", request.protocol).leaving:
                 answer.force_close()
             if "Accept-Encoding" in request.headers:
                 await compress(request, answer, self.compress_from)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -52,7 +52,7 @@ from protocols.rest.live_messages import (
     produced,
     unsubscribed,
 )
-from protocols.websocket import GOING_AWAY, POLICY_VIOLATION
+from protocols.websocket import POLICY_VIOLATION, SERVICE_RESTART
 
 log = structlog.get_logger(__name__)
 
@@ -265,7 +265,12 @@ class LiveSession:
 
     # the end
 
-    def drain(self) -> None:
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return self.pump.closed or self.connection.closing
+
+    def prepare_to_leave(self) -> None:
         """Read and send no more; close the connection when Kafka has answered what it was given."""
         self._draining = True
         self._pause(STOPPING)
@@ -273,8 +278,16 @@ class LiveSession:
         if not self.unanswered:
             self._close()
 
+    @property
+    def may_leave(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return not self.unanswered
+
+    def leave(self) -> None:
+        """It has been closed by the answer to its last message."""
+
     def _close(self) -> None:
-        self.connection.close(GOING_AWAY, "the gateway stops")
+        self.connection.close(SERVICE_RESTART, "the gateway stops")
         self.pump.flush()
 
     def stop(self) -> None:
@@ -370,10 +383,14 @@ class Live(OperationSet):
         if not self._sessions:
             self._empty.set()
 
+    def departing(self) -> Iterable[LiveSession]:
+        """Those that are open."""
+        return tuple(self._sessions.values())
+
     async def drain(self) -> None:
         """Close every connection when Kafka has answered what it was given."""
-        for session in tuple(self._sessions.values()):
-            session.drain()
+        for session in self.departing():
+            session.prepare_to_leave()
 
     async def stop(self) -> None:
         """Close the connections that are open."""

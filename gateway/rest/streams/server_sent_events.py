@@ -8,8 +8,9 @@ There a record is settled when the client's machine has acknowledged its bytes: 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -105,6 +106,23 @@ class EventStream:
         if self._over is not None:
             self._over.cancel()
         self._over = asyncio.get_running_loop().call_later(LAST_S, self.socket.end)
+
+    # drain.Departing
+
+    may_leave: Final = True
+
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return self.socket.closed or self._left == 0
+
+    def prepare_to_leave(self) -> None:
+        """No event is on its way: they are sent as they come."""
+
+    def leave(self) -> None:
+        """End the stream; the client comes back after a time that is not everybody's."""
+        self.socket.send(chunk(retry(random.randint(RETRY_MS // 2, RETRY_MS * 3 // 2))))  # noqa: S311 - no secret
+        self.end()
 
     # flow.Flowing
 
@@ -297,11 +315,15 @@ class EventStreams(OperationSet):
             if source is not None:
                 source.leave()
 
+    def departing(self) -> Iterable[EventStream]:
+        """Those that are open."""
+        return tuple(self._streams)
+
     async def drain(self) -> None:
         """End every stream behind its last event."""
         self._draining = True
-        for stream in list(self._streams):
-            stream.end()
+        for stream in self.departing():
+            stream.leave()
 
     async def stop(self) -> None:
         """Close the connections of clients that have not read the end of their streams."""

@@ -117,6 +117,11 @@ class StreamSocket(asyncio.Protocol):
         self._transport.write(LAST_CHUNK)
         self._transport.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
+
     def abort(self) -> None:
         """Close at once."""
         if self._transport is not None:

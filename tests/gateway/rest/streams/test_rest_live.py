@@ -316,7 +316,7 @@ async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic
         async with asyncio.timeout(60):
             heard = [message async for message in client.socket]
         assert "produced" in [json.loads(message.data)["type"] for message in heard]
-        assert client.socket.close_code == 1001
+        assert client.socket.close_code == 1012
         await wait_until(lambda: gateway.listener.statistics().live.open == 0)
 
 

@@ -1,0 +1,53 @@
+"""Asks a gateway's management port, for commands."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import time
+import urllib.error
+import urllib.request
+from typing import Final
+
+ANSWER_S: Final = 10.0
+POLL_S: Final = 0.2
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of ours
+    """The gateway does not say what it was asked; the text says why."""
+
+
+class ManagementClient:
+    """A gateway's management port."""
+
+    def __init__(self, base: str, login: tuple[str, str] | None) -> None:
+        """`base`: the management address, as `http://HOST:PORT`; `login`: user and password."""
+        self._base = base.rstrip("/")
+        self._headers = {}
+        if login is not None:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
+
+    def ask(self, path: str, method: str = "GET") -> bytes:
+        """The answer's body; NoAnswer says why there is none."""
+        url = self._base + path
+        request = urllib.request.Request(url, headers=self._headers, method=method)  # noqa: S310 - checked by the command
+        try:
+            with _DIRECT.open(request, timeout=ANSWER_S) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NoAnswer(error.read(200).decode(errors="replace").strip() or str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(f"{url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
+
+    def wait_gone(self, limit_s: float) -> bool:
+        """Wait until nobody answers any more; False when somebody does after so many seconds."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            try:
+                self.ask("/healthy")
+            except NoAnswer:
+                return True
+            time.sleep(POLL_S)
+        return False

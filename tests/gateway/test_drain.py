@@ -1,0 +1,269 @@
+"""Leaving a gateway that stops: what clients of each protocol are told, at which rate, and where they are served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import aiokafka
+import pytest
+from paho.mqtt.client import MQTTv311
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.config import DrainConfig
+from gateway.drain import TICK_S, Drain
+from protocols.mqtt import packets
+from protocols.rest.live_messages import SUBPROTOCOL
+from tests.support.amqp import ThreadedSender
+from tests.support.gateway import GatewayProcess, wait_until
+from tests.support.mqtt import PahoClient, RawClient
+
+ELSEWHERE = "other.example:1884"
+CONFIG = f"""
+[kafka]
+create_topics = true
+[mqtt]
+server_reference = "{ELSEWHERE}"
+[amqp]
+redirect = "other.example:5673"
+[drain]
+lead_s = 2
+"""
+KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60}
+
+
+class Leaving:
+    """A connection of no protocol."""
+
+    def __init__(self, said: list[tuple[Leaving, float]], *, may_leave: bool = True) -> None:
+        self.may_leave = may_leave
+        self.asked = self.left = False
+        self._said = said
+
+    def prepare_to_leave(self) -> None:
+        self.asked = True
+
+    def leave(self) -> None:
+        assert self.asked
+        assert not self.left
+        self.left = True
+        self._said.append((self, asyncio.get_running_loop().time()))
+
+
+class Hall:
+    """A listener with some."""
+
+    def __init__(self, connections: list[Leaving]) -> None:
+        self.connections = connections
+        self.closed_at = 0.0
+
+    def departing(self) -> list[Leaving]:
+        return self.connections
+
+    def close_doors(self) -> None:
+        self.closed_at = asyncio.get_running_loop().time()
+
+
+async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> None:
+    said: list[tuple[Leaving, float]] = []
+    slow, never = Leaving(said, may_leave=False), Leaving(said, may_leave=False)
+    halls = [Hall([Leaving(said) for _ in range(60)]), Hall([slow, never, *(Leaving(said) for _ in range(60))])]
+    everybody = [one for hall in halls for one in hall.connections]
+    rate = 200.0
+    drain = Drain(DrainConfig(lead_s=0.2, rate_per_s=rate), lambda: halls, settle_s=0.3)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    running = loop.create_task(drain.run(asyncio.Event()))
+    await wait_until(lambda: len(said) == len(everybody) - 2)
+    slow.may_leave = True
+    await running
+    assert min(hall.closed_at for hall in halls) - began >= 0.19, "nobody before the lead is over"
+    assert not never.left, "left for the stop itself"
+    assert said[-1][0] is slow
+    order = [everybody.index(one) for one, _ in said]
+    assert order != sorted(order)
+    times = [at for _, at in said]
+    for first, at in enumerate(times):  # whatever the machine did meanwhile
+        within = [one for one in times[first:] if one - at < 0.25]
+        assert len(within) <= rate * (0.25 + 2 * TICK_S) + 2
+    statistics = drain.statistics()
+    assert (statistics.connections, statistics.sent_away_total) == (1, len(everybody) - 1)
+
+
+async def test_hurry_ends_the_lead() -> None:
+    hall = Hall([Leaving([])])
+    hurry = asyncio.Event()
+    running = asyncio.create_task(Drain(DrainConfig(lead_s=600), lambda: [hall], settle_s=1).run(hurry))
+    await asyncio.wait([running], timeout=2 * TICK_S)
+    assert not running.done()
+    hurry.set()
+    await asyncio.wait_for(running, 10)
+    assert not hall.connections[0].left
+
+
+async def answers_ready(gateway: GatewayProcess) -> tuple[int, dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{gateway.addresses['management']}/ready") as response,
+    ):
+        return response.status, await response.json()
+
+
+async def send_away(gateway: GatewayProcess) -> None:
+    """As an operator does."""
+    url = f"http://{gateway.addresses['management']}"
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["drain", "--url", url])
+    assert done.exit_code == 0, done.output
+
+
+async def records_of(bootstrap: str, client_id: str) -> list[tuple[str, dict[str, Any]]]:
+    """What the topic of sessions has of a client, in its order."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        "__trivium_sessions", bootstrap_servers=bootstrap, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        found = []
+        ends = await consumer.end_offsets(consumer.assignment())
+        for partition, end in ends.items():
+            while await consumer.position(partition) < end:
+                for record in (await consumer.getmany(partition, timeout_ms=1000)).get(partition, ()):
+                    kind, _, name = record.key.decode().partition("/")
+                    if name == client_id and record.value is not None:
+                        found.append((kind, json.loads(record.value)))
+        return found
+    finally:
+        await consumer.stop()
+
+
+@pytest.mark.clause("MQTT-3.14.2-1")
+async def test_every_protocol_is_told_where_to_go_and_a_session_is_there(
+    bootstrap: str, gateway: GatewayProcess, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    name = f"drain-{uuid.uuid4().hex[:10]}"
+    leaving = await new_gateway(bootstrap, config=CONFIG).start()
+    http = f"http://{leaving.addresses['http']}"
+    said: list[Any] = []
+    paho = PahoClient(leaving.address("mqtt"))
+    paho.paho.on_disconnect = lambda _c, _d, _f, reason, properties: said.append((reason.value, properties))
+    old = PahoClient(leaving.address("mqtt"), protocol=MQTTv311)
+    await paho.connect()
+    await old.connect()
+    kept = await RawClient.connect(leaving.address("mqtt"), name, **KEPT)
+    await kept.subscribe(f"{name}/out")
+    kept.send(packets.Publish(f"{name}/in", b"1", 2, packet_id=7))
+    await kept.answer(packets.Pubrec, 7)
+    amqp = await ThreadedSender(leaving.addresses["amqp"], name).connect()
+    curl = await asyncio.create_subprocess_exec(
+        "curl", "-si", "-T", "-", "-X", "POST", "-H", "Content-Type: application/vnd.kafka.json.v2+json",
+        f"{http}/topics/{name}", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert curl.stdin is not None
+    curl.stdin.write(b'{"records":[')
+    host, port = leaving.address("http")
+    idle, idle_writer = await asyncio.open_connection(host, port)
+    idle_writer.write(b"GET /healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await idle.readuntil(b"\r\n\r\n")
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session,
+        session.ws_connect(f"{http}/stream", protocols=(SUBPROTOCOL,)) as socket,
+        session.get(f"{http}/topics/{name}/stream") as events,
+    ):
+        assert events.status == 200
+        await send_away(leaving)
+        assert (await answers_ready(leaving))[0] == 503
+        late = await RawClient.connect(leaving.address("mqtt"), f"{name}-late")  # the balancer does not know yet
+        assert late.connack.reason_code == 0
+
+        assert (await socket.receive()).type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
+        assert socket.close_code == 1012
+        stream = (await events.read()).decode()
+    retries = [int(line.partition(": ")[2]) for line in stream.splitlines() if line.startswith("retry")]
+    assert len(retries) == 2
+    assert 1000 <= retries[1] <= 3000
+    assert await asyncio.wait_for(idle.read(), 60) is not None
+    idle_writer.close()
+
+    await wait_until(lambda: said)
+    assert (said[0][0], said[0][1].ServerReference) == (0x9C, ELSEWHERE)
+    await wait_until(lambda: old.disconnected is not None)
+    assert await amqp.end() == "amqp:connection:redirect"
+    assert amqp.info() == {"hostname": "other.example", "network-host": "other.example", "port": 5673}
+    answer = (await curl.communicate(b'{"value":1}]}'))[0].decode()
+    assert answer.startswith("HTTP/1.1 200") or "HTTP/1.1 200" in answer
+    assert "connection: close" in answer.lower()
+    for client in (kept, late):
+        ended = [one for one in await client.expect_end() if isinstance(one, packets.Disconnect)]
+        assert [one.reason_code for one in ended] == [0x9C]
+        client.drop()
+
+    again = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    assert again.connack.session_present
+    again.send(packets.Publish(f"{name}/in", b"1", 2, packet_id=7, dup=True))
+    await again.answer(packets.Pubrec, 7)
+    again.send(packets.Pubrel(7))
+    await again.answer(packets.Pubcomp, 7)
+    records = await records_of(bootstrap, name)
+    assert [kind for kind, value in records if value.get("left")] == ["flight"]
+    assert not [value for kind, value in records if kind == "session" and value.get("from")], "nobody was asked"
+    again.drop()
+    for client in (paho, old):
+        await client.close()
+    assert leaving.process is not None
+    assert await asyncio.wait_for(leaving.process.wait(), 60) == 0
+    assert "Traceback" not in leaving.log.read_text()
+
+
+CONNECTS = {
+    b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x03abc": b"\x00\x88",  # Server unavailable
+    b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x3c\x00\x03abc": b" \x02\x00\x03",
+}
+OPEN = b"\x00\x53\x10\xc0\x04\x01\xa1\x01x"
+OPEN_FRAME = b"AMQP\x00\x01\x00\x00" + (8 + len(OPEN)).to_bytes(4, "big") + b"\x02\x00\x00\x00" + OPEN
+
+
+async def test_who_comes_too_late_is_refused_and_a_second_signal_ends_the_wait(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    gateway = await new_gateway(bootstrap, config="[drain]\nlead_s = 0\nrate_per_s = 0.001\n").start()
+    client = await RawClient.connect(gateway.address("mqtt"))
+    accepted = [await asyncio.open_connection(*gateway.address("mqtt")) for _ in CONNECTS]
+    peer, peer_writer = await asyncio.open_connection(*gateway.address("amqp"))
+    assert gateway.process is not None
+    gateway.process.send_signal(signal.SIGTERM)
+
+    async def refuses() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(*gateway.address("mqtt"))
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
+    await wait_until(refuses)
+    status, details = await answers_ready(gateway)
+    assert (status, details["stopping"]) == (503, True)
+    for (reader, writer), (connect, answer) in zip(accepted, CONNECTS.items(), strict=True):
+        writer.write(connect)
+        assert answer in await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+    peer_writer.write(OPEN_FRAME)
+    assert b"amqp:connection:forced" in await asyncio.wait_for(peer.read(), 30)
+    peer_writer.close()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{gateway.addresses['management']}/drain") as response,
+    ):
+        assert response.status == 409
+    assert gateway.process.returncode is None
+    gateway.process.send_signal(signal.SIGINT)
+    ended = [one for one in await client.expect_end() if isinstance(one, packets.Disconnect)]
+    assert [one.reason_code for one in ended] == [0x8B]
+    client.drop()
+    assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
