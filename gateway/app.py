@@ -88,7 +88,7 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, ready_file: Path | None) -> None:
-    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; StartError: it cannot start, LostError: it cannot go on."""
+    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; StartError: it cannot start, LostError: it is lost."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     broker = None

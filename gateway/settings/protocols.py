@@ -269,8 +269,8 @@ class DrainConfig(Section):
     """How clients leave a gateway that stops: SIGTERM, `trivium drain`."""
 
     lead_s: Annotated[float | None, Field(ge=0, le=3600)] = None
-    """how long clients are served as ever after `/ready` has said no, so that balancers see it: as long as they take for
-    that, and more. Without it 5; 0 with the embedded Kafka, where no other gateway is"""
+    """how long clients are served as ever after `/ready` has said no: longer than balancers need to see it. Without it
+    5; 0 with the embedded Kafka, where no other gateway is"""
     rate_per_s: Annotated[float, Field(gt=0)] = 500.0
     """connections that are sent away in a second, of all protocols: what the other gateways can log in"""
     limit_s: Annotated[float, Field(gt=0)] = 300.0

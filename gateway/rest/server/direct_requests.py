@@ -108,7 +108,8 @@ class DirectRequest:
         known = self._known
         dispatcher = known.dispatcher
         coded = known.accepts_coding and len(body) >= dispatcher.compress_from
-        if coded or dispatcher.draining or self.connection.leaving or len(body) > COPIED:
+        leaving = dispatcher.draining or (self._connection is not None and self._connection.leaving)
+        if coded or leaving or len(body) > COPIED:
             self.answer_by(_given(body))
             return
         connection = self._end()
