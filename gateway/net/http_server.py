@@ -22,7 +22,7 @@ from gateway.config import Address
 from gateway.flow import subject
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
 from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
-from gateway.net.known_heads import KnownHeads
+from gateway.net.known_heads import BUDGET_BYTES, KnownHeads
 from gateway.net.listener import Bound, open_server
 from gateway.net.proxied import Source, certificate
 from gateway.net.pump import LINGER_S
@@ -136,6 +136,8 @@ class HttpConnection(RequestsInTurn):
         """The socket is not ours any more: no cycle is left of this object and what it has read."""
         self.identified()
         self._forget_unread()
+        if self._known is not None:
+            self._known.clear()
         self._stranger = self._body = self._known = self._whole = None
 
     def identified(self) -> None:
@@ -224,7 +226,7 @@ class HttpConnection(RequestsInTurn):
         whole = self._whole
         if whole is not None and whole[0] is cast("Request", request).message:
             if self._known is None:
-                self._known = KnownHeads()
+                self._known = KnownHeads(cast("HttpServer", self._manager).known_heads)
             self._known.remember(whole[1], direct)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
@@ -444,6 +446,7 @@ class HttpServer(Bound, web.Server):
             max_field_size=max_bytes + 1,  # another number, see `HttpConnection.handle_error`
             max_headers=max_fields,
         )
+        self.known_heads = Budget(BUDGET_BYTES, sys.maxsize)  # memory of what connections remember
         self._name = name
         self._handle = handle
         self._hosts = hosts

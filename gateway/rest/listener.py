@@ -46,6 +46,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     """Everything that is counted about HTTP."""
 
     connections: Annotated[int, gauge("connections now")]
+    known_heads_bytes: Annotated[int, gauge("memory of what connections remember of the heads of their requests")]
     requests_total: Annotated[int, counter("requests")]
     answers_total: Annotated[dict[str, dict[str, int]], counter("answers", "operation", "status")]
     produce: ProduceStatistics
@@ -191,6 +192,7 @@ class RestListener(HttpServer):
         """Counts so far."""
         return RestStatistics(
             connections=len(self.connections),
+            known_heads_bytes=self.known_heads.bytes,
             requests_total=self.requests_count,
             answers_total=self._dispatcher.answers(),
             produce=self._produce.statistics(),

@@ -36,6 +36,8 @@ NOISE: Final = (
 DEEP: Final = 60_000
 FOREIGN: Final = frozenset({"Origin: null", "Origin: https://evil.example", "Sec-Fetch-Site: cross-site"})
 LARGE: Final = 300_000
+KNOWN: Final = 0.25  # of the conversations are of requests whose head the connection has sent before
+LAST: Final = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"  # so that the gateway closes
 BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # over the limit of a body by far
 
 
@@ -52,10 +54,13 @@ class Attack(NamedTuple):
     pieces: list[bytes]
     ending: str  # "wait": for the answer; "leave": without it; "reset"
     refused: bool = False  # its body breaks off in its coding, or a foreign page sends it: nothing of it may be taken
+    first: bytes = b""  # a good request that is sent and answered before, with the head that the others have
 
 
 def attack(rng: random.Random, topic: str) -> Attack:
     """A conversation; it depends on `rng` alone. `topic`: exists, and takes what is stored by mistake."""
+    if rng.random() < KNOWN:
+        return _known(rng, topic)
     method, path, media, body = _valid(rng, topic)
     body = _damaged(rng, body)
     coding, is_cut = "", False
@@ -96,6 +101,30 @@ def attack(rng: random.Random, topic: str) -> Attack:
         sent = sent[: rng.randrange(len(sent)) + 1]
     cut = rng.randrange(len(sent) + 1)
     return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, refused)
+
+
+def _known(rng: random.Random, topic: str) -> Attack:
+    """Requests with one head, good ones and damaged ones, cut anywhere, and behind each other."""
+    embedded = rng.choice(["json", "binary", "text"])
+    records = json.dumps({"records": [{"key": "a2V5", "value": "dmFs"}] * rng.choice([1, 3, 200])}).encode()
+    head = (
+        f"POST /topics/{topic} HTTP/1.1\r\nHost: h\r\nContent-Type: {RECORDS.format(embedded)}\r\nContent-Length: "
+    ).encode()
+
+    def request(body: bytes) -> bytes:
+        return b"%b%d\r\n\r\n%b" % (head, len(body), body)
+
+    pieces: list[bytes] = []
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        sent = request(_damaged(rng, records) if rng.random() < 0.7 else records)
+        if rng.random() < 0.2:
+            sent = _flipped(rng, sent)
+        cut = rng.randrange(len(sent) + 1) if rng.random() < 0.4 else 0
+        pieces += [piece for piece in (sent[:cut], sent[cut:]) if piece]
+    if rng.random() < 0.2:
+        pieces = [b"".join(pieces)]
+    ending = rng.choice(["wait"] * 4 + ["leave", "reset"])
+    return Attack([*pieces, LAST] if ending == "wait" else pieces, ending, first=request(records))
 
 
 def _valid(rng: random.Random, topic: str) -> tuple[str, str, str, bytes]:

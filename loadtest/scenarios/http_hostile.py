@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import uvloop
 
-from loadtest.bench.http_client import Connection
+from loadtest.bench.http_client import Connection, is_whole
 from loadtest.clients.http_damage import attack
 from loadtest.clients.http_departures import depart
 from loadtest.clients.topics import create_topic
@@ -145,11 +145,15 @@ class Hostile:
             way = await depart(rng, self._gateway.address("http"), self._target, self._silent)
             self._statuses[f"left in mid-{way}"] += 1
             return
-        pieces, ending, refused = attack(rng, self._target)
+        pieces, ending, refused, first = attack(rng, self._target)
         reader, writer = await asyncio.open_connection(*self._gateway.address("http"))
         answer = b""
         try:
+            if first:
+                await self._known(reader, writer, first)
             for piece in pieces:
+                if writer.transport.is_closing():
+                    break  # the gateway has had enough
                 writer.write(piece)
                 await asyncio.sleep(STEP_S)
             if ending == "wait":
@@ -170,6 +174,18 @@ class Hostile:
         self._statuses[status if ending == "wait" else ending] += 1
         if status == "500" or (refused and status.startswith("2")):
             self._problems.append(f"request {number}: {answer[:300]!r}")
+
+    @staticmethod
+    async def _known(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+        """Send a good request and read its answer: from then on its head is known."""
+        writer.write(request)
+        answer = b""
+        async with asyncio.timeout(ANSWER_S):
+            while not is_whole(answer):
+                part = await reader.read(1 << 16)
+                if not part:
+                    return  # refused, and closed
+                answer += part
 
     async def _publish(self) -> None:
         """The honest client: one record after the other."""

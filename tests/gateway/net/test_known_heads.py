@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flowcontrol.budget import UNBOUNDED, Budget
 from gateway.net.known_heads import LONGEST, REMEMBERED, TRIES, KnownHeads
 
 FIELDS = st.lists(
@@ -73,12 +75,12 @@ def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of
     change: bytes,
     keep: bool,
 ) -> None:
-    known = KnownHeads[str]()
+    known = KnownHeads[object](UNBOUNDED)
     learnt = request(line, fields, length, first, at)
     was = read(learnt, loop)
     if was is None or len(was) != 1:
         return  # it was refused, and nothing is learnt of it
-    known.remember(learnt[: learnt.find(b"\r\n\r\n") + 4], "its operation")
+    known.remember(learnt[: learnt.find(b"\r\n\r\n") + 4], object())
     data = request(line, fields, length, second, at)
     if not keep:
         where %= len(data)
@@ -98,11 +100,12 @@ def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of
 
 
 def test_a_request_in_pieces_or_with_something_behind_it_is_not_taken() -> None:
-    known = KnownHeads[str]()
+    known = KnownHeads[object](UNBOUNDED)
     whole = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX: y\r\n\r\nabcde"
-    known.remember(whole[:-5], "its operation")
+    known.remember(whole[:-5], object())
     found = known.find(whole)
-    assert found == ("its operation", b"abcde")
+    assert found is not None
+    assert found[1] == b"abcde"
     for end in range(len(whole)):
         assert known.find(whole[:end]) is None
     assert known.find(whole + b"f") is None
@@ -112,24 +115,76 @@ def test_a_request_in_pieces_or_with_something_behind_it_is_not_taken() -> None:
 
 
 def head(number: int, field: bytes = b"") -> bytes:
-    return b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n%b\r\n" % (number, field)
+    return b"POST /%d HTTP/1.1\r\nHost: it\r\nContent-Length: 1\r\n%b\r\n" % (number, field)
 
 
 def test_what_is_remembered_has_an_end() -> None:
-    known = KnownHeads[str]()
+    known = KnownHeads[object](UNBOUNDED)
     for number in range(TRIES):
-        known.remember(head(number), "its operation")
+        known.remember(head(number), object())
     assert known.find(head(TRIES - 1) + b"x") is not None
     assert sum(known.find(head(number) + b"x") is not None for number in range(TRIES)) <= REMEMBERED
     long = head(0, b"X: %b\r\n" % (b"x" * LONGEST))
-    known.remember(long, "its operation")
+    known.remember(long, object())
     assert known.find(long + b"x") is None
 
 
 def test_who_says_something_else_each_time_is_not_listened_to_for_ever() -> None:
-    known = KnownHeads[str]()
+    known = KnownHeads[object](UNBOUNDED)
     for number in range(2 * TRIES):
-        known.remember(head(0, b"X: %d\r\n" % number), "its operation")
+        known.remember(head(0, b"X: %d\r\n" % number), object())
         assert known.find(head(0, b"X: %d\r\n" % (number + 1)) + b"x") is None
     assert known.find(head(0, b"X: %d\r\n" % (2 * TRIES - 1)) + b"x") is None
     assert known.find(head(0, b"X: %d\r\n" % (TRIES - 1)) + b"x") is not None
+
+
+@pytest.mark.parametrize(("count", "length"), [(0, 0), (6, 10), (5, 700), (1, 3800), (95, 1), (95, 30)])
+def test_what_is_counted_is_what_it_takes(loop: asyncio.AbstractEventLoop, count: int, length: int) -> None:
+    """A head, and what aiohttp has made of it, which is kept too."""
+    budget = Budget(1 << 30, 1)
+    data = head(1, b"".join(b"X-%d: %b\r\n" % (number, b"y" * length) for number in range(count))) + b"x"
+    kept = []
+    connections = 50
+    tracemalloc.start()
+    try:
+        for _ in range(connections):
+            parser: Any = HttpRequestParser(cast("Any", BaseProtocol(loop)), loop, 2**16)
+            messages, _, _ = parser.feed_data(data)
+            known = KnownHeads[object](budget)
+            known.remember(bytes(memoryview(data)[:-1]), messages[0][0])
+            kept.append(known)
+            del parser, messages
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * taken < budget.bytes < 2 * taken
+    for known in kept:
+        known.clear()
+    assert budget.bytes == 0
+
+
+def test_nobody_remembers_more_than_is_free() -> None:
+    """And what is not remembered is read: there is nothing to wait for."""
+    budget = Budget(100_000, 1)
+    connections = [KnownHeads[object](budget) for _ in range(20)]
+    for number in range(REMEMBERED):
+        for known in connections:
+            known.remember(head(number, b"X: %b\r\n" % (b"x" * 1000)), object())
+    assert 50_000 < budget.bytes <= 100_000
+    has = [known.find(head(0, b"X: %b\r\n" % (b"x" * 1000)) + b"x") is not None for known in connections]
+    assert sum(has) > 15
+    for known in connections:
+        known.clear()
+    assert budget.bytes == 0
+
+
+def test_a_head_instead_of_another_is_counted_once() -> None:
+    budget = Budget(100_000, 1)
+    known = KnownHeads[object](budget)
+    known.remember(head(0, b"X: 1\r\n"), object())
+    once = budget.bytes
+    known.remember(head(0, b"X: 2\r\n"), object())
+    assert budget.bytes == once > 0
+    for number in range(REMEMBERED):
+        known.remember(head(10 + number, b"X: 1\r\n"), object())
+    assert budget.bytes < (REMEMBERED + 1) * once

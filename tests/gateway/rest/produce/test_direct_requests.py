@@ -328,3 +328,19 @@ async def test_a_login_that_is_none_is_refused_every_time(gateway: Gateway, sche
         assert answer.startswith(b"HTTP/1.1 401 ")
     assert client.parsed == 2
     client.close()
+
+
+async def test_what_connections_remember_is_counted_while_they_are_there(bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    async with running_gateway(bootstrap) as gateway:
+        first, second = [await Client.connect(gateway, request(topic)) for _ in range(2)]
+        both = gateway.listener.statistics().known_heads_bytes
+        first.close()
+        await wait_until(lambda: gateway.listener.statistics().known_heads_bytes < both)
+        assert gateway.listener.statistics().known_heads_bytes * 2 == both
+        gateway.listener.known_heads.take(gateway.listener.known_heads.free, 0)
+        third = await Client.connect(gateway, request(topic))
+        for client, parsed in ((third, 2), (second, 1)):  # there is no memory for the head of the third one
+            assert (await client.ask(request(topic))).startswith(b"HTTP/1.1 200 ")
+            assert client.parsed == parsed
+            client.close()
