@@ -111,7 +111,7 @@ def raise_common_failure(ticket: Results) -> None:
 def submit_allowed(
     publisher: Publisher,
     grant: Grant,
-    records: Sequence[Record],
+    records: list[Record],
     ticket: Results,
     *,
     tokens: Iterable[int] | None = None,
@@ -123,11 +123,13 @@ def submit_allowed(
     that of this request alone).
     """
     topic = records[0].topic
-    everything = grant.publish.uniform(topic)
-    submit = publisher.submit
     sender = sender or Sender()
-    for token, record in zip(range(len(records)) if tokens is None else tokens, records, strict=True):
-        if everything or grant.publish(topic, record.key):
-            submit(record, ticket, token, sender)
+    places = list(range(len(records)) if tokens is None else tokens)
+    if grant.publish.uniform(topic):
+        publisher.submit_run(records, ticket, places, sender)
+        return
+    for token, record in zip(places, records, strict=True):
+        if grant.publish(topic, record.key):
+            publisher.submit(record, ticket, token, sender)
         else:
             ticket.refuse(token, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
