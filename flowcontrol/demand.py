@@ -108,6 +108,15 @@ class Turns(Generic[T]):
                 one.free[found] = None
         return found
 
+    def serve(self, takers: Sequence[T], count: int) -> None:
+        """Count takers of a pool whose turns are the next as served: `count` records in turn, one each at least."""
+        turn = count % len(takers)
+        for taker in (*takers[turn:], *takers[:turn]):
+            taker.served = next(self._numbers)
+            for one in taker.pools:
+                del one.free[taker]
+                one.free[taker] = None
+
 
 def total_demand(pools: Iterable[TakerPool[T]], most: int, demand: Callable[[T], int | None]) -> int:
     """How many more records the takers would get together, at most `most`; one of many pools counts once.

@@ -77,6 +77,16 @@ class Subscriber(Protocol):
         """False: what it has no capacity for now comes later."""
 
 
+class RunSubscriber(Subscriber, Protocol):
+    """A subscriber of a group that takes several records at once."""
+
+    def offer_run(self, records: Sequence[Received], context: Any = None) -> int:
+        """As `offer_nowait` of one after the other, up to the first for which there is no capacity: how many before.
+
+        They were given to nobody before, and no condition is asked. None of them is given back from within.
+        """
+
+
 class LossySubscriber(Protocol):
     """A subscriber that is at the end of the log or misses something; it takes several records at once."""
 

@@ -24,6 +24,7 @@ import proton
 
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.outgoing import BURST
 from gateway.amqp.services import Services
 from gateway.config import AmqpConfig, BudgetConfig, LimitsConfig
 from gateway.kafka.contracts import Result
@@ -34,8 +35,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
 from mapping.amqp.incoming import Destination, gateway_headers, to_record
-from mapping.amqp.mapper import Mapper
-from mapping.amqp.outgoing import from_record
+from mapping.amqp.mapper import Mapper, from_records
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
@@ -292,12 +292,11 @@ def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], Non
     connection.receive_data(flow)
 
     def run() -> None:
-        for number, record in enumerate(records):
+        for place in range(0, len(records), BURST):
             if connection.engine.credit_of(link) > 0:
-                data = from_record(record, now_ms)
-                assert data is not None
-                connection.engine.send(link, data, None)
-            if number % 500 == 499:
+                messages = from_records(records[place : place + BURST], now_ms, 0, BATCH)
+                connection.engine.send(link, cast("list[bytes]", messages), None)
+            if place % (8 * BURST) == 0:
                 connection.data_to_send()
 
     return run

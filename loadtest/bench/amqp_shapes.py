@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp.incoming import Destination, gateway_headers, to_record
-from mapping.amqp.mapper import Mapper
-from mapping.amqp.outgoing import from_record
+from mapping.amqp.mapper import Mapper, from_records
 from mapping.record import Received
 
 COUNT = 4_000  # messages in a round
@@ -46,8 +46,7 @@ def map_in(messages: Sequence[bytes]) -> None:
 
 def map_out(records: Sequence[Received]) -> None:
     """The mapping alone."""
-    for record in records:
-        from_record(record, CAPTURED)
+    from_records(records, CAPTURED, 0, sys.maxsize)
 
 
 def row(messages: Sequence[bytes], rounds: int) -> tuple[float, float, float, float]:

@@ -270,7 +270,7 @@ static PyType_Spec mapper_spec = {
 
 /* Module */
 
-static int
+int
 look_up(const char *module_name, const char *name, PyObject **found)
 {
     PyObject *module = PyImport_ImportModule(module_name);
@@ -336,9 +336,15 @@ add_type(PyObject *module)
     return failed;
 }
 
+static PyMethodDef functions[] = {
+    {"from_records", (PyCFunction)(void (*)(void))from_records, METH_FASTCALL, PyDoc_STR("See outgoing.py.")},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, refuse_when_switched_off},
     {Py_mod_exec, look_up_all},
+    {Py_mod_exec, look_up_outgoing},
     {Py_mod_exec, add_type},
     {0, NULL},
 };
@@ -346,7 +352,8 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mapping.amqp._native",
-    .m_doc = PyDoc_STR("From AMQP messages to records, in C; incoming.py is the same in Python."),
+    .m_doc = PyDoc_STR("Between AMQP messages and records, in C; incoming.py and outgoing.py are the same in Python."),
+    .m_methods = functions,
     .m_slots = slots,
 };
 

@@ -136,4 +136,12 @@ Verdict take_application_properties(Message *message, const Section *section);
 
 Verdict take_body(Message *message, const Section *section);
 
+/* The way out: `_native_outgoing.c` */
+
+PyObject *from_records(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+int look_up_outgoing(PyObject *module);
+
+/* What a Python module has under a name, a new reference in `found`; -1 with an exception: `_native.c` */
+int look_up(const char *module_name, const char *name, PyObject **found);
+
 #endif

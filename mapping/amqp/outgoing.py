@@ -8,6 +8,7 @@ one (a record from MQTT, HTTP or any Kafka client) the headers become properties
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -55,25 +56,19 @@ _LONG_LIMIT: Final = 1 << 63
 TOMBSTONE: Final = primitives.symbol("x-opt-bridge.tombstone") + primitives.TRUE
 _TOPIC: Final = primitives.symbol("x-opt-bridge.topic")
 _PARTITION: Final = primitives.symbol("x-opt-bridge.partition")
-_KEY: Final = primitives.symbol("x-opt-bridge.key")
+KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
-_AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
-_AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
+AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
+AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
 _SHORT_DATA: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
 """A Data section before its bytes, by their number."""
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
-_EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
-_PLACE: Final = Struct(f">q{len(_AFTER_OFFSET)}sq{len(_AFTER_SEQUENCE)}sq{len(_EVENT_HUBS_OFFSET)}sB")
+EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
+_PLACE: Final = Struct(f">q{len(AFTER_OFFSET)}sq{len(AFTER_SEQUENCE)}sq{len(EVENT_HUBS_OFFSET)}sB")
 _pack_place: Final = _PLACE.pack
-_ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
+ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
 _ANNOTATIONS_HEAD: Final = Struct(">4sII")
-_KEY_NULL: Final = _KEY + primitives.NULL
-_FEW: Final = 3  # headers that are looked up together
-_REMEMBERED: Final = 4096
-_REMEMBERED_BYTES: Final = 100  # of a key, and of each header
-_key_items: Final[dict[bytes, bytes]] = {}
-_known_headers: Final[dict[tuple[Header, ...], bytes]] = {}
-"""Who sends many records gives them few keys and headers."""
+_REMEMBERED_BYTES: Final = 100  # of annotations
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
@@ -103,28 +98,6 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     `delivery_count`: failed attempts (part 3.2.1).
     """
     headers, value = record.headers, record.value
-    if len(headers) <= _FEW and value is not None and len(value) < 256 and not delivery_count:
-        known = _known_headers.get(headers)
-        if known is None:
-            known = _few_headers(headers)
-        if known is not None:
-            offset, key = record.offset, record.key
-            number = b"%d" % offset
-            last = _KEY_NULL if key is None else _key_item(key)
-            return b"".join(
-                (
-                    _prefix(record.topic, record.partition, _PLACE.size + len(number) + len(last)),
-                    _pack_place(
-                        offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET,
-                        len(number),
-                    ),
-                    number,
-                    last,
-                    known,
-                    _SHORT_DATA[len(value)],
-                    value,
-                )
-            )  # fmt: skip
     sidecar: _Sidecar | None = None
     form: bytes | None = None
     ttl: int | None = None
@@ -163,19 +136,33 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     items = b"".join(
         (
             own,
-            _partition_head(record.topic, record.partition),
-            _pack_place(
-                offset, _AFTER_OFFSET, offset, _AFTER_SEQUENCE, record.timestamp, _EVENT_HUBS_OFFSET, len(number)
-            ),
+            partition_head(record.topic, record.partition),
+            _pack_place(offset, AFTER_OFFSET, offset, AFTER_SEQUENCE, record.timestamp, EVENT_HUBS_OFFSET, len(number)),
             number,
-            _KEY_NULL if key is None else _key_item(key),
+            KEY + (primitives.NULL if key is None else text_or_binary(key)),
             TOMBSTONE if tombstone else b"",
             *origin,
         )
     )
     count = own_count + 2 * (_COORDINATES + tombstone) + len(origin)
-    annotations = _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(items) + 4, count)
+    annotations = _ANNOTATIONS_HEAD.pack(ANNOTATIONS, len(items) + 4, count)
     return b"".join((header, annotations, items, bare, body, footer))
+
+
+def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, most_bytes: int) -> list[bytes | None]:
+    """As `from_record` of the first of the records, one at least, until the messages are so many bytes.
+
+    This is the reference, and what runs where no C extension was built: `_native_outgoing.c` does the same.
+    """
+    found: list[bytes | None] = []
+    size = 0
+    for record in records:
+        data = from_record(record, now_ms, delivery_count)
+        found.append(data)
+        size += len(data or b"")
+        if size >= most_bytes:
+            break
+    return found
 
 
 def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
@@ -189,38 +176,14 @@ def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _partition_head(topic: str, partition: int) -> bytes:
+def partition_head(topic: str, partition: int) -> bytes:
+    """The items of the annotations up to the offset's number."""
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
-@functools.lru_cache(maxsize=4096)
-def _prefix(topic: str, partition: int, rest: int) -> bytes:
-    """What stands before the offset in a message with no annotations but ours, of which `rest` bytes follow."""
-    head = _partition_head(topic, partition)
-    return PLAIN_HEADER + _ANNOTATIONS_HEAD.pack(_ANNOTATIONS, len(head) + rest + 4, 2 * _COORDINATES) + head
-
-
-def _key_item(key: bytes) -> bytes:
-    item = _key_items.get(key)
-    if item is None:
-        item = _KEY + text_or_binary(key)
-        if len(key) <= _REMEMBERED_BYTES:
-            if len(_key_items) >= _REMEMBERED:
-                _key_items.clear()
-            _key_items[key] = item
-    return item
-
-
-def _few_headers(headers: tuple[Header, ...]) -> bytes | None:
-    """The bare message's sections of a record without a sections header; None when a header says more than that."""
-    if any(name in _SPECIAL for name, _ in headers):
-        return None
-    bare = _from_headers(headers)
-    if all(len(name) + len(content or b"") <= _REMEMBERED_BYTES for name, content in headers):
-        if len(_known_headers) >= _REMEMBERED:
-            _known_headers.clear()
-        _known_headers[headers] = bare
-    return bare
+def few_headers(headers: tuple[Header, ...]) -> bytes | None:
+    """The bare message's sections of a record that was no AMQP message; None when a header says more than that."""
+    return None if any(name in _SPECIAL for name, _ in headers) else _from_headers(headers)
 
 
 def _without_coordinates(kept: bytes) -> tuple[bytes, int]:

@@ -54,7 +54,7 @@ static struct {
 /* What is taken from Python once. */
 static struct {
     PyObject *transfers, *accepted; /* the types of events */
-    PyObject *attached, *incoming, *partial, *credit, *limit, *held, *held_bytes, *link, *deliveries, *messages;
+    PyObject *address, *attached, *incoming, *partial, *credit, *limit, *held, *held_bytes, *link, *deliveries, *messages;
 } py;
 
 /* Deliveries of one link that came one after the other, and what they have in common. */
@@ -390,36 +390,83 @@ accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-send_message(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+/* Note a delivery that was sent unsettled, as `take_acceptance` reads it. */
+static int
+note_sent(PyObject *sent, pn_delivery_t *delivery, PyObject *link, PyObject *token, Py_ssize_t size)
 {
-    if (check_count("send", given, 4) < 0) {
+    PyObject *address = PyLong_FromVoidPtr(delivery);
+    PyObject *bytes = PyLong_FromSsize_t(size);
+    PyObject *noted = bytes ? PyTuple_Pack(3, link, token, bytes) : NULL;
+    int failed = address && noted ? PyDict_SetItem(sent, address, noted) : -1;
+    Py_XDECREF(address);
+    Py_XDECREF(bytes);
+    Py_XDECREF(noted);
+    return failed;
+}
+
+/* Send what `messages` holds; -1 with an exception. */
+static Py_ssize_t
+send_all(pn_link_t *handle, unsigned long number, PyObject *messages, PyObject *tokens, PyObject *link, PyObject *sent)
+{
+    Py_ssize_t total = 0;
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(messages); index++, number++) {
+        PyObject *message = PySequence_Fast_GET_ITEM(messages, index);
+        if (!PyBytes_CheckExact(message)) {
+            PyErr_SetString(PyExc_TypeError, "a message is bytes");
+            return -1;
+        }
+        char tag[TAG_BYTES] = {(char)(number >> 24), (char)(number >> 16), (char)(number >> 8), (char)number};
+        pn_delivery_t *delivery = pn.delivery(handle, (pn_bytes_t){sizeof tag, tag}); /* it copies the tag */
+        Py_ssize_t size = PyBytes_GET_SIZE(message);
+        pn.send(handle, PyBytes_AS_STRING(message), (size_t)size);
+        pn.advance(handle);
+        if (!tokens) {
+            pn.settle(delivery);
+        }
+        else if (note_sent(sent, delivery, link, PySequence_Fast_GET_ITEM(tokens, index), size) < 0) {
+            return -1;
+        }
+        total += size;
+    }
+    return total;
+}
+
+static PyObject *
+send_messages(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    if (check_count("send", given, 5) < 0) {
         return NULL;
     }
-    pn_link_t *link = pointer_of(arguments[0]);
-    unsigned long number = link ? PyLong_AsUnsignedLongMask(arguments[1]) : 0;
-    if (!link || (number == (unsigned long)-1 && PyErr_Occurred())) {
+    PyObject *address = PyObject_GetAttr(arguments[0], py.address);
+    pn_link_t *handle = address ? pointer_of(address) : NULL;
+    Py_XDECREF(address);
+    unsigned long number = handle ? PyLong_AsUnsignedLongMask(arguments[1]) : 0;
+    if (!handle || (number == (unsigned long)-1 && PyErr_Occurred())) {
         return NULL;
     }
-    if (!PyBytes_CheckExact(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "a message is bytes");
+    if (!PyDict_CheckExact(arguments[4])) {
+        PyErr_SetString(PyExc_TypeError, "what is sent is noted in a dict");
         return NULL;
     }
-    char tag[TAG_BYTES] = {(char)(number >> 24), (char)(number >> 16), (char)(number >> 8), (char)number};
-    pn_delivery_t *delivery = pn.delivery(link, (pn_bytes_t){sizeof tag, tag}); /* it copies the tag */
-    pn.send(link, PyBytes_AS_STRING(arguments[2]), (size_t)PyBytes_GET_SIZE(arguments[2]));
-    pn.advance(link);
-    if (arguments[3] == Py_True) {
-        pn.settle(delivery);
-        Py_RETURN_NONE;
+    Py_ssize_t total = -1;
+    int settled = arguments[3] == Py_None;
+    PyObject *messages = PySequence_Fast(arguments[2], "messages are a sequence");
+    PyObject *tokens = messages && !settled ? PySequence_Fast(arguments[3], "tokens are a sequence") : NULL;
+    if (tokens && PySequence_Fast_GET_SIZE(tokens) < PySequence_Fast_GET_SIZE(messages)) {
+        PyErr_SetString(PyExc_ValueError, "each message has a token");
     }
-    return PyLong_FromVoidPtr(delivery);
+    else if (tokens || (messages && settled)) {
+        total = send_all(handle, number, messages, tokens, arguments[0], arguments[4]);
+    }
+    Py_XDECREF(messages);
+    Py_XDECREF(tokens);
+    return total < 0 ? NULL : PyLong_FromSsize_t(total);
 }
 
 static PyMethodDef functions[] = {
     {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
     {"accept", accept, METH_O, PyDoc_STR("See deliveries.py.")},
-    {"send", (PyCFunction)(void (*)(void))send_message, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
+    {"send", (PyCFunction)(void (*)(void))send_messages, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -515,7 +562,8 @@ look_up_python(PyObject *Py_UNUSED(module))
         const char *name;
         PyObject **place;
     } names[] = {
-        {"attached", &py.attached}, {"incoming", &py.incoming}, {"partial", &py.partial}, {"credit", &py.credit},
+        {"address", &py.address}, {"attached", &py.attached}, {"incoming", &py.incoming}, {"partial", &py.partial},
+        {"credit", &py.credit},
         {"limit", &py.limit}, {"held", &py.held}, {"held_bytes", &py.held_bytes}, {"link", &py.link},
         {"deliveries", &py.deliveries}, {"messages", &py.messages},
     };

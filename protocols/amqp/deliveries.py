@@ -53,14 +53,25 @@ def accept(deliveries: Sequence[int | None]) -> None:
             _settle(delivery)
 
 
-def send(link: int, number: int, data: bytes, settled: bool) -> int | None:
-    """Send a message with `number`, of 32 bits, as its tag; the address of its delivery, None when it is settled."""
-    handle = _cast("pn_link_t *", link)
-    _write_tag(_tag_bytes, 0, number)
-    delivery = _new_delivery(handle, _tag)
-    _send(handle, data, len(data))
-    _advance(handle)
-    if settled:
-        _settle(delivery)
-        return None
-    return int(_cast("uintptr_t", delivery))
+def send(
+    link: Any,  # the engine's
+    number: int,  # of the first message: its tag, of 32 bits
+    messages: Sequence[bytes],
+    tokens: Sequence[Any] | None,  # beside them; None: they are sent settled
+    sent: dict[int, tuple[Any, Any, int]],  # the engine's: what is sent unsettled is noted in it
+) -> int:
+    """Send messages on a link that has credit for them; how many bytes they are."""
+    handle = _cast("pn_link_t *", link.address)
+    total = 0
+    for place, data in enumerate(messages):
+        _write_tag(_tag_bytes, 0, (number + place) & 0xFFFFFFFF)
+        delivery = _new_delivery(handle, _tag)
+        size = len(data)
+        _send(handle, data, size)
+        _advance(handle)
+        if tokens is None:
+            _settle(delivery)
+        else:
+            sent[int(_cast("uintptr_t", delivery))] = (link, tokens[place], size)
+        total += size
+    return total

@@ -169,18 +169,21 @@ class Engine(Transacting):
             return 0
         return int(_link_credit(link.handle))
 
-    def send(self, link: Link, data: bytes, token: Any) -> None:
-        """Send one message; `token` comes back with its outcome, None sends it settled.
+    def send(self, link: Link, messages: Sequence[bytes], tokens: Sequence[Any] | None) -> int:
+        """Send messages; the token of each comes back with its outcome. Without tokens they are sent settled.
 
         The caller has checked `credit_of`.
+
+        Returns:
+            How many bytes the messages are.
         """
-        self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
-        delivery = send(link.address, tag, data, token is None)
-        if delivery is not None:
-            size = len(data)
-            self._sent[delivery] = (link, token, size)
-            link.held += 1
+        count = len(messages)
+        size = send(link, self._tag + 1, messages, tokens, self._sent)
+        self._tag = (self._tag + count) & 0xFFFFFFFF
+        if tokens is not None:
+            link.held += count
             link.held_bytes += size
+        return size
 
     def drains(self, link: Link) -> bool:
         """Whether the peer wants an outgoing link's credit used up or given back (part 2.6.7)."""

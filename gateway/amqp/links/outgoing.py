@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import structlog
@@ -32,7 +32,7 @@ from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, SLOW_READER, UNSETTLED, Pause, pauses
 from gateway.security.group_names import GroupNames
-from mapping.amqp.outgoing import from_record
+from mapping.amqp.mapper import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes
@@ -160,54 +160,93 @@ class OutgoingLink:
         """Send the record if there is credit; see `Subscriber`."""
         if self._left:
             return True
-        if self._condition is not None and not self._condition(record):
-            if self._membership is not None:
-                self._membership.done(record)  # of a temporary topic: it is nobody else's
-            return True
-        peer = self._peer
-        pump = peer.pump
-        # Looked at anew in each turn of the loop in which something is sent.
-        if self._burst <= 0 or not pump.flushing or not pump.writable:
-            self._burst = self._next_burst()
-            if self._burst <= 0:
-                self._waits = True
-                return False
-            self._now_ms = peer.now_ms()
         membership = self._membership
+        if self._condition is not None and not self._condition(record):
+            if membership is not None:
+                membership.done(record)  # of a temporary topic: it is nobody else's
+            return True
         attempts = membership.attempts(record) if membership is not None else 0
         if (
             attempts >= self._dead_letters.max_attempts
             and membership is not None
             and membership.failures(record) >= self._dead_letters.max_attempts
         ):
+            if self._room() <= 0:
+                return False
             cause = Cause(
                 self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it"
             )
             if self._dead_letter(record, cause):
                 return True
-        data = from_record(record, self._now_ms, attempts)
-        counts = self._egress.counts
+        return self._offer((record,), attempts) > 0
+
+    def offer_run(self, records: Sequence[Received], context: object = None) -> int:
+        """Send records that were given to nobody before; see `contracts.RunSubscriber`."""
+        return self._offer(records, 0)
+
+    def _offer(self, records: Sequence[Received], attempts: int) -> int:
+        """Send records while there is credit: how many were taken. `attempts` were made with each before."""
+        if self._left:
+            return len(records)
+        taken = 0
+        while taken < len(records) and (room := self._room()) > 0:
+            taken += self._send(records[taken : taken + room], attempts)
+        return taken
+
+    def _room(self) -> int:
+        """How many records may be sent now: looked at anew in each turn of the loop in which something is sent."""
+        peer = self._peer
+        pump = peer.pump
+        if self._burst <= 0 or not pump.flushing or not pump.writable:
+            self._burst = self._next_burst()
+            if self._burst <= 0:
+                self._waits = True
+                return 0
+            self._now_ms = peer.now_ms()
+        return self._burst
+
+    def _send(self, records: Sequence[Received], attempts: int) -> int:
+        """Send the first of the records, as many as a burst allows: how many, those that cannot be sent included."""
+        found = from_records(records, self._now_ms, attempts, self._burst * LARGE)
+        messages = cast("list[bytes]", found)
+        count = len(messages)
+        records = records[:count]
+        self._burst -= count
         limit = self.link.peer_max_message_bytes
-        if data is None or (limit and len(data) > limit):
+        if None in found or (limit and max(map(len, messages)) > limit):
+            records, messages = self._sendable(records, found, limit)
+        if messages:
+            self._egress.counts.sent += len(messages)
+            if self._settled:
+                size = self._engine.send(self.link, messages, None)
+                if self._membership is not None:
+                    self._membership.done_all(records)
+            else:
+                self.unsettled += len(messages)
+                size = self._engine.send(self.link, messages, records)
+            self._burst -= size // LARGE
+            self._peer.wrote(size)
+        return count
+
+    def _sendable(
+        self, records: Sequence[Received], messages: Sequence[bytes | None], limit: int
+    ) -> tuple[list[Received], list[bytes]]:
+        """Those that have not expired and are not above the peer's limit; the others are done with."""
+        counts = self._egress.counts
+        fit: list[Received] = []
+        found: list[bytes] = []
+        for record, data in zip(records, messages, strict=True):
+            if data is not None and not (limit and len(data) > limit):
+                fit.append(record)
+                found.append(data)
+                continue
             if data is None:
                 counts.expired += 1
             else:
                 counts.too_large_for_peer += 1
-            if membership is not None:
-                membership.done(record)
-            return True
-        counts.sent += 1
-        if self._settled:
-            self._engine.send(self.link, data, None)
-            if membership is not None:
-                membership.done(record)
-        else:
-            self.unsettled += 1
-            self._engine.send(self.link, data, record)
-        size = len(data)
-        self._burst -= 1 + size // LARGE
-        peer.wrote(size)
-        return True
+            if self._membership is not None:
+                self._membership.done(record)
+        return fit, found
 
     def _next_burst(self) -> int:
         """How many records may be sent before this is asked again."""

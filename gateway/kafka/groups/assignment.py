@@ -193,7 +193,7 @@ class Member(Taker["Pool"]):
             order in which they were offered.
     """
 
-    __slots__ = ("behind", "catching", "held", "subscriber", "wants")
+    __slots__ = ("_in_runs", "behind", "catching", "held", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
         super().__init__()
@@ -203,6 +203,7 @@ class Member(Taker["Pool"]):
         # by partition that it is behind on, the reading that brings it what was unselected before
         self.behind: dict[AssignedPartition, Reading] = {}
         self.catching: Subscriber | None = None  # the subscriber of these readings; None when it never was behind
+        self._in_runs = wants is None and hasattr(subscriber, "offer_run")
 
     def delivery(self, record: Received) -> Delivery | None:
         """The delivery of a record that it holds; None when the record is no longer its own."""
@@ -211,6 +212,11 @@ class Member(Taker["Pool"]):
     def demand(self, partitions: int) -> int | None:
         """How many more records it would take; None: all that it may have is in the log, of so many partitions here."""
         return None if self.behind and len(self.behind) >= partitions else self.subscriber.demand
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it takes any records of a pool as they come, several at once (`contracts.RunSubscriber`)."""
+        return self._in_runs and not self.behind
 
     def selects(self, delivery: Delivery) -> bool:
         """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""

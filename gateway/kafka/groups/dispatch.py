@@ -18,14 +18,15 @@ and ignored.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from aiokafka import TopicPartition
 
 from flowcontrol.backoff import Backoff
 from gateway.failures import failures
-from gateway.kafka.contracts import Subscriber
+from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
     NOBODY,
     UNTRIED,
@@ -337,6 +338,8 @@ class Dispatch:
         ready = pool.ready
         passed: list[Delivery] = []
         while ready and not self.suspended:
+            if pool.keeps and self._push_runs(pool):
+                continue
             delivery = ready[0]
             member = delivery.assigned.preferred if pool.has_preferred(delivery) else None
             if (
@@ -359,20 +362,67 @@ class Dispatch:
                 self._leave(delivery)
                 continue
             self.ready.take(pool)
-            record = delivery.record
-            member.held[id(record)] = delivery  # before the offer: the subscriber may settle from within
-            try:
-                taken = member.subscriber.offer_nowait(record)
-            except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
-                failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
-                self.again(member, record, failed=True)
-                continue
-            if not taken:
-                del member.held[id(record)]
+            if not self._offer(member, delivery):
                 self.ready.add(delivery, first=True)
-                member.fill()
         for delivery in reversed(passed):
             self.ready.add(delivery, first=True)
+
+    def _offer(self, member: Member, delivery: Delivery) -> bool:
+        """Offer a delivery to a member; False when that has no capacity."""
+        record = delivery.record
+        member.held[id(record)] = delivery  # before the offer: the subscriber may settle from within
+        try:
+            taken = member.subscriber.offer_nowait(record)
+        except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
+            failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
+            self.again(member, record, failed=True)
+            return True
+        if not taken:
+            del member.held[id(record)]
+            member.fill()
+        return taken
+
+    def _push_runs(self, pool: Pool) -> bool:
+        """Give what is ready first to members that take runs; False when it is not for them, or they have no capacity.
+
+        Nobody has had these deliveries. All go to the same member, or in equal parts to those whose turns are the next.
+        """
+        kept, count = _alike(pool)
+        if not count:
+            return False
+        if kept is None:
+            takers, count = self._pools.deal(pool, count)
+        else:
+            member = kept.preferred
+            takers = [] if member is None or member.full or not member.takes_runs else [member]
+            if takers and count > 1:
+                count = min(count, max(1, takers[0].subscriber.demand))
+        if not takers:
+            return False
+        share, more = divmod(count, len(takers))
+        for place, member in enumerate(takers):
+            refused = self._offer_run(member, self.ready.take_all(pool, share + (place < more)))
+            for delivery in reversed(refused):
+                self.ready.add(delivery, first=True)  # for the next member, so that each has its part in order
+        return True
+
+    def _offer_run(self, member: Member, run: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Offer deliveries to a member; those for which it has no capacity."""
+        held = member.held
+        records = [delivery.record for delivery in run]
+        held.update(zip(map(id, records), run, strict=True))
+        try:
+            taken = cast("RunSubscriber", member.subscriber).offer_run(records, None)
+        except Exception as error:  # our bug, in one of them, which comes to light when each is offered alone
+            failures.tell("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
+            again = [delivery for delivery in run if held.pop(id(delivery.record), None) is not None]
+            return [delivery for delivery in again if member.full or not self._offer(member, delivery)]
+        rest = run[taken:]
+        if rest:
+            for record in records[taken:]:
+                del held[id(record)]
+            member.fill()
+        return rest
 
     def _again(self, delivery: Delivery) -> None:
         """Offer a delivery again, when its back-off is over."""
@@ -421,3 +471,23 @@ class Dispatch:
     def delayed(self) -> int:
         """How many deliveries wait for their next attempt."""
         return len(self._later)
+
+
+def _alike(pool: Pool) -> tuple[AssignedPartition | None, int]:
+    """How many deliveries at the beginning of a queue go the same way, nobody having had them before.
+
+    They go to whom their partition, which is told, is kept to; or to each member in turn.
+    """
+    alone = len(pool.members) == 1
+    first = pool.ready[0]
+    kept = first.assigned if pool.has_preferred(first) else None
+    count = 0
+    for delivery in itertools.islice(pool.ready, DEMAND):
+        if delivery.attempts or delivery.declined:
+            break
+        if not alone and (delivery.record.key is None) is not (kept is None):
+            break
+        if kept is not None and delivery.assigned is not kept:
+            break
+        count += 1
+    return kept, count

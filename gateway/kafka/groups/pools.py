@@ -11,12 +11,17 @@ A subscription filter that has lost its last member is kept for a while: a clien
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Final
 
 from flowcontrol.demand import Turns, total_demand
 from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, Selector, SubscriptionFilter
 from mapping.record import Received
+
+_TAKES_RUNS: Final = operator.attrgetter("takes_runs")
 
 
 class Pools:
@@ -150,6 +155,23 @@ class Pools:
         if member is not None and pool.has_preferred(delivery):
             delivery.assigned.preferred = member
         return member
+
+    def deal(self, pool: Pool, most: int) -> tuple[list[Member], int]:
+        """The members whose turns are the next, and how many records they are to have together, at most `most`.
+
+        They take any records in runs, and count as served, the first of them once more where it is no equal number for
+        all. None when it is the turn of another member.
+        """
+        takers = list(itertools.takewhile(_TAKES_RUNS, itertools.islice(pool.free, most)))
+        if not takers:
+            return takers, 0
+        if most > len(takers):
+            rounds = 1  # then it is another's turn
+            if len(takers) == len(pool.free):
+                rounds = max(1, min([taker.subscriber.demand for taker in takers]))
+            most = min(most, rounds * len(takers))
+        self._turns.serve(takers, most)
+        return takers, most
 
     def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
         """Whether a member has capacity, if not for this record, which it has declined."""

@@ -47,6 +47,16 @@ class ReadyDeliveries:
         self.records += len(deliveries)
         self.bytes += sum([len(delivery.record.value or b"") for delivery in deliveries])
 
+    def take_all(self, pool: Pool, count: int) -> list[Delivery]:
+        """Take the first deliveries, at least one, of a pool that has so many."""
+        ready = pool.ready
+        found = [ready.popleft() for _ in range(count)]
+        if not ready:
+            del self._busy[pool]
+        self.records -= count
+        self.bytes -= sum([len(delivery.record.value or b"") for delivery in found])
+        return found
+
     def take(self, pool: Pool) -> Delivery:
         """Take the first delivery of a pool that has one."""
         delivery = pool.ready.popleft()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate
 from loadtest.clients.amqp_messages import many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
-from mapping.amqp import incoming
-from mapping.amqp._native import Mapper
+from mapping.amqp import incoming, outgoing
+from mapping.amqp._native import Mapper, from_records
 from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers, to_record
-from mapping.record import Record
+from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
 
@@ -117,3 +117,77 @@ def test_nothing_is_kept() -> None:
             fate(mapper, data, CAPTURED)
     assert [sys.getrefcount(one) for one in kept] == references
     assert sys.getallocatedblocks() - blocks < len(messages), "less than a twentieth of a block for each"
+
+
+NAMES = ["unit", "a", "gw.protocol", "ce_id", "correlation-id", "message-id", "expiry", "amqp.body", "amqp.sections",
+         "amqp.types", "dead-letter.topic", "user.to", "n" * 300]  # fmt: skip
+CONTENTS = [None, b"", b"text", b"\xff", b"v:str", b"1795000000001", b"s", b"c" * 200, "ü".encode()]
+SIZES = (0, 1, 255, 256, 70_000)
+headers = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(CONTENTS)), max_size=6).map(tuple)
+keys = st.one_of(st.none(), st.binary(max_size=4), st.sampled_from(SIZES).map(bytes), st.just("ü".encode() * 200))
+values = st.one_of(st.none(), st.binary(max_size=4), st.sampled_from(SIZES).map(bytes))
+records = st.builds(
+    Received,
+    st.sampled_from(["t", "other", "t" * 249]),
+    keys,
+    values,
+    headers,
+    st.sampled_from([0, CAPTURED, -1, (1 << 63) - 1]),
+    st.sampled_from([0, 1, 255, 70_000]),
+    st.sampled_from([0, 9, 10, CAPTURED, (1 << 63) - 1]),
+)
+
+
+@given(st.lists(records, max_size=6), st.sampled_from((0, 0, 2)), st.sampled_from((0, 300, 1 << 20)))
+def test_any_records_have_the_same_messages(found: list[Received], attempts: int, most_bytes: int) -> None:
+    for given_as in (list, tuple):
+        given = (given_as(found), CAPTURED, attempts, most_bytes)
+        assert from_records(*given) == outgoing.from_records(*given)
+
+
+@pytest.mark.parametrize("fields", [{"offset": -1}, {"offset": 1 << 63}, {"timestamp": 1 << 63}, {"value": "text"}])
+def test_what_is_no_record_of_kafka_has_the_same_fate(fields: dict[str, Any]) -> None:
+    record = Received(**{"topic": "t", "key": None, "value": b"", "headers": (), "timestamp": 0, "partition": 0,
+                         "offset": 0, **fields})  # fmt: skip
+    fates: list[Any] = []
+    for form in (from_records, outgoing.from_records):
+        try:
+            fates.append(form([record], CAPTURED, 0, 1))
+        except Exception as error:
+            fates.append(type(error))
+    assert fates[0] == fates[1]
+
+
+def test_usual_records_are_not_left_to_python() -> None:
+    own = (("gw.protocol", b"mqtt5"), ("gw.client", b"c"), ("unit", b"C"))
+    usual = [Received("t", key, b"value", own[:count], CAPTURED, 1, 7) for key in (None, b"k") for count in range(4)]
+    from_records(usual, CAPTURED, 0, 1 << 20)  # what is remembered is there
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        from_records(usual, CAPTURED, 0, 1 << 20)
+    finally:
+        sys.setprofile(None)
+    assert calls == []
+
+
+def test_nothing_of_records_is_kept() -> None:
+    """Headers that are too many or too long to remember, too."""
+    made = [Received("t", b"key", b"value", (("unit", b"C" * size),) * count, CAPTURED, 1, 7)
+            for size, count in ((1, 1), (200, 1), (1, 6))]  # fmt: skip
+    for _ in range(3):
+        from_records(made, CAPTURED, 0, 1 << 20)
+    gc.collect()
+    kept = [made[0], made[0].headers, made[0].topic, made[0].key]
+    references, blocks = [sys.getrefcount(one) for one in kept], sys.getallocatedblocks()
+    for _ in range(200):
+        from_records(made, CAPTURED, 0, 1 << 20)
+    assert [sys.getrefcount(one) for one in kept] == references
+    assert sys.getallocatedblocks() - blocks < 100
+
+
+def test_what_is_no_run_of_records_is_a_type_error() -> None:
+    calls: list[tuple[Any, ...]] = [(), ([], 0, 0), (3, 0, 0, 0), ([], 0, "none", 0), ([], 0, 0, "all")]
+    for arguments in calls:
+        with pytest.raises(TypeError):
+            from_records(*arguments)

@@ -49,7 +49,7 @@ def seed(make_server: Any, make_peer: Any) -> bytes:
     receiver.open()
     receiver.flow(10)
     peer.run()
-    server.engine.send(server.links["r"], b"\x00\x53\x75\xa0\x01x", "token")
+    server.engine.send(server.links["r"], [b"\x00\x53\x75\xa0\x01x"], ["token"])
     for number in range(3):
         sender.delivery(f"d{number}")
         sender.send(b"\x00\x53\x75\xa0\x03abc")
@@ -80,7 +80,7 @@ def transact(server: Any, peer: Any, session: Any, sender: Any) -> None:
     posted.update(TRANSACTIONAL_STATE)
     sender.stream(b"\x00\x53\x75\xa0\x03abc")
     sender.advance()
-    server.engine.send(server.links["r"], b"\x00\x53\x75\xa0\x01x", "token")
+    server.engine.send(server.links["r"], [b"\x00\x53\x75\xa0\x01x"], ["token"])
     peer.run()
     peer.deliveries[-1].local.data = [b"txn", Described(ulong(ACCEPTED), [])]
     peer.deliveries[-1].update(TRANSACTIONAL_STATE)
@@ -129,7 +129,7 @@ def play(make_server: Any, data: bytes, rng: random.Random) -> Any:
         server.feed(data[at : at + step])
         for link in server.links.values():
             if not link.incoming and link.accepted and server.engine.credit_of(link):
-                server.engine.send(link, b"\x00\x53\x75\xa0\x01y", "token")
+                server.engine.send(link, [b"\x00\x53\x75\xa0\x01y"], ["token"])
         server.connection.data_to_send()
         at += step
     server.take(server.connection.receive_eof())

@@ -225,7 +225,7 @@ def test_no_frame_is_larger_than_the_peer_takes(make_server: Any, frames: Any, m
     flow = (b"\x43", frames.uint(100), b"\x43", frames.uint(100), b"\x43", b"\x43", frames.uint(5))
     feed(server, frames.frame(frames.performative(0x13, *flow)))
     body = bytes(range(256)) * 20
-    server.engine.send(server.links["r"], body, "token")
+    server.engine.send(server.links["r"], [body], ["token"])
     data = server.connection.data_to_send()
     sizes, payload, at = [], b"", 0
     while at < len(data):

@@ -258,7 +258,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
     for number in range(20):
         for peer, sender in peers:  # each says something and leaves it; only then they exchange bytes, in turn
             server = peer.server
-            server.engine.send(server.links["r"], DATA, number)
+            server.engine.send(server.links["r"], [DATA], [number])
             for transfer in server.received[number - 1 :]:
                 server.engine.accept_deliveries(server.links["s"], [transfer.delivery])
             sender.delivery(str(number))
@@ -380,7 +380,7 @@ def test_sending_and_outcomes(make_server: Any, make_peer: Any) -> None:
     assert server.of(CreditChanged)[-1].credit == 5
     for number, answer in enumerate((Delivery.ACCEPTED, Delivery.RELEASED, Delivery.REJECTED, Delivery.MODIFIED)):
         peer.answer = answer
-        server.engine.send(link, DATA, f"token {number}")
+        server.engine.send(link, [DATA], [f"token {number}"])
         peer.run()
     found = [(event.delivery, event.state.code) for event in server.of(DispositionReceived)]
     (accepted,) = server.of(DeliveriesAccepted)
@@ -393,7 +393,7 @@ def test_sending_and_outcomes(make_server: Any, make_peer: Any) -> None:
     assert peer.received == [DATA] * 4
     assert link.held == 0
     assert server.engine.credit_of(link) == 1
-    server.engine.send(link, DATA, None)  # settled: no outcome comes
+    server.engine.send(link, [DATA], None)  # settled: no outcome comes
     peer.run()
     assert len(server.of(DeliveriesAccepted) + server.of(DispositionReceived)) == 4
     assert server.engine.credit_of(link) == 0
@@ -407,7 +407,7 @@ def test_what_is_accepted_in_a_row_is_one_event_for_each_link(make_server: Any, 
     second.flow(10)
     peer.run()
     for number, name in enumerate("rrrsrrsr"):
-        server.engine.send(server.links[name], DATA, number)
+        server.engine.send(server.links[name], [DATA], [number])
     peer.run()
     for number, delivery in enumerate(peer.deliveries):
         delivery.update(Delivery.RELEASED if number == 5 else Delivery.ACCEPTED)
@@ -426,7 +426,7 @@ def test_what_is_accepted_in_a_row_is_one_event_for_each_link(make_server: Any, 
 def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, make_peer: Any, frames: Any) -> None:
     server, _, _ = open_receiver(make_server, make_peer, 10)
     for number in range(6):
-        server.engine.send(server.links["r"], DATA, number)
+        server.engine.send(server.links["r"], [DATA], [number])
     server.connection.data_to_send()
     for first, last in ((1, 3), (0, 4), (4, 5), (5, 9)):  # what is heard twice, or was never sent, means nothing
         accepted = (frames.TRUE, frames.uint(first), frames.uint(last), frames.TRUE, b"\x00\x53\x24\x45")
@@ -438,7 +438,7 @@ def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, 
 
 def test_a_state_then_a_settlement_is_one_outcome(make_server: Any, make_peer: Any) -> None:
     server, peer, _ = open_receiver(make_server, make_peer, 5)
-    server.engine.send(server.links["r"], DATA, "token")
+    server.engine.send(server.links["r"], [DATA], ["token"])
     data = server.connection.data_to_send()
     peer.transport.push(data)
     event = peer.collector.peek()
@@ -464,7 +464,7 @@ def test_drain(make_server: Any, make_peer: Any) -> None:
     event = server.of(CreditChanged)[-1]
     assert event.drain
     assert event.credit == 10
-    server.engine.send(event.link, DATA, None)
+    server.engine.send(event.link, [DATA], None)
     server.engine.drained(event.link)
     peer.run()
     assert receiver.credit == 0
@@ -577,7 +577,7 @@ def test_a_peers_window_that_is_shut(make_server: Any, frames: Any) -> None:
     assert server.engine.credit_of(link) == 100_000
     sent = 0
     while server.engine.credit_of(link):
-        server.engine.send(link, b"\x00\x53\x75\xb0\x00\x00\x27\x10" + bytes(10_000), None)
+        server.engine.send(link, [b"\x00\x53\x75\xb0\x00\x00\x27\x10" + bytes(10_000)], None)
         sent += 1
         assert sent < 1000
     assert sent < 40  # 256 KiB inside the engine, no more
@@ -613,7 +613,7 @@ def test_both_tiers_see_the_same(make_server: Any, make_peer: Any) -> None:
     # The other way: our sender, proton's wrappers as the receiver.
     server, peer, _ = open_receiver(make_server, make_peer, 100)
     for data in ours:
-        server.engine.send(server.links["r"], data, object())
+        server.engine.send(server.links["r"], [data], [object()])
     peer.run()
     assert peer.received == ours
     for event in wrapped_server.received:
@@ -634,7 +634,7 @@ def test_links_that_are_detached_one_by_one_cost_the_same_each(make_server, make
         peer.run()
         for link in server.links.values():
             for number in range(5):
-                server.engine.send(link, b"x", number)
+                server.engine.send(link, [b"x"], [number])
         peer.run()
         data = []
         for receiver in receivers:

@@ -180,8 +180,8 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     assert (bytes(txn_id), outcome.descriptor) == (TXN, outcomes.ACCEPTED)
     assert not plain.settled
 
-    server.engine.send(server.links["r"], DATA, "first")
-    server.engine.send(server.links["r"], DATA, "second")
+    server.engine.send(server.links["r"], [DATA], ["first"])
+    server.engine.send(server.links["r"], [DATA], ["second"])
     peer.run()
     for delivery, settle in zip(peer.deliveries, (False, True), strict=True):
         delivery.local.data = [TXN, Described(ulong(outcomes.ACCEPTED), [])]
@@ -203,7 +203,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
 @pytest.mark.clause("AMQP-4.4.2")
 def test_what_was_retired_and_rolled_back_can_be_settled_later(make_server: Any, make_peer: Any) -> None:
     server, peer, _ = coordinated(make_server, make_peer)
-    server.engine.send(server.links["r"], DATA, "token")
+    server.engine.send(server.links["r"], [DATA], ["token"])
     peer.run()
     (delivery,) = peer.deliveries
     delivery.local.data = [TXN, Described(ulong(outcomes.ACCEPTED), [])]

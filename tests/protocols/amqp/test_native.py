@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ flags = st.sampled_from((False, False, False, True))
 steps = st.one_of(
     st.tuples(st.just("transfer"), handles, sizes, flags, flags, flags, st.booleans()),
     *[st.tuples(st.just("transfer"), st.just(0), st.just(30), *[st.just(False)] * 3, st.booleans())] * 3,
-    st.tuples(st.just("send"), st.sampled_from((2, 2, 3)), st.integers(0, 40), flags),
+    st.tuples(st.just("send"), st.sampled_from((2, 2, 3)), st.integers(0, 40), flags, st.integers(1, 4)),
     st.tuples(st.just("outcome"), st.integers(0, 12), st.integers(0, 5), st.sampled_from(STATES), st.booleans()),
     st.tuples(st.just("accept"), st.integers(1, 6)),
     st.tuples(st.just("refuse")),
@@ -131,11 +131,15 @@ class Played(Server):
         if self.engine.over:
             return
         match step:
-            case ("send", handle, length, settled):
+            case ("send", handle, length, settled, count):
                 link = self.links["abrs"[handle]]
-                if self.engine.credit_of(link):
-                    self._token += 1
-                    self.engine.send(link, bytes(length), None if settled else self._token)
+                count = min(count, self.engine.credit_of(link))
+                tokens = [self._token + place for place in range(count)]
+                self._token += count
+                if count:
+                    self.engine.send(
+                        link, [bytes(length + place) for place in range(count)], None if settled else tokens
+                    )
             case ("accept", count):
                 taken, self.held = self.held[:count], self.held[count:]
                 for link, delivery, txn_id in taken:
@@ -158,6 +162,12 @@ class Played(Server):
         accounts += [engine.lib.pn_link_unsettled(link.handle) for link in self.links.values() if link.attached]
         sent = [(link.name, token, size) for link, token, size in self.engine._sent.values()]
         return self.told, accounts, sent, self.output
+
+
+class Addressed(NamedTuple):
+    """In a link's place."""
+
+    address: Any
 
 
 def use(form: Any, patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +198,7 @@ def test_proton_keeps_nothing_that_is_settled(form: Any, monkeypatch: pytest.Mon
     server = Played(transactional=False)
     for settled in (True, False, True):
         server.play(("transfer", 0, 30, settled, False, False, False), 1)
-        server.play(("send", 2, 30, settled), 1)
+        server.play(("send", 2, 30, settled, 1), 1)
     unsettled = [engine.lib.pn_link_unsettled(server.links[name].handle) for name in "ar"]
     assert unsettled == [1, 1]
     server.play(("accept", 3), 1)
@@ -204,7 +214,7 @@ def test_what_was_sent_on_a_link_that_is_gone_is_not_found_on_another(
     """The engine forgets it some time later; meanwhile its address may be that of another link's delivery."""
     use(form, monkeypatch)
     server = Played(transactional=False)
-    server.play(("send", 3, 30, False), 1)
+    server.play(("send", 3, 30, False, 1), 1)
     server.connection.data_to_send()
     gone = server.links["r"]
     server.play(("detach", 2), 1)
@@ -229,13 +239,12 @@ def test_usual_transfers_are_not_left_to_python() -> None:
         patch.setattr(engine, "take_usual", take_usual)
         for handle in (0, 0, 1):
             server.play(("transfer", handle, 30, False, False, False, False), 100_000)
-        for _ in range(3):
-            server.play(("send", 2, 30, False), 100_000)
+        server.play(("send", 2, 30, False, 3), 100_000)
         server.connection.data_to_send()
         server.play(("outcome", 0, 2, STATES[1], True), 100_000)
         server.end()
     assert [len(event.messages) for event in server.of(TransfersReceived)] == [2, 1]
-    assert [event.deliveries for event in server.of(DeliveriesAccepted)] == [[1, 2, 3]]
+    assert [event.deliveries for event in server.of(DeliveriesAccepted)] == [[0, 1, 2]]
     assert int(engine.lib.PN_DELIVERY) not in left
 
 
@@ -251,7 +260,7 @@ def test_nothing_is_kept() -> None:
         data = b"".join(Frames.transfer(number + place, bytes(30), settled=place == 4) for place in range(10))
         for event in server.connection.receive_data(data):
             server.engine.accept_deliveries(link, event.deliveries)
-        server.engine.send(out, bytes(30), token)
+        server.engine.send(out, [bytes(30)], [token])
         server.connection.data_to_send()
         number += 10
         turns = number // 10 - 1
@@ -282,10 +291,13 @@ def test_nothing_is_kept() -> None:
         ("take_usual", ([], {}, False, [])),
         ("accept", (3,)),
         ("accept", (["a"],)),
-        ("send", (1, 2, b"data")),
-        ("send", ("link", 2, b"data", True)),
-        ("send", (1, "number", b"data", True)),
-        ("send", (1, 2, "data", True)),
+        ("send", (Addressed(1), 2, [b"data"], None)),
+        ("send", (Addressed("link"), 2, [b"data"], None, {})),
+        ("send", (Addressed(1), "number", [b"data"], None, {})),
+        ("send", (Addressed(1), 2, ["data"], None, {})),
+        ("send", (Addressed(1), 2, 3, None, {})),
+        ("send", (Addressed(1), 2, [b"data"], 3, {})),
+        ("send", (Addressed(1), 2, [b"data"], None, [])),
     ],
 )
 def test_arguments_of_other_types_are_refused(function: str, given: tuple[Any, ...]) -> None:
@@ -293,7 +305,7 @@ def test_arguments_of_other_types_are_refused(function: str, given: tuple[Any, .
         getattr(_native, function)(*given)
 
 
-@pytest.mark.parametrize(("function", "given"), [("accept", ([0],)), ("send", (0, 2, b"data", True))])
+@pytest.mark.parametrize(("function", "given"), [("accept", ([0],)), ("send", (Addressed(0), 2, [b"data"], None, {}))])
 def test_the_address_of_nothing_is_refused(function: str, given: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="nothing"):
         getattr(_native, function)(*given)
@@ -301,3 +313,8 @@ def test_the_address_of_nothing_is_refused(function: str, given: tuple[Any, ...]
 
 def test_the_tests_run_with_the_extension() -> None:
     assert engine.take_usual is _native.take_usual
+
+
+def test_a_message_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="token"):
+        _native.send(Addressed(1), 2, [b"data"], [], {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -83,6 +85,19 @@ class Sink:
         self.dispatch.wake(self.member)
 
 
+class Taker(Sink):
+    """Takes runs."""
+
+    def __init__(self, capacity: int = 1_000_000) -> None:
+        super().__init__(capacity)
+        self.in_runs: list[int] = []
+
+    def offer_run(self, records: Sequence[Received], context: object = None) -> int:
+        self.in_runs += [record.offset for record in records]
+        assert len({record.offset for record in records}) == len(records)
+        return sum(1 for _ in itertools.takewhile(self.offer_nowait, records))
+
+
 class Log:
     """All that was read of the log, for members that are behind: one round of `turn` offers it to all of them."""
 
@@ -146,6 +161,14 @@ class World:
             part.position = record.offset + 1
         self.dispatch.push()
 
+    def read_run(self, keys: Sequence[bytes | None], partition: int = 0) -> None:
+        """One fetch."""
+        first = self.next[partition]
+        self.next[partition] += len(keys)
+        records = [Received("t", key, b"", (), 0, partition, first + place) for place, key in enumerate(keys)]
+        self.dispatch.take(records, self.parts[partition])
+        self.parts[partition].position = self.next[partition]
+
     @property
     def committable(self) -> int:
         stored = self.parts[0].committable()
@@ -191,6 +214,97 @@ def test_who_has_had_nothing_for_longest_is_next(world: World) -> None:
     whole, chosen = world.join(Sink()), [world.join(Sink(), "a") for _ in range(3)]
     world.read(*"aaaaaaaa")
     assert [len(sink.got) for sink in (whole, *chosen)] == [2, 2, 2, 2]
+
+
+fetches = st.tuples(st.integers(0, 1), st.lists(st.sampled_from((None, None, b"k")), min_size=1, max_size=9))
+
+
+@given(st.lists(fetches, max_size=8), st.integers(1, 4), st.lists(st.booleans(), min_size=8, max_size=8))
+def test_runs_are_shared_out_as_single_records_are(read: list[Any], members: int, pushed: list[bool]) -> None:
+    """As many to each, in order; with a key to the same, as long as nobody is full."""
+    found: list[Any] = []
+    for kind in (Sink, Taker):
+        world = World(partitions=2)
+        sinks = [world.join(kind()) for _ in range(members)]
+        for (partition, keys), push in zip(read, pushed, strict=False):
+            world.read_run(keys, partition)
+            if push:
+                world.dispatch.push()
+        world.dispatch.push()
+        got = [[(record.partition, record.offset) for record in sink.got] for sink in sinks]
+        for partition in range(2):
+            assert all(one == sorted(one) for one in ([at for at in places if at[0] == partition] for places in got))
+        assert sorted(itertools.chain(*got)) == [
+            (part, at) for part, count in enumerate(world.next) for at in range(count)
+        ]
+        keyed = [[(record.partition, record.offset) for record in sink.got if record.key] for sink in sinks]
+        found.append((list(map(len, got)), keyed))
+    assert found[0] == found[1]
+
+
+windows = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+@given(windows, st.lists(st.sampled_from((None, None, b"k")), min_size=1, max_size=20), st.data())
+def test_a_run_ends_where_capacity_does(capacities: list[int], keys: list[bytes | None], drawn: Any) -> None:
+    """Nobody has more than its window, each has its part in order, and nothing waits while somebody has room."""
+    world = World()
+    sinks = [world.join(Taker(capacity)) for capacity in capacities]
+    world.read_run(keys)
+    world.dispatch.push()
+    while True:
+        given = sorted(offset for sink in sinks for offset in sink.offsets)
+        assert given == list(range(len(given)))
+        assert len(given) == len(keys) or not any(sink.capacity for sink in sinks)
+        assert all(sink.offsets == sorted(sink.offsets) for sink in sinks)
+        holders = [sink for sink in sinks if sink.held]
+        if not holders:
+            break
+        one = drawn.draw(st.sampled_from(holders))
+        one.done(one.held[0])
+        world.dispatch.push()
+    assert len(given) == (len(keys) if any(capacities) else 0)
+    assert all(capacity == sink.capacity for capacity, sink in zip(capacities, sinks, strict=True))
+
+
+def test_what_was_given_out_before_comes_alone(world: World) -> None:
+    """Its attempts are looked at."""
+    sink = world.join(Taker())
+    world.read_run([None] * 3)
+    world.dispatch.push()
+    world.dispatch.again(sink.member, sink.got[0], failed=True, at_once=True)
+    world.read_run([None] * 2)
+    world.dispatch.push()
+    assert (sink.offsets, sink.in_runs) == ([0, 1, 2, 0, 3, 4], [0, 1, 2, 3, 4])
+
+
+class Failing(Taker):
+    """Our bug, with one record."""
+
+    def offer_nowait(self, record: Received, context: object = None) -> bool:
+        if record.offset == 2:
+            raise RuntimeError("a bug of the test's")
+        return super().offer_nowait(record)
+
+    def offer_run(self, records: Sequence[Received], context: object = None) -> int:
+        if any(record.offset == 2 for record in records):
+            raise RuntimeError("a bug of the test's")
+        return super().offer_run(records)
+
+
+async def test_a_run_that_fails_is_offered_one_by_one() -> None:
+    world = World(backoff=Backoff(60, 60, random=lambda: 0.0))
+    sink = world.join(Failing(4))
+    world.read_run([None] * 6)
+    world.dispatch.push()
+    assert sink.offsets == [0, 1, 3, 4]
+    sink.done(sink.held[0])
+    world.dispatch.push()
+    assert sink.offsets == [0, 1, 3, 4, 5]
+    for record in list(sink.held):
+        sink.done(record)
+    assert (world.committable, world.parts[0].checkpoint.outstanding) == (2, 1)  # it waits for its next attempt
+    world.dispatch.close()
 
 
 def test_a_pool_without_capacity_holds_back_no_other(world: World) -> None:
