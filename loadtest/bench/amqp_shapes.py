@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from loadtest.bench.amqp_engine import outgoing, session, transfers
+from loadtest.clients.amqp_messages import FORMS, encodings
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp.incoming import Destination, gateway_headers, to_record
 from mapping.amqp.mapper import Mapper, from_records
@@ -71,7 +72,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="kinds of messages; all")
     parser.add_argument("--rounds", type=int, default=5, help="rounds for each figure")
     arguments = parser.parse_args()
-    for name, messages in shapes().items():
+    forms = {f"form-{number}": [encodings(number, b"x" * 100)] for number in range(FORMS)}
+    for name, messages in (shapes() | forms).items():
         if not arguments.names or name in arguments.names:
             whole_in, mapped_in, whole_out, mapped_out = row(messages, arguments.rounds)
             print(f"{name:20} in {whole_in:5.1f} ({mapped_in:4.1f})   out {whole_out:5.1f} ({mapped_out:4.1f})")

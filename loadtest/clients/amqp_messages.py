@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 import struct
 import time
 from collections.abc import Callable
 from typing import Final
 
+from loadtest.clients.amqp_shapes import shapes
 from loadtest.clients.amqp_wire import NULL, data_section, key_annotation, listed, mapped, string, symbol
 
 Kind = Callable[[int, bytes], bytes]
@@ -49,3 +52,51 @@ def typical(number: int, payload: bytes) -> bytes:
         string("temp"), b"\x82" + struct.pack(">d", 21.5 + number / 10),
     )  # fmt: skip
     return _DURABLE + properties + application + data_section(payload)
+
+
+@functools.cache
+def _jms_start() -> tuple[bytes, bytes]:
+    """What Qpid JMS wrote before a text, without the end of the UUID in the message id."""
+    message = shapes()["jms-text"][0]
+    start = message[: message.index(b"\x00\x53\x77")]
+    digits = re.search(rb"(?<=-)[0-9a-f]{12}(?=:)", start)
+    assert digits is not None
+    return start[: digits.start()], start[digits.end() :]
+
+
+def jms_text(number: int, payload: bytes) -> bytes:
+    """A TextMessage of Qpid JMS: header, two annotations, message id, `to` and creation time, and an amqp-value."""
+    before, behind = _jms_start()
+    return before + b"%012x" % number + behind + b"\x00\x53\x77\xa1" + bytes((len(payload),)) + payload
+
+
+def _short(code: int) -> Callable[[bytes], bytes]:
+    return lambda payload: b"\x00\x53" + bytes((code >> 8, code & 0xFF, len(payload))) + payload
+
+
+def _long(code: int) -> Callable[[bytes], bytes]:
+    """The value's length in four bytes, and the descriptor in eight."""
+    start = b"\x00\x80" + bytes(7) + bytes((code >> 8, (code & 0xFF) + 0x10))
+    return lambda payload: start + struct.pack(">I", len(payload)) + payload
+
+
+def _halves(payload: bytes) -> bytes:
+    half = len(payload) // 2
+    return data_section(payload[:half]) + data_section(payload[half:])
+
+
+_HEADERS: Final = (
+    b"", _DURABLE, b"\x00\x53\x70\x45", b"\x00\x53\x70\xd0\x00\x00\x00\x05\x00\x00\x00\x01\x41",
+    b"\x00\x80" + bytes(7) + b"\x70\xc0\x04\x02\x41\x50\x04",
+)  # fmt: skip
+_BODIES: Final = (
+    data_section, _long(0x75A0), _short(0x77A1), _long(0x77A1), _short(0x77A0), _long(0x77A0), _halves,
+)  # fmt: skip
+_ENCODINGS: Final = tuple(itertools.product(_HEADERS, _BODIES))
+FORMS: Final = len(_ENCODINGS)
+
+
+def encodings(number: int, payload: bytes) -> bytes:
+    """A header, or none, and data in each form in turn: Data, text or binary, short and long; two Data sections."""
+    header, body = _ENCODINGS[number % len(_ENCODINGS)]
+    return header + body(payload)

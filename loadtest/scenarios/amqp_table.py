@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender, transfers
-from loadtest.clients.amqp_messages import Kind, many_keys, minimal, typical
+from loadtest.clients.amqp_messages import Kind, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_receiver import Receiver
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
@@ -199,6 +199,8 @@ ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
     "in, 10 links x 1,000": Sending(10, 1000, 600_000),
     "in, 10 links x 1,000, 100 keys": Sending(10, 1000, 400_000, many_keys),
     "in, 10 links x 1,000, typical": Sending(10, 1000, 300_000, typical),
+    "in, 10 links x 1,000, jms": Sending(10, 1000, 300_000, jms_text),
+    "in, 10 links x 1,000, any encoding": Sending(10, 1000, 300_000, encodings),
     "in, 10 links x 100": Sending(10, 100, 600_000),
     "in, 1 link x 1,000": Sending(1, 1000, 300_000),
     "in, 100 links x 100": Sending(100, 100, 400_000),

@@ -7,7 +7,7 @@
  *
  * Handled are messages of these sections, each with its descriptor as a ulong of one or eight bytes:
  *   header, message annotations, properties, application properties   all optional, in short and long form
- *   one Data section, or an amqp-value that is a string, a binary or null   in short and long form
+ *   Data sections, or an amqp-value that is a string, a binary or null   in short and long form
  * whose values are simple types: no compound, no array, no described value, no char, no decimal.
  */
 #include "mapping/amqp/_native.h"
@@ -52,7 +52,7 @@ take_message(Message *message)
     if (verdict != TAKEN) {
         return verdict;
     }
-    if (section.end != end || message->partition >= message->to->partitions) {
+    if (message->partition >= message->to->partitions) {
         return LEFT;
     }
     if (message->expires) {
@@ -64,7 +64,7 @@ take_message(Message *message)
             return verdict;
         }
     }
-    verdict = take_body(message, &section);
+    verdict = take_body(message, &section, end);
     if (verdict == TAKEN && message->exact) {
         const uint8_t *behind = message->exact_body ? end : section.start;
         verdict = put(message, py.sections, bytes_of(data, (size_t)(behind - data)));

@@ -134,7 +134,7 @@ Verdict take_application_properties(Message *message, const Section *section);
 
 /* The body: `_native_body.c` */
 
-Verdict take_body(Message *message, const Section *section);
+Verdict take_body(Message *message, const Section *section, const uint8_t *end);
 
 /* The way out: `_native_outgoing.c` */
 

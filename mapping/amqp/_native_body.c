@@ -1,19 +1,37 @@
 /* The body: the record's value, and the header that says how the body had it. */
 #include "mapping/amqp/_native.h"
 
-/* The value of the header `amqp.body`; `prefix` is what stands before the content where it is not the shortest form. */
-static PyObject *
-form_of(const char *kind, const Section *section, const uint8_t *content, int with_size)
+#define DATA_LIMIT 32                  /* Data sections of a message; more are left */
+#define NOTE_BYTES (2 * 15 + 1 + 20 + 1) /* a descriptor of ten bytes, a constructor and four of length; a size; a comma */
+
+/* The bytes before the content, in hex: where they are not the shortest form. */
+static char *
+write_prefix(char *out, const Section *section, const uint8_t *content)
 {
-    char text[8 + 2 * 15 + 1 + 20], *out = text; /* a descriptor of ten bytes, a constructor and four of length */
+    out = write_hex(out, section->start, (size_t)(content - section->start));
+    *out++ = '/';
+    return out;
+}
+
+/* The value of the header `amqp.body` for an amqp-value that is not in the shortest form. */
+static PyObject *
+form_of(const char *kind, const Section *section, const uint8_t *content)
+{
+    char text[8 + NOTE_BYTES], *out = text;
     size_t size = strlen(kind);
     memcpy(out, kind, size);
-    out = write_hex(out + size, section->start, (size_t)(content - section->start));
-    *out++ = '/';
-    if (with_size) {
-        out += snprintf(out, 20, "%zu", (size_t)(section->end - content));
-    }
+    out = write_prefix(out + size, section, content);
     return PyBytes_FromStringAndSize(text, out - text);
+}
+
+/* Where the content of a binary or a string begins, and whether all before it is in the shortest form. */
+static const uint8_t *
+content_of(const Section *section, int *shortest)
+{
+    int small = section->value[0] < 0xB0;
+    const uint8_t *content = section->value + (small ? 2 : 5);
+    *shortest = section->value - section->start == 3 && (small || section->end - content > 255);
+    return content;
 }
 
 /* The header `content-type` for JSON of our making, if there is none. */
@@ -62,24 +80,73 @@ take_compound(Message *message, const Section *section)
     return verdict;
 }
 
-/* The record's value, and the header that says how the body had it. */
+/* Data sections up to the message's end, from the first one on: the value is what all of them hold. */
+static Verdict
+take_data(Message *message, const Section *first, const uint8_t *end)
+{
+    char notes[5 + DATA_LIMIT * NOTE_BYTES] = "data:", *out = notes + 5;
+    Section sections[DATA_LIMIT];
+    const uint8_t *contents[DATA_LIMIT];
+    size_t count = 0, size = 0;
+    int shortest = 0;
+    Section section = *first;
+    for (;;) {
+        if (section.code != DATA || !is_binary(section.value[0])) {
+            return LEFT;
+        }
+        contents[count] = content_of(&section, &shortest);
+        sections[count] = section;
+        size_t part = (size_t)(section.end - contents[count]);
+        out = shortest ? out : write_prefix(out, &section, contents[count]);
+        out += snprintf(out, 21, "%zu,", part);
+        size += part;
+        count++;
+        if (section.end == end) {
+            break;
+        }
+        if (count == DATA_LIMIT || read_section(section.end, end, &section) != TAKEN) {
+            return LEFT;
+        }
+    }
+    message->value = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (!message->value) {
+        return FAILED;
+    }
+    char *at = PyBytes_AS_STRING(message->value);
+    for (size_t index = 0; index < count; index++) {
+        size_t part = (size_t)(sections[index].end - contents[index]);
+        memcpy(at, contents[index], part);
+        at += part;
+    }
+    if (count == 1 && shortest) { /* as everybody writes it */
+        return TAKEN;
+    }
+    return put(message, py.body, PyBytes_FromStringAndSize(notes, out - notes - 1)); /* without the last comma */
+}
+
+/* The record's value, and the header that says how the body had it; the body is all up to the message's end. */
 Verdict
-take_body(Message *message, const Section *section)
+take_body(Message *message, const Section *section, const uint8_t *end)
 {
     uint8_t constructor = section->value[0];
-    int usual = section->value - section->start == 3; /* the descriptor's form */
-    int small = constructor == 0xA0 || constructor == 0xA1, text = is_string(constructor);
-    if (section->code == VALUE && constructor == 0x40 && usual) {
+    int shortest, text = is_string(constructor);
+    if (section->code == DATA) {
+        return take_data(message, section, end);
+    }
+    if (section->end != end) {
+        return LEFT;
+    }
+    if (section->code == VALUE && constructor == 0x40 && section->value - section->start == 3) {
         message->value = Py_NewRef(Py_None);
         return put(message, py.body, Py_NewRef(py.null_form));
     }
-    if (section->code != DATA && constructor >= 0xC0) {
+    if (constructor >= 0xC0) {
         return section->code == VALUE || section->code == SEQUENCE ? take_compound(message, section) : LEFT;
     }
-    if (!(text && section->code == VALUE) && !(is_binary(constructor) && (section->code == VALUE || section->code == DATA))) {
+    if (section->code != VALUE || !(text || is_binary(constructor))) {
         return LEFT;
     }
-    const uint8_t *content = section->value + (small ? 2 : 5);
+    const uint8_t *content = content_of(section, &shortest);
     size_t size = (size_t)(section->end - content);
     if (text && !is_utf8(content, size)) {
         return LEFT;
@@ -88,12 +155,8 @@ take_body(Message *message, const Section *section)
     if (!message->value) {
         return FAILED;
     }
-    int shortest = usual && (small || size > 255);
-    if (section->code == DATA) {
-        return shortest ? TAKEN : put(message, py.body, form_of("data:", section, content, 1));
-    }
     if (shortest) {
         return put(message, py.body, Py_NewRef(text ? py.text_form : py.binary_form));
     }
-    return put(message, py.body, form_of(text ? "v:str:" : "v:bin:", section, content, 0));
+    return put(message, py.body, form_of(text ? "v:str:" : "v:bin:", section, content));
 }

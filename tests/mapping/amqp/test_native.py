@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate
-from loadtest.clients.amqp_messages import many_keys, minimal, typical
+from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming, outgoing
 from mapping.amqp._native import Mapper, from_records
@@ -22,7 +22,8 @@ from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
 
 HERE = DESTINATIONS[0]
-MESSAGES = shapes() | {kind.__name__: [kind(1, b"value")] for kind in (minimal, many_keys, typical)}
+MESSAGES = shapes() | {kind.__name__: [kind(1, b"value")] for kind in (minimal, many_keys, typical, jms_text)}
+MESSAGES["encodings"] = [encodings(form, bytes(size)) for form in range(FORMS) for size in (6, 250)]
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -50,6 +51,16 @@ def test_thousands_of_mutations_have_the_same_fate() -> None:
 NAMED = [primitives.symbol(name) for name in ("x-opt-bridge.key", "x-opt-partition-key", "x-opt-bridge.partition")]
 GIVEN = [primitives.string("one"), primitives.binary(b"two"), primitives.NULL, primitives.integer(2)]
 NEAR = [base + step for base in (0, 60_000, -60_000, CREATION_WINDOW_MS, -CREATION_WINDOW_MS) for step in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("count", [31, 32, 33])
+def test_many_data_sections_have_the_same_fate(count: int) -> None:
+    sizes = (0, 255, 256, 65_536)
+    data = [section(0x75, primitives.binary(bytes(sizes[place % 4]))) for place in range(count)]
+    data[-1] = b"\x00\x80" + bytes(7) + b"\x75\xb0\x00\x00\x00\x01x"
+    for behind in (b"", section(0x76, b"\x45"), section(0x78, b"\xc1\x01\x00"), b"\x00\x53"):
+        message = b"".join(data) + behind
+        assert fate(Mapper(HERE), message, CAPTURED) == fate(incoming.Mapper(HERE), message, CAPTURED)
 
 
 def test_keys_and_times_at_their_bounds_have_the_same_fate() -> None:
