@@ -54,8 +54,8 @@ run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=
 cluster: setup  ## Run three Kafka brokers as one cluster until Ctrl-C; their data in .trivium/cluster
 	@$(BIN)/python -m gateway.embedded.cluster $(ARGS)
 
-# Nearly half of the time of the tests is waiting: three workers keep two cores busy.
-WORKERS ?= 3
+# Nearly half of the time of the tests is waiting: four workers keep two cores busy.
+WORKERS ?= 4
 
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
