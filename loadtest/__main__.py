@@ -34,6 +34,7 @@ from loadtest.scenarios import (
     many,
     many_topics,
     recovery,
+    rolling,
     soak,
     topic_flood,
     windows,
@@ -219,6 +220,27 @@ async def faults(options: argparse.Namespace) -> int:
     return conclude(options, report, [f"{one.fault.name}: {text}" for one in outcomes for text in one.problems])
 
 
+async def roll(options: argparse.Namespace) -> int:
+    """Scenario `rolling`; 0 when nothing was lost, and nobody was away for long."""
+    allow_files()
+    plan = rolling.Plan(**chosen(options, rolling.Plan._fields))
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-rolling-"))
+    (directory / "kafka").mkdir(parents=True, exist_ok=True)
+    host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
+    try:
+        if host is not None:
+            await host.start()
+        bootstrap = host.kafka if host is not None else options.bootstrap
+        rolled = await rolling.Rolling(directory, bootstrap, plan, say).run()
+    finally:
+        if host is not None:
+            await host.stop()
+    say(f"logs: {directory}")
+    report = Report("rolling restart", lines=True)
+    report.add(**rolled.row())
+    return conclude(options, report, rolled.problems(plan))
+
+
 async def recover(options: argparse.Namespace) -> int:
     """Scenario `recovery`; 0 when all data were there again."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
@@ -325,6 +347,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
     "soak": soak_gateway,
     "faults": faults,
     "recovery": recover,
+    "rolling": roll,
     "reads": reads,
     "topics": flood_topics,
 }  # fmt: skip

@@ -136,10 +136,15 @@ class GatewayProcess:
         """SIGKILL: as a crash would."""
         await self._end(signal.SIGKILL)
 
-    async def stop(self) -> None:
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last process; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def stop(self, limit_s: float = STOP_S) -> None:
         """SIGTERM, and SIGKILL when that takes too long."""
         try:
-            await asyncio.wait_for(self._end(signal.SIGTERM), STOP_S)
+            await asyncio.wait_for(self._end(signal.SIGTERM), limit_s)
         except TimeoutError:
             await self.kill()
 

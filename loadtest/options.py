@@ -17,6 +17,7 @@ from loadtest.scenarios import (
     many,
     many_topics,
     recovery,
+    rolling,
     soak,
     topic_flood,
     windows,
@@ -153,6 +154,11 @@ def arguments(description: str | None) -> argparse.Namespace:
         value = getattr(going_wrong, name)
         broken.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value:g}")
     broken.add_argument("--only", action="append", default=[], help="faults whose name begins so; may be given again")
+    rolls = scenario("rolling", "three gateways behind a balancer, each restarted by drain under load")
+    roll = rolling.Plan()
+    for name in roll._fields:
+        value = getattr(roll, name)
+        rolls.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value:g}")
     recoveries = scenario(
         "recovery",
         "the embedded Kafka, whose data are deleted at the end, is killed with many GB that it had not flushed",

@@ -88,7 +88,10 @@ class KeptProducer(NumberedSender, LastingClient):
             return
         self._buffer = rest[length:]
         self._answered(int(status.split(" ")[1]), float(fields.get("retry-after", "0")), rest[:length])
-        self.push()
+        if fields.get("connection", "").lower() == "close" and self._transport is not None:
+            self._transport.close()  # what would be asked now has no answer (RFC 9112 section 9.6)
+        else:
+            self.push()
 
     def _answered(self, status: int, retry_after_s: float, body: bytes) -> None:
         if not self._asked:

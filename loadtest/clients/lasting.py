@@ -6,6 +6,7 @@ import abc
 import asyncio
 import collections
 import contextlib
+import time
 from typing import ClassVar, Final, cast
 
 AGAIN_S: Final = 0.05  # between two attempts to connect
@@ -21,6 +22,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         faults: what the server must not have done.
         told: the server's words of refusal, of messages, links and connections, by their code; and lost connections.
         connected: set while it is served.
+        pauses: seconds from the end of a connection to the next one on which it was served.
         alive_s: between two signs of life.
     """
 
@@ -34,6 +36,8 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self.faults: list[str] = []
         self.told: collections.Counter[str] = collections.Counter()
         self.connected = asyncio.Event()
+        self.pauses: list[float] = []
+        self._lost_at: float | None = None
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
@@ -75,6 +79,9 @@ class LastingClient(abc.ABC, asyncio.Protocol):
 
     def _served(self) -> None:
         """The server has accepted the client."""
+        if self._lost_at is not None:
+            self.pauses.append(time.monotonic() - self._lost_at)
+            self._lost_at = None
         self.connected.set()
         self._decided.set()
 
@@ -87,6 +94,8 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         """`run` connects again."""
         if not self._stopping:
             self.told["connection lost"] += 1
+            if self.connected.is_set():
+                self._lost_at = time.monotonic()
         self._transport = None
         self.connected.clear()
         self._gone.set()

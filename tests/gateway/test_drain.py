@@ -76,12 +76,15 @@ async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> Non
     halls = [Hall([Leaving(said) for _ in range(60)]), Hall([slow, never, *(Leaving(said) for _ in range(60))])]
     everybody = [one for hall in halls for one in hall.connections]
     rate = 200.0
-    drain = Drain(DrainConfig(lead_s=0.2, rate_per_s=rate), lambda: halls, settle_s=0.3)
+    drain = Drain(DrainConfig(lead_s=0.2, rate_per_s=rate), lambda: halls, settle_s=60)
+    hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    running = loop.create_task(drain.run(asyncio.Event()))
+    running = loop.create_task(drain.run(hurry))
     await wait_until(lambda: len(said) == len(everybody) - 2)
     slow.may_leave = True
+    await wait_until(lambda: slow.left)
+    hurry.set()
     await running
     assert min(hall.closed_at for hall in halls) - began >= 0.19, "nobody before the lead is over"
     assert not never.left, "left for the stop itself"
@@ -94,6 +97,14 @@ async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> Non
         assert len(within) <= rate * (0.25 + 2 * TICK_S) + 2
     statistics = drain.statistics()
     assert (statistics.connections, statistics.sent_away_total) == (1, len(everybody) - 1)
+
+
+async def test_whom_kafka_does_not_answer_is_waited_for_so_long_and_no_longer() -> None:
+    hall = Hall([Leaving([], may_leave=False)])
+    drain = Drain(DrainConfig(lead_s=0), lambda: [hall], settle_s=0.1)
+    await asyncio.wait_for(drain.run(asyncio.Event()), 30)
+    assert hall.connections[0].asked
+    assert not hall.connections[0].left
 
 
 async def test_hurry_ends_the_lead() -> None:
