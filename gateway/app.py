@@ -33,6 +33,7 @@ from gateway.embedded.open_files import BrokerCapacity
 from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_creation import any_capacity
+from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.listeners import Listener, make_listeners
@@ -83,6 +84,7 @@ def check(config: Config) -> None:
         check_logins(config.security)
         make_tls(config.security)
         Authenticator(config.security)
+        logins.of(config.kafka)
     except (ConfigError, RuleError) as error:
         raise StartError(str(error)) from error
 
@@ -229,6 +231,7 @@ class App:
         metrics.add_source("collector", collector.statistics)
         metrics.add_source("failures", failures.statistics)
         metrics.add_source("native", native.statistics)
+        metrics.add_source("kafka_login", logins.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)
@@ -241,6 +244,7 @@ class App:
         def on_hangup() -> None:
             if security.tls is not None:
                 security.tls.reload()
+            logins.reload()
             self._tasks.spawn(security.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
@@ -326,7 +330,8 @@ class App:
         retrying = failures.retrying
         ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
-        return ready, {**details, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
+        more = {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
+        return ready, details | more
 
     async def _announce(self, publisher: Publisher) -> None:
         """Write the ready file once everything answers."""

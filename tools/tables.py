@@ -27,6 +27,7 @@ from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
+from gateway.kafka.driver.login import Statistics as LoginStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
@@ -77,6 +78,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
+        "kafka_login": LoginStatistics,
         "strangers": StrangersStatistics,
         "proxy_protocol": ProxyStatistics,
         "limits": RateStatistics,

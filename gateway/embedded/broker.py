@@ -79,13 +79,14 @@ class EmbeddedBroker:
         patience_s: float = PATIENCE_S,
         node: int = 1,
         cluster_id: str | None = None,
+        format_options: Sequence[str] = (),
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
         `jars` is the set `kafka` of the jar lock, `heap` the most that the Java machine takes (`1g`). A port of 0 is
         that of the last start or a free one. `settings` and `java_options` go over ours; a start that makes no progress
         for `patience_s` is given up. `node`: its number; `cluster_id`: of the data if they are new, None for one of its
-        own.
+        own; `format_options`: of Kafka's tool that makes them.
         """
         self.directory = directory.absolute()
         self._java = java
@@ -96,6 +97,7 @@ class EmbeddedBroker:
         self._patience_s = patience_s
         self._node = node
         self._cluster_id = cluster_id
+        self._format_options = tuple(format_options)
         self._kafka = locked_version("kafka", "kafka_2.13")
         self._process: asyncio.subprocess.Process | None = None
         self._port = port
@@ -202,8 +204,9 @@ class EmbeddedBroker:
             shutil.rmtree(aside)
         self._write_settings("format.properties", port, controller_port, aside.name)
         process = await self._spawn(
-            "format.out", (), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "format.properties"
-        )
+            "format.out", (), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "format.properties",
+            *self._format_options,
+        )  # fmt: skip
         try:
             code = await process.wait()
         finally:

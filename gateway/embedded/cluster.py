@@ -23,6 +23,7 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, console_report, ensure_jars, locked_version
 from gateway.embedded.java import SetupError, find_java
+from gateway.embedded.secured import LISTENERS, USER, Secured
 from gateway.embedded.storage import HOST, BrokerError, PortTakenError
 from gateway.spawn import Tasks
 
@@ -40,11 +41,18 @@ SETTINGS: Final[Mapping[str, str]] = {
     "broker.heartbeat.interval.ms": "2000",
 }
 """What a cluster has in the place of what a single broker of ours has."""
+ALONE: Final[Mapping[str, str]] = dict.fromkeys(
+    (name for name in SETTINGS if name.endswith(("replication.factor", "min.insync.replicas", "min.isr"))), "1"
+)
+"""What a cluster of one broker has in the place of these."""
 START_ATTEMPTS: Final = 3  # free ports may be taken between the look and the brokers' own binds
 
 
 class Cluster:
-    """Three brokers. `start` and `stop` may be called again and again; the data and the ports stay."""
+    """Three brokers, or as many as are named.
+
+    `start` and `stop` may be called again and again; the data and the ports stay.
+    """
 
     def __init__(
         self,
@@ -55,20 +63,32 @@ class Cluster:
         heap: str = HEAP,
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
+        nodes: Sequence[int] = NODES,
+        secured: Secured | None = None,
     ) -> None:
-        """Describe them; nothing happens before `start`. For the arguments see `EmbeddedBroker`; each has a `heap`."""
+        """Describe them; nothing happens before `start`. For the arguments see `EmbeddedBroker`; each has a `heap`.
+
+        `secured`: they have its listeners too, and ask who everybody is.
+        """
         self.directory = directory.absolute()
+        self.nodes = nodes
+        self.secured = secured
+        self.ports: dict[int, dict[str, int]] = {}  # of the secured listeners, by broker and name
         self.brokers: dict[int, EmbeddedBroker] = {}  # by their numbers; empty before the first start
         self._java = java
         self._jars = jars
         self._heap = heap
-        self._settings = {**SETTINGS, **(settings or {})}
+        self._settings = {**SETTINGS, **(ALONE if len(nodes) == 1 else {}), **(settings or {})}
         self._java_options = java_options
 
     @property
     def bootstrap_servers(self) -> str:
         """The addresses for Kafka clients."""
         return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
+
+    def servers(self, listener: str) -> str:
+        """The addresses of a secured listener, by its name."""
+        return ",".join(f"{HOST}:{self.ports[node][listener]}" for node in self.nodes)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -113,7 +133,7 @@ class Cluster:
     def _describe(self) -> dict[int, EmbeddedBroker]:
         """The brokers with the ports of the last start where they are free, and with others where they are not."""
         kafka = locked_version("kafka", "kafka_2.13")
-        markers = {node: storage.read_marker(self._home(node), kafka) for node in NODES}
+        markers = {node: storage.read_marker(self._home(node), kafka) for node in self.nodes}
         ids = [marker.cluster_id for marker in markers.values() if marker is not None]
         cluster_id = ids[0] if ids else storage.new_cluster_id()
         ports: dict[int, tuple[int, int]] = {}
@@ -122,6 +142,12 @@ class Cluster:
             last = (marker.port, marker.controller_port) if marker is not None else (0, 0)
             port, controller = (_free(one, taken) for one in last)
             ports[node] = port, controller
+            if self.secured is not None:
+                last_ports = self.ports.get(node, {})
+                self.ports[node] = {name: _free(last_ports.get(name, 0), taken) for name in LISTENERS}
+        secured = self.secured
+        if secured is not None:
+            secured.prepare()
         voters = ",".join(f"{node}@{HOST}:{controller}" for node, (_, controller) in ports.items())
         return {
             node: EmbeddedBroker(
@@ -131,10 +157,17 @@ class Cluster:
                 port=port,
                 controller_port=controller,
                 heap=self._heap,
-                settings={**self._settings, "controller.quorum.voters": voters},
-                java_options=self._java_options,
+                settings={
+                    **self._settings,
+                    "controller.quorum.voters": voters,
+                    "broker.rack": f"rack-{node}",
+                    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+                    **({} if secured is None else secured.settings(port, controller, self.ports[node])),
+                },
+                java_options=(*self._java_options, *(() if secured is None else secured.java_options)),
                 node=node,
                 cluster_id=cluster_id,
+                format_options=() if secured is None else secured.format_options,
             )
             for node, (port, controller) in ports.items()
         }
@@ -159,13 +192,23 @@ def _free(last: int, taken: set[int]) -> int:
     return port
 
 
-def new_cluster(directory: Path, heap: str = HEAP, settings: Mapping[str, str] | None = None) -> Cluster:
+def new_cluster(
+    directory: Path,
+    heap: str = HEAP,
+    settings: Mapping[str, str] | None = None,
+    *,
+    nodes: Sequence[int] = NODES,
+    secured: bool = False,
+) -> Cluster:
     """Describe a cluster in `directory`; find Java and fetch the jars first. Raises SetupError."""
     java = find_java()
     with console_report() as report:
         jars = ensure_jars("kafka", report=report)
     archive = archive_options(archive_path("kafka", java, jars, cache_directory()))
-    return Cluster(directory, java=java.path, jars=jars, heap=heap, settings=settings, java_options=archive)
+    return Cluster(
+        directory, java=java.path, jars=jars, heap=heap, settings=settings, java_options=archive, nodes=nodes,
+        secured=Secured(directory / "secured") if secured else None,
+    )  # fmt: skip
 
 
 class Command:
@@ -189,6 +232,7 @@ class Command:
             await self._start()
             if not self._is_ending:
                 _say(f"bootstrap servers: {self._cluster.bootstrap_servers}")
+                self._tell_secured()
                 await self._watch()
         finally:
             await self._cluster.stop()
@@ -208,6 +252,13 @@ class Command:
             task.uncancel()
         finally:
             self._starting = None
+
+    def _tell_secured(self) -> None:
+        secured = self._cluster.secured
+        if secured is not None:
+            for name in LISTENERS:
+                _say(f"{name}: {self._cluster.servers(name)}")
+            _say(f"keys, certificates and the password of {USER}: {secured.ca.parent}")
 
     async def _watch(self) -> None:
         watched: set[int] = set()  # by their processes
@@ -241,6 +292,7 @@ class Command:
             "bootstrap_servers": self._cluster.bootstrap_servers,
             "nodes": {node: broker.pid for node, broker in brokers if broker.is_running},
             "addresses": {node: broker.bootstrap_servers for node, broker in brokers},
+            "secured": {name: self._cluster.servers(name) for name in LISTENERS if self._cluster.secured is not None},
         }
         fresh = self._ready_file.with_name(f".{self._ready_file.name}.new")
         fresh.write_text(json.dumps(facts) + "\n")
@@ -268,9 +320,14 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path(".trivium/cluster"), help="where the data are kept")
     parser.add_argument("--heap", default=HEAP, help="of each broker (default: %(default)s)")
     parser.add_argument("--ready-file", type=Path, help="written (JSON) when all serve, and when one ends or is back")
+    parser.add_argument(
+        "--secured", action="store_true", help="with TLS, SASL and ACLs beside the plain listener; other data"
+    )
     options = parser.parse_args()
+    directory = options.directory / "with-logins" if options.secured else options.directory
     try:
-        asyncio.run(Command(new_cluster(options.directory, options.heap), options.ready_file).run())
+        cluster = new_cluster(directory, options.heap, secured=options.secured)
+        asyncio.run(Command(cluster, options.ready_file).run())
     except (SetupError, BrokerError) as error:
         sys.exit(str(error))
 

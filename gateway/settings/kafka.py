@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
-from gateway.settings.values import LARGEST_PORT, MEBIBYTE, BootstrapServers, Section
+from gateway.secret import SecretUrl
+from gateway.settings.values import LARGEST_PORT, MEBIBYTE, Address, BootstrapServers, Section
+
+
+class KafkaOauthConfig(Section):
+    """Where the token for Kafka comes from, with `kafka.sasl_mechanism = "OAUTHBEARER"`: one of three places."""
+
+    token_file: Path | None = None
+    """a file with the token alone, such as one that Kubernetes writes; read again for each connection"""
+    token_url: SecretUrl | None = None
+    """the issuer's token endpoint (client credentials, RFC 6749 part 4.4): `https://`, or `http://` on this machine"""
+    client_id: str | None = None
+    """for the token endpoint"""
+    client_secret: SecretStr | None = None
+    """for the token endpoint; better in the environment than in a file"""
+    client_secret_file: Path | None = None
+    """a file with it, read again for each token"""
+    scope: str | None = None
+    """what to ask the token endpoint for, if it must be said"""
+    cafile: Path | None = None
+    """authorities of the token endpoint's certificate; not set: the system's"""
+    msk_region: str | None = None
+    """AWS's region of an MSK cluster with IAM: tokens are signed with the credentials that AWS's own library finds.
+    Needs the package of the extra `msk` (`pip install trivium[msk]`)"""
+    extensions: Mapping[str, str] = {}
+    """extensions of the SASL message (KIP-342), such as Confluent Cloud's `logicalCluster` and `identityPoolId`"""
+
+    @model_validator(mode="after")
+    def _whole(self) -> KafkaOauthConfig:
+        places = [self.token_file, self.token_url, self.msk_region]
+        if sum(place is not None for place in places) > 1:
+            raise ValueError("token_file, token_url and msk_region exclude each other")
+        if self.client_secret is not None and self.client_secret_file is not None:
+            raise ValueError("client_secret and client_secret_file exclude each other")
+        if self.token_url is not None:
+            parts = urlsplit(self.token_url.get_secret_value())
+            near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
+            if not parts.hostname or not (parts.scheme == "https" or near):
+                raise ValueError("token_url: expected https://..., or http:// on this machine")
+            if self.client_id is None or (self.client_secret is None and self.client_secret_file is None):
+                raise ValueError("token_url needs client_id, and client_secret or client_secret_file")
+        for name, value in self.extensions.items():
+            if not name.isalpha() or not name.isascii() or name == "auth" or "\x01" in value:
+                raise ValueError(f"extensions: {name} is no name of an extension, or has no value for one")
+        return self
 
 
 class KafkaConfig(Section):
@@ -55,14 +101,32 @@ class KafkaConfig(Section):
     anonymous clients are one principal. A fifth of all: one client that has gone wrong leaves some for the others"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT`, `SASL_SSL`"""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`"""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
+    """`PLAIN` (as if not set), `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER`;
+    see [logging in to Kafka](operations.md#logging-in-to-kafka)"""
     sasl_username: str | None = None
-    """for SASL"""
+    """for PLAIN and SCRAM"""
     sasl_password: SecretStr | None = None
-    """for SASL; better in the environment than in a file"""
+    """for PLAIN and SCRAM; better in the environment than in a file"""
+    sasl_password_file: Path | None = None
+    """a file with it, read again for each connection"""
     ssl_cafile: Path | None = None
-    """authorities of the brokers' certificates; not set: the system's"""
+    """authorities of the brokers' certificates, read again when it changes; not set: the system's"""
+    ssl_certfile: Path | None = None
+    """a client certificate (PEM, with its chain) for brokers that ask for one; read again when it changes"""
+    ssl_keyfile: Path | None = None
+    """its key; not set: in the same file"""
+    ssl_key_password: SecretStr | None = None
+    """of the key, if it is encrypted"""
+    oauth: KafkaOauthConfig = KafkaOauthConfig()
+
+    @model_validator(mode="after")
+    def _login(self) -> KafkaConfig:
+        if self.sasl_password is not None and self.sasl_password_file is not None:
+            raise ValueError("sasl_password and sasl_password_file exclude each other")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile needs ssl_certfile")
+        return self
 
 
 class EmbeddedConfig(Section):

@@ -36,6 +36,11 @@ level = "debug"
 [kafka]
 sasl_username = "u"
 sasl_password = "{CANARY}"
+ssl_key_password = "{CANARY}"
+[kafka.oauth]
+token_url = "http://u:{WRITTEN}@127.0.0.1:1/token?key={WRITTEN}"
+client_id = "c"
+client_secret = "{CANARY}"
 [observe]
 otlp_endpoint = "http://u:{WRITTEN}@127.0.0.1:1/?key={WRITTEN}"
 [security.oauth]
@@ -82,6 +87,8 @@ async def test_config_show_has_every_key_and_no_secret(tmp_path: Path) -> None:
     [
         f'[kafka]\nsasl_pasword = "{CANARY}"',
         f'[kafka]\nsasl_password = ["{CANARY}"]',
+        f'[kafka.oauth]\ntoken_url = "ftp://u:{CANARY}@h"\nclient_id = "c"\nclient_secret = "{CANARY}"',
+        f'[kafka.oauth]\nclient_secret = ["{CANARY}"]',
         f'[kafka.sasl_password]\na = "{CANARY}"',
         f'[observe]\notlp_endpoint = "ftp://u:{CANARY}@h"',
         f'[security.oauth]\njwks_url = "ftp://u:{CANARY}@h"\nissuer = "i"\naudience = ["a"]',

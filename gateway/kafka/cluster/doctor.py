@@ -19,6 +19,7 @@ from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.cluster.topic_safety import LEAST, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.login import logins
 from gateway.kafka.driver.rights_requests import Quorum, Rights, controller_time_ms
 from gateway.spawn import Tasks
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -89,7 +90,7 @@ async def _kafka(config: Config, found: Callable[[Finding], None]) -> None:
             await client.bootstrap()
             await client.force_metadata_update()
     except (errors.KafkaError, OSError, TimeoutError) as error:
-        found(Finding(False, f"Kafka at {servers} does not answer: {error!r}"))
+        found(Finding(False, logins.problem or f"Kafka at {servers} does not answer: {error!r}"))
         await client.close()
         return
     try:

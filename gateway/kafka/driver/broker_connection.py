@@ -13,19 +13,35 @@ request times out, after 30 s. What was unanswered is asked again; a batch under
 stored once. A broker that answers nowhere may only be slow, and is left alone: one new connection waits for it, whoever
 else doubts. More would fill its backlog, and who connects when it goes on would wait for the kernel's next try. Where
 the new one is answered late, the old ones are about to be.
+
+What a connection shows of us it takes from the `Login` that its client carries, when it connects. Brokers end a login,
+with its token at the latest, and close the connection at the request after; so a connection is replaced before that, in
+a moment in which nothing is unanswered on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import ssl
 from typing import Any, Final
 from weakref import ref
 
 import aiokafka.conn
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.protocol.admin import SaslAuthenticateRequest
 
+from gateway.kafka.driver.login import Login
+from gateway.kafka.driver.tokens import LoginError
+from gateway.settings.values import ConfigError
 from gateway.spawn import aside
 
 log = logging.getLogger(__name__)
@@ -43,6 +59,14 @@ PATIENT: Final = frozenset({11, 14, 19, 20, 21, 37, 42})
 """Requests (by their keys) that a broker answers when others have done their part: JoinGroup and SyncGroup; topics
 made, deleted, given more partitions; records and groups deleted."""
 
+RENEW: Final = 0.8
+"""A connection is replaced when so much of its login's life has passed. One that fails to be, since something is
+unanswered on it all the time, is closed by the broker; what was unanswered is asked again."""
+TLS_CLOSE_S: Final = 0.1
+"""So long the end of TLS may take; a broker that does not say that it closes, too, would be waited for 30 s."""
+LEAST_LIFE_S: Final = 1.0
+"""A login that lasts less is not worth a connection of its own."""
+
 _found: Final[dict[tuple[str, int], float]] = {}
 """When a broker's connection was found to be half-open last, by its address."""
 _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
@@ -55,10 +79,17 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
     looking: asyncio.TimerHandle | None = None
     probing: asyncio.Task[None] | None = None
     made = 0.0  # when, by the loop's clock
+    renewing: asyncio.TimerHandle | None = None
+    outlived = False  # it is closed as soon as nothing is unanswered
 
     async def connect(self) -> Any:
-        """Connect. KafkaConnectionError when the client was closed meanwhile: nobody would close the connection."""
-        streams = await super().connect()
+        """Connect, and log in. KafkaConnectionError when the client was closed meanwhile: nobody would close it.
+
+        Raises:
+            KafkaError: Kafka is away, or refuses us, or there is nothing to log in with.
+        """
+        login = self._sasl_oauth_token_provider
+        streams = await (self._log_in(login) if isinstance(login, Login) else super().connect())
         client = getattr(self._on_close_cb, "__self__", None)  # none while a client makes its first connection
         if client is not None and client._sync_task is None:
             self.close(reason=CloseReason.SHUTDOWN)
@@ -66,6 +97,67 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         self.made = self._loop.time()
         _look(ref(self), None, 0)
         return streams
+
+    async def _log_in(self, login: Login) -> Any:
+        """Connect with what the login shows now, and tell it what came of that."""
+        try:
+            self._ssl_context = login.context
+            self._sasl_plain_password = login.password
+            streams = await super().connect()
+        except ConfigError as error:
+            login.refuse(str(error))
+            raise LoginError(str(error)) from None
+        except (KafkaError, OSError) as error:
+            why = self._why_refused(error)
+            if why is not None:
+                login.refuse(f"{self._host}:{self._port}: {why}")
+            raise
+        login.accept()
+        return streams
+
+    def _why_refused(self, error: BaseException) -> str | None:
+        """In words, if it is a matter of the login; of one that is no such matter `outage` tells."""
+        mechanism = self._sasl_mechanism
+        if isinstance(error, LoginError):
+            return str(error.args[0])
+        if isinstance(error, UnsupportedSaslMechanismError):
+            return f"this Kafka takes no {mechanism} here (kafka.sasl_mechanism)"
+        if isinstance(error, SaslAuthenticationFailed):
+            said = error.args[0] if error.args and isinstance(error.args[0], str) else "without a reason"
+            return f"Kafka refuses the login by {mechanism}: {said}"
+        if isinstance(error, IllegalSaslStateError):
+            return "Kafka wants no login here (kafka.security_protocol)"
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return f"Kafka's certificate is not believed: {cause.verify_message} (kafka.ssl_cafile)"
+            if isinstance(cause, ssl.SSLError):
+                return f"no TLS: {cause.reason or cause} (kafka.ssl_certfile, kafka.security_protocol)"
+            cause = cause.__cause__
+        return None
+
+    async def _authenticated(self, answer: Any) -> Any:
+        """The broker's word about a step of the login. Raises LoginError: it does not take the token."""
+        response = await answer
+        if not response.error_code and self._sasl_mechanism == "OAUTHBEARER" and response.sasl_auth_bytes:
+            # RFC 7628 part 3.2.3: a refusal is an answer, which aiokafka takes for a good one.
+            raise LoginError(f"Kafka refuses the token: {_status(response.sasl_auth_bytes)}")
+        lasts_s = getattr(response, "session_lifetime_ms", 0) / 1000
+        if lasts_s >= LEAST_LIFE_S:
+            self.renewing = self._loop.call_later(RENEW * lasts_s, _outlive, ref(self))
+        return response
+
+    def _handle_frame(self, resp: bytes) -> None:
+        super()._handle_frame(resp)
+        if self.outlived:
+            self.renew()
+
+    def renew(self) -> None:
+        """Close, if nothing is unanswered: the client makes another one with its next request."""
+        self.outlived = True
+        if not self._requests and self._writer is not None:
+            self._sasl_oauth_token_provider.renewed += 1
+            self.close(reason=CloseReason.IDLE_DROP)
 
     def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
         """Close at once; an awaitable of the end.
@@ -79,10 +171,17 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         if self.looking is not None:
             self.looking.cancel()
             self.looking = None
+        if self.renewing is not None:
+            self.renewing.cancel()
+            self.renewing = None
         if self.probing is not None and self.probing is not asyncio.current_task():
             self.probing.cancel()
-        if self._writer is not None and self._writer.transport.get_write_buffer_size():
-            self._writer.transport.abort()
+        if self._writer is not None:
+            transport = self._writer.transport
+            if transport.get_write_buffer_size():
+                transport.abort()
+            elif self._security_protocol.endswith("SSL"):
+                self._loop.call_later(TLS_CLOSE_S, transport.abort)
         closed = super().close(reason=reason, exc=exc)
         return None if closed is None else asyncio.shield(closed)
 
@@ -101,6 +200,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             ssl_context=self._ssl_context, security_protocol=self._security_protocol,
             sasl_mechanism=self._sasl_mechanism, sasl_plain_username=self._sasl_plain_username,
             sasl_plain_password=self._sasl_plain_password,
+            sasl_oauth_token_provider=self._sasl_oauth_token_provider,
         )  # fmt: skip
         try:
             async with asyncio.timeout(SILENT_S):
@@ -129,7 +229,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             raise self._broken(error) from error
         if self._on_close_cb is None and expect_response:  # a client's first: nobody else knows of it
             self._requests[-1][2].add_done_callback(self._given_up)
-        return answer
+        return self._authenticated(answer) if isinstance(request, SaslAuthenticateRequest) else answer
 
     def _given_up(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
@@ -160,6 +260,20 @@ def _look(weak: ref[BrokerConnection], before: int | None, doubts: int) -> None:
         if probe is None or probe.done():
             _probes[address] = connection.probing = aside(connection.probe(oldest), "connection to Kafka")
     connection.looking = loop.call_later(LOOK_S, _look, weak, oldest, doubts)
+
+
+def _outlive(weak: ref[BrokerConnection]) -> None:
+    connection = weak()
+    if connection is not None:
+        connection.renew()
+
+
+def _status(refusal: bytes) -> str:
+    """What a broker says of a token; it is its own text, and cut."""
+    try:
+        return str(json.loads(refusal)["status"])[:100]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "without a reason"
 
 
 def use_broker_connections() -> None:

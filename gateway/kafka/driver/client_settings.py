@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
 
-from aiokafka.helpers import create_ssl_context
-
 from gateway.config import ConfigError, KafkaConfig
+from gateway.kafka.driver.login import logins
 
 
 def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
@@ -16,7 +14,7 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
     `role` is appended to the client id, so that the broker's log and quotas tell our clients apart.
 
     Raises:
-        ConfigError: no bootstrap servers, no SASL credentials, or a CA file that cannot be read.
+        ConfigError: no bootstrap servers, or nothing that could be used to log in.
     """
     if config.bootstrap_servers is None:
         raise ConfigError("kafka.bootstrap_servers is not known yet")
@@ -27,21 +25,12 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
         "metadata_max_age_ms": round(config.metadata_max_age_s * 1000),
         "security_protocol": config.security_protocol,
     }
-    if config.security_protocol.endswith("SSL"):
-        settings["ssl_context"] = _ssl_context(config)
-    if config.security_protocol.startswith("SASL"):
-        if config.sasl_username is None or config.sasl_password is None:
-            raise ConfigError("kafka.sasl_username and kafka.sasl_password are needed for SASL")
+    login = logins.of(config)
+    if login is not None:
+        # Whatever the mechanism: `BrokerConnection` takes from it what it shows. The others are what aiokafka checks.
+        settings["sasl_oauth_token_provider"] = login
+        settings["ssl_context"] = login.context
         settings["sasl_mechanism"] = config.sasl_mechanism or "PLAIN"
         settings["sasl_plain_username"] = config.sasl_username
-        settings["sasl_plain_password"] = config.sasl_password.get_secret_value()
+        settings["sasl_plain_password"] = ""
     return settings
-
-
-def _ssl_context(config: KafkaConfig) -> ssl.SSLContext:
-    cafile = None if config.ssl_cafile is None else str(config.ssl_cafile)
-    try:
-        context: ssl.SSLContext = create_ssl_context(cafile=cafile)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"kafka.ssl_cafile: {error}") from error
-    return context

@@ -80,6 +80,8 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_sasl_mechanism": "as `_client_id`",
         "_sasl_plain_password": "likewise",
         "_sasl_plain_username": "likewise",
+        "_sasl_oauth_token_provider": "carries the `Login`, from which a connection takes what it shows",
+        "_handle_frame": "after an answer nothing may be unanswered, and a connection whose login ends be closed",
         "_security_protocol": "likewise",
         "_ssl_context": "likewise",
         "_on_close_cb": "the client's method: tells whose connection it is",

@@ -1,0 +1,285 @@
+"""How the gateway logs in to Kafka: its certificate, its password, its tokens, each as new as its file or its issuer.
+
+There is one `Login` for a process and a Kafka. aiokafka's clients carry it (as what gives tokens) to their connections,
+and each connection takes from it what it shows when it connects: so files that have changed need no restart, and a
+client that lives for months never shows what has ended (ADR 0073).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from aiokafka.abc import AbstractTokenProvider
+from cryptography import x509
+
+from gateway.kafka.driver.tokens import LoginError, Token, read_secret, token_source
+from gateway.settings.kafka import KafkaConfig
+from gateway.settings.values import ConfigError
+from gateway.spawn import aside
+from gateway.statistics import counter, gauge
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 2.0
+"""After a failure no token is asked for so long: many clients may want one."""
+TELL_S: Final = 60.0
+"""Between two lines in the log that say the same."""
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """Of logging in to Kafka."""
+
+    tokens: Annotated[int, counter("tokens that were got, from a file, an issuer or AWS's signer")]
+    token_failures: Annotated[int, counter("tokens that could not be got")]
+    refused: Annotated[int, counter("connections that Kafka refused because of who we are, or we because of who it is")]
+    renewed: Annotated[int, counter("connections that were replaced before Kafka would have ended their login")]
+    reloads: Annotated[int, counter("client certificates and authorities that were read again")]
+    failed_reloads: Annotated[int, counter("of these, those that could not be used: the old ones stay")]
+    certificate_ends: Annotated[
+        float, gauge("when the client certificate ends, in seconds since 1970; 0: there is none")
+    ]
+
+
+class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no types
+    """What this process shows to one Kafka.
+
+    Attributes:
+        problem: why the last connection was not let in, in a sentence; None when it was.
+    """
+
+    def __init__(self, config: KafkaConfig) -> None:
+        """Read all files.
+
+        Raises:
+            ConfigError: something is missing or cannot be used; names the key.
+        """
+        self.config = config
+        self.problem: str | None = None
+        self.tokens = self.token_failures = self.refused = self.renewed = self.reloads = self.failed_reloads = 0
+        self.certificate_ends = 0.0
+        self._told: tuple[str | None, float] = (None, 0.0)
+        self._tls: ssl.SSLContext | None = None
+        self._stamps: tuple[object, ...] = ()
+        if config.security_protocol.endswith("SSL"):
+            self._stamps = self._look()
+            self._tls = self._loaded()
+        self._tokens = None
+        self._token: Token | None = None
+        self._failed: tuple[LoginError, float] | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        if config.security_protocol.startswith("SASL"):
+            if config.sasl_mechanism == "OAUTHBEARER":
+                self._tokens = token_source(config.oauth)
+            elif config.sasl_username is None or self.password is None:
+                raise ConfigError(
+                    "kafka.sasl_username and kafka.sasl_password (or sasl_password_file) are needed for SASL"
+                )
+
+    # What a connection shows
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """Of TLS, with the files as they are now; those that cannot be used are told of, and the old ones stay."""
+        if self._tls is not None:
+            stamps = self._look()
+            if stamps != self._stamps:
+                self._stamps = stamps
+                self._load_again()
+        return self._tls
+
+    @property
+    def password(self) -> str | None:
+        """For PLAIN and SCRAM. Raises ConfigError: its file cannot be read."""
+        path, secret = self.config.sasl_password_file, self.config.sasl_password
+        if path is not None:
+            return read_secret("kafka.sasl_password_file", path)
+        return None if secret is None else secret.get_secret_value()
+
+    async def token(self) -> str:
+        """A token that is good for a while. Raises LoginError."""
+        token = self._token
+        if token is None or time.time() >= token.fresh_until:
+            if self._fetching is None:
+                self._fetching = aside(self._fetch(), "token for Kafka")
+            await asyncio.shield(self._fetching)
+            token = self._token
+        if token is None:
+            raise LoginError("no token" if self._failed is None else self._failed[0].args[0])
+        return token.value
+
+    def extensions(self) -> Mapping[str, str]:
+        """What goes with the token."""
+        return self.config.oauth.extensions
+
+    async def _fetch(self) -> None:
+        """Get a token; while that fails the last one is used for as long as it is good."""
+        assert self._tokens is not None
+        try:
+            if self._failed is not None and time.monotonic() < self._failed[1] + RETRY_S:
+                return
+            try:
+                self._token = await self._tokens.fetch()
+                self._failed = None
+                self.tokens += 1
+            except LoginError as error:
+                self.token_failures += 1
+                self._failed = (error, time.monotonic())
+                token = self._token
+                if token is None or token.ends is None or token.ends <= time.time():
+                    self._token = None
+        finally:
+            self._fetching = None
+
+    def _look(self) -> tuple[object, ...]:
+        """What tells that a file is another one than before."""
+        files = (self.config.ssl_cafile, self.config.ssl_certfile, self.config.ssl_keyfile)
+        return tuple(_stamp(path) for path in files)
+
+    def _load_again(self) -> bool:
+        try:
+            self._tls = self._loaded()
+        except ConfigError as error:
+            self.failed_reloads += 1
+            log.error("certificates for Kafka not read again, the old ones stay: %s", error)
+            return False
+        self.reloads += 1
+        log.info("certificates for Kafka read again")
+        return True
+
+    def _loaded(self) -> ssl.SSLContext:
+        config = self.config
+        for key in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+            path: Path | None = getattr(config, key)
+            if path is not None:
+                try:
+                    path.open("rb").close()
+                except OSError as error:
+                    raise ConfigError(f"kafka.{key}: cannot read {path}: {error.strerror}") from None
+        try:
+            context = ssl.create_default_context(cafile=config.ssl_cafile)
+        except ssl.SSLError as error:
+            raise ConfigError(f"kafka.ssl_cafile: {config.ssl_cafile}: {error.reason or 'not PEM'}") from None
+        if config.ssl_certfile is not None:
+            password = config.ssl_key_password
+            try:
+                context.load_cert_chain(
+                    config.ssl_certfile,
+                    config.ssl_keyfile,
+                    password=_no_password if password is None else password.get_secret_value(),
+                )
+            except ssl.SSLError as error:
+                what = error.reason or "not PEM, or another password"
+                raise ConfigError(f"kafka.ssl_certfile, kafka.ssl_keyfile: cannot be used together ({what})") from None
+            self.certificate_ends = _end_of(config.ssl_certfile)
+        return context
+
+    # What became of it
+
+    def refuse(self, why: str) -> None:
+        """A connection was not let in."""
+        self.refused += 1
+        self.problem = why
+        told, when = self._told
+        now = time.monotonic()
+        if told != why or now - when >= TELL_S:
+            self._told = (why, now)
+            log.error("Kafka and the gateway do not get together: %s", why)
+
+    def accept(self) -> None:
+        """A connection was let in."""
+        if self.problem is not None:
+            self.problem = None
+            self._told = (None, 0.0)
+            log.info("Kafka takes the gateway's login again")
+
+    def reload(self) -> None:
+        """Read everything again, for the connections from now on; those that are open go on."""
+        if self._tls is not None:
+            self._stamps = self._look()
+            self._load_again()
+        if self._token is not None:
+            self._token = Token(self._token.value, self._token.ends, fresh_until=0.0)
+        self._failed = None
+
+
+class Logins:
+    """Those of the process: one, but for tests."""
+
+    def __init__(self) -> None:
+        self._logins: list[Login] = []
+
+    def of(self, config: KafkaConfig) -> Login | None:
+        """The login that a configuration means; None where nobody asks who we are, and nothing is encrypted.
+
+        Raises:
+            ConfigError: it cannot be used; names the key.
+        """
+        if config.security_protocol == "PLAINTEXT":
+            return None
+        for login in self._logins:
+            if login.config == config:
+                return login
+        login = Login(config)
+        self._logins.append(login)
+        return login
+
+    def reload(self) -> None:
+        """Read all files and tokens again."""
+        for login in self._logins:
+            login.reload()
+
+    @property
+    def problem(self) -> str | None:
+        """Why Kafka did not let us in the last time, in a sentence."""
+        return next((login.problem for login in self._logins if login.problem is not None), None)
+
+    def statistics(self) -> Statistics:
+        """As of now."""
+        ends = [login.certificate_ends for login in self._logins if login.certificate_ends]
+        return Statistics(
+            tokens=sum(login.tokens for login in self._logins),
+            token_failures=sum(login.token_failures for login in self._logins),
+            refused=sum(login.refused for login in self._logins),
+            renewed=sum(login.renewed for login in self._logins),
+            reloads=sum(login.reloads for login in self._logins),
+            failed_reloads=sum(login.failed_reloads for login in self._logins),
+            certificate_ends=min(ends, default=0.0),
+        )
+
+
+logins: Final = Logins()
+"""The process's."""
+
+
+def _stamp(path: Path | None) -> object:
+    if path is None:
+        return None
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _end_of(path: Path) -> float:
+    """When the first certificate of a file ends. ConfigError: it has ended."""
+    try:
+        ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        raise ConfigError(f"kafka.ssl_certfile: {path}: no certificate") from None
+    if ends <= datetime.now(UTC):
+        raise ConfigError(f"kafka.ssl_certfile: the certificate in {path} has ended on {ends:%Y-%m-%d %H:%M} UTC")
+    return ends.timestamp()
+
+
+def _no_password() -> str:
+    # Without this OpenSSL would ask on the terminal and stop the event loop for it.
+    raise ConfigError("kafka.ssl_keyfile: the key is encrypted, and kafka.ssl_key_password is not set")
