@@ -24,7 +24,7 @@ from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -199,14 +199,14 @@ async def open_log(
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
     lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
     stack.push_async_callback(lookup.stop)
-    catch_up_reader = CatchUpReader(client_settings(kafka, "replay"), spawn, lookup)
+    catch_up_reader = CatchUpReader(consumer_settings(kafka, "replay"), spawn, lookup)
     stack.push_async_callback(catch_up_reader.stop)
-    live_reader = LiveReader(client_settings(kafka, "tail"), spawn, lookup, catch_up_reader)
+    live_reader = LiveReader(consumer_settings(kafka, "tail"), spawn, lookup, catch_up_reader)
     publisher.stored = live_reader.stored
     await live_reader.start()
     stack.push_async_callback(live_reader.stop)
     groups = Groups(
-        client_settings(kafka, "group"),
+        consumer_settings(kafka, "group"),
         spawn,
         lookup,
         catch_up_reader,
@@ -233,7 +233,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     config, stack = process.config, process.stack
     router = Router(rules, log.topics, log.live_reader, process.spawn)
     state = StateTopics(
-        client_settings(log.kafka, "state"),
+        consumer_settings(log.kafka, "state"),
         log.topics,
         log.publisher,
         log.lookup,
@@ -263,7 +263,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     gateways = Gateways(identity, process.loop.time, wall_clock)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
-    find = partial(find_qos2_messages, client_settings(log.kafka, "recovery"), log.lookup, process.spawn)
+    find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
     recovery = CrashRecovery(find, log.lookup.partitions)
     opening = Opening(
         sessions,

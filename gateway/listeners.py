@@ -16,7 +16,7 @@ from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
 from gateway.drain import Departing
 from gateway.flow import Flowing
-from gateway.kafka.driver.client_settings import client_settings
+from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.mqtt.connection.answers import Answers
@@ -185,7 +185,7 @@ def make_rest(
             state.topics,
             log.publisher,
             log.lookup,
-            client_settings(log.kafka, "requests"),
+            consumer_settings(log.kafka, "requests"),
             delivery_timeout_s=log.kafka.delivery_timeout_s,
             spawn=process.spawn,
             wall_clock=wall_clock,

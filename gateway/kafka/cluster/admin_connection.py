@@ -39,7 +39,7 @@ class AdminConnection:
 
     def __init__(self, kafka: ConsumerOptions, spawn: Spawn) -> None:
         """`kafka`: see `ConsumerOptions`; `spawn` starts background work."""
-        options = dict(kafka)
+        options = {name: value for name, value in kafka.items() if name != "client_rack"}  # of consumers alone
         self._client: OnDemand[AdminClient] = OnDemand(
             lambda: AdminClient(**options), lambda client: client.start(), spawn
         )

@@ -34,7 +34,7 @@ MS: Final = 1_000_000  # nanoseconds
 KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
 """Kafka's own topics that clients rely on: positions of groups, and transactions."""
 REQUESTS: Final = (
-    ("Fetch 7 (Kafka 1.1)", 1, 7),
+    ("Fetch 11 (Kafka 2.4)", 1, 11),
     ("Metadata 8 (2.3)", 3, 8),
     ("CreateTopics 4 (2.4)", 19, 4),
     ("IncrementalAlterConfigs (2.3)", 44, 0),

@@ -34,3 +34,11 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
         settings["sasl_plain_username"] = config.sasl_username
         settings["sasl_plain_password"] = ""
     return settings
+
+
+def consumer_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
+    """Those of consumers, which may read what is nearest to them; see `client_settings`."""
+    settings = client_settings(config, role)
+    if config.rack is not None:
+        settings["client_rack"] = config.rack
+    return settings

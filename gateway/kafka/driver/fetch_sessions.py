@@ -17,7 +17,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.errors import UnknownTopicOrPartitionError
-from aiokafka.protocol.fetch import FetchResponse_v7
+from aiokafka.protocol.fetch import FetchResponse_v11
 
 from gateway.failures import failures
 from gateway.kafka.driver import wire
@@ -93,10 +93,10 @@ class FetchSession:
 class _Answer(msgspec.Struct, eq=False):
     """What aiokafka's connection makes of an answer, kept for us beside aiokafka's own use of it."""
 
-    response: FetchResponse_v7 | None = None
+    response: FetchResponse_v11 | None = None
 
-    def decode(self, frame: BytesIO) -> FetchResponse_v7:
-        self.response = FetchResponse_v7.decode(frame)
+    def decode(self, frame: BytesIO) -> FetchResponse_v11:
+        self.response = FetchResponse_v11.decode(frame)
         return self.response
 
 
@@ -133,7 +133,8 @@ class SessionFetcher(PacedFetcher):
         self._places: dict[int, list[TopicPartition]] = {}  # by leader
         self._leaders: dict[TopicPartition, int] = {}
         self._moved: dict[int, set[TopicPartition]] = {}  # by leader: whose position may not be the broker's
-        self._planned: tuple[Any, Any] = (None, None)  # the assignment and the metadata that the above is of
+        # the assignment, the metadata, and the moves to other copies that the above is of
+        self._planned: tuple[Any, Any, int] = (None, None, 0)
         self._answered: dict[int, float] = {}  # by node, when (loop time)
         # partitions of which something was told; whoever finds one read to its end may take it out
         self.news: set[TopicPartition] = set()
@@ -173,9 +174,10 @@ class SessionFetcher(PacedFetcher):
     def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
         """What to do next: fetches, nothing to be reset, how long to wait at most, whether leaders are lacking."""
         metadata = self._client.cluster._partitions  # another object with each answer
-        if self._planned[0] is not assignment or self._planned[1] is not metadata:
+        planned, copies = self._planned, self._preferred_read_replica
+        if planned[0] is not assignment or planned[1] is not metadata or planned[2] != copies.moves:
             self._plan(assignment)
-            self._planned = (assignment, metadata)
+            self._planned = (assignment, metadata, copies.moves)
         pauses: dict[int, float] = {}
         for place, unread in self._records.items():
             leader = self._leaders.get(place)
@@ -195,11 +197,10 @@ class SessionFetcher(PacedFetcher):
 
     def _plan(self, assignment: Any) -> None:
         """Who leads what; where that or the assignment is another, sessions begin anew."""
-        leader_of = self._client.cluster.leader_for_partition
         places: dict[int, list[TopicPartition]] = {}
         self.leaderless = 0
         for place in assignment.tps:
-            leader = leader_of(place)
+            leader = self._select_read_replica(place)  # or a nearer copy
             if leader is None or leader == wire.NO_LEADER:
                 self.leaderless += 1
             else:
@@ -242,6 +243,7 @@ class SessionFetcher(PacedFetcher):
                 most=self._fetch_max_bytes,
                 most_each=self._max_partition_fetch_bytes,
                 committed=self._isolation_level == READ_COMMITTED,
+                rack=self._client_rack or "",
             ),
             session,
         )
@@ -290,6 +292,7 @@ async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) 
         check_crcs=before._check_crcs,
         fetcher_timeout=before._fetcher_timeout,
         auto_offset_reset="none",
+        client_rack=before._client_rack,
         isolation_level="read_committed" if before._isolation_level == READ_COMMITTED else "read_uncommitted",
         doubted=doubted,
     )

@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiokafka.consumer.consumer
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
-from aiokafka.errors import CorruptRecordException, KafkaError
+from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRangeError
 
 from gateway.kafka.driver.wire import NO_LEADER
 from mapping.record import Received
@@ -35,12 +35,36 @@ TELL_S: Final = 60.0
 """Between two lines in the log about partitions that nobody leads."""
 
 
+class NearerCopies(dict[TopicPartition, tuple[int, float]]):
+    """Which partitions are read from another broker than their leader: its node, and until when (KIP-392)."""
+
+    moves = 0  # grows when a partition is to be read from elsewhere
+    left: TopicPartition | None = None  # the last one that was given up, if that was the last that was asked about
+
+    def __setitem__(self, place: TopicPartition, copy: tuple[int, float]) -> None:
+        if self.get(place, (None,))[0] != copy[0]:
+            self.moves += 1
+        super().__setitem__(place, copy)
+
+    def pop(self, place: TopicPartition, *default: Any) -> Any:
+        """See `dict`."""
+        self.left = place if place in self else None
+        self.moves += place in self
+        return super().pop(place, *default)
+
+
 class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
     """aiokafka's fetcher, which would ask without a pause who leads a partition that nobody leads."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._asked_for_leaders = float("-inf")
         super().__init__(*arguments, **settings)
+        self._preferred_read_replica = NearerCopies()
+
+    def _set_error(self, place: TopicPartition, error: KafkaError) -> None:
+        """A partition cannot be read on. What a copy does not have its leader may have, which is asked next."""
+        if not (isinstance(error, OffsetOutOfRangeError) and self._preferred_read_replica.left == place):
+            super()._set_error(place, error)
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
         """What to do next: fetches, what to reset, how long to wait at most, whether to ask who leads, what resumes."""

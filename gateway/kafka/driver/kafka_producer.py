@@ -79,6 +79,8 @@ def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **o
         **client_settings(config, role),
         **options,
         acks="all",
+        # Of batches that are its own, those of transactions.
+        compression_type=None if config.compression == "none" else config.compression,
         max_batch_size=config.batch_bytes,
         max_request_size=config.max_request_bytes,
         linger_ms=0,  # batches fill in our own queues, while their predecessors are answered

@@ -23,6 +23,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.consumer.fetcher.Fetcher": {
         "_check_crcs": "a setting that `SessionFetcher` takes over",
         "_client": "`SessionFetcher` asks its metadata who leads",
+        "_client_rack": "a setting that `SessionFetcher` takes over",
         "_create_fetch_waiter": "`fetch` waits for a first record without `getmany`'s pause",
         "_fetch_max_wait_ms": "readers of very many partitions let the broker hold empty fetches longer",
         "_fetch_max_bytes": "a setting that `SessionFetcher` takes over",
@@ -36,6 +37,9 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_notify": "`fetch` wakes the fetcher, which may have missed that somebody waits",
         "_proc_offset_request": "metadata that a position's look-up has found to be old are asked for anew",
         "_proc_fetch_request": "`SessionFetcher` sends its own requests, and keeps what the answer says of the session",
+        "_preferred_read_replica": "replaced by `NearerCopies`, which count when a partition moves",
+        "_select_read_replica": "`SessionFetcher` asks where to read a partition",
+        "_set_error": "what a copy does not have is no error before the leader was asked",
         "_records": "fetched records become `Received` at once, and are freed when the consumer closes",
         "_wait_consume_future": "what `_notify` is called with",
     },

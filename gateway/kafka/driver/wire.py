@@ -30,7 +30,7 @@ _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
 _PLACE: Final = Layout(">iq")  # of ListOffsets: partition, time
 _OFFSET: Final = Layout(">ihqq")  # partition, error, time, offset
-_WANTED: Final = Layout(">iqqi")  # of Fetch: partition, offset, first offset of a follower's log, most bytes
+_WANTED: Final = Layout(">iiqqi")  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
 _LIMITS: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, number of replicas
 _NULL_LENGTH: Final = b"\0"
@@ -140,10 +140,13 @@ class _OffsetsQuestion(Question):
 
 
 class FetchQuestion(Question):
-    """A fetch; in this version brokers remember what was asked for before (KIP-227)."""
+    """A fetch; brokers remember what was asked for before (KIP-227, version 7), and name a nearer copy (KIP-392, 11).
+
+    Before version 10 they give nothing of topics with `compression.type=zstd`.
+    """
 
     API_KEY = 1
-    API_VERSION = 7
+    API_VERSION = 11
 
 
 def metadata_of(topics: Collection[str] | None) -> Question:
@@ -261,21 +264,24 @@ def fetch_of(
     most: int,
     most_each: int,
     committed: bool,
+    rack: str = "",
 ) -> bytes:
     """The body of a `FetchQuestion`, for a session: its id and the epoch of this fetch.
 
     `positions`: from where to read what is new to the session, or read from elsewhere than before; `forgotten`: what is
     not to be read any more. The broker may wait `wait_ms` for `least` bytes; the answer has `most`, and `most_each` of
-    a partition. `committed`: nothing of open or aborted transactions.
+    a partition. `committed`: nothing of open or aborted transactions. `rack`: where we are; the answer may
+    name a copy there.
     """
     topics: dict[str, list[bytes]] = {}
     for (topic, number), offset in positions.items():
-        topics.setdefault(topic, []).append(_WANTED.pack(number, offset, -1, most_each))
+        topics.setdefault(topic, []).append(_WANTED.pack(number, -1, offset, -1, most_each))
     parts = [_LIMITS.pack(-1, wait_ms, least, most, _READ_COMMITTED if committed else 0, *session)]
     for named in (topics, _packed_numbers(forgotten)):
         parts.append(_INT32.pack(len(named)))
         for topic, packed in named.items():
             parts += (_text(topic), _INT32.pack(len(packed)), *packed)
+    parts.append(_text(rack))
     return b"".join(parts)
 
 

@@ -10,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.contracts import Owner
 from gateway.kafka.driver.batch_builder import WrittenBatch
-from gateway.kafka.publish.batch_format import HEADER, Records
+from gateway.kafka.publish.batch_format import HEADER, Codec, Records
 from mapping.record import Record
 
 WITHDRAWN: Final = "another gateway has the session"
@@ -74,8 +74,9 @@ class Batch(WrittenBatch):
         add_token: appends to the current run's tokens.
     """
 
-    def __init__(self, limit: int, budget: Budget) -> None:
-        self._writer = Records(limit)
+    def __init__(self, limit: int, budget: Budget, codec: Codec | None = None) -> None:
+        self._writer = Records(limit, codec)
+        self._codec = codec
         super().__init__(self._writer, limit)
         self.limit = limit
         self.budget = budget
@@ -248,7 +249,7 @@ class Batch(WrittenBatch):
         return any(stands_for(share.owner) in owners for share in self.shares.values())
 
     def _rebuilt(self, positions: Container[int]) -> Batch:
-        batch = Batch(self.limit, self.budget)
+        batch = Batch(self.limit, self.budget, self._codec)
         batch.born, batch.unwanted = self.born, self.unwanted
         tickets = list(self._tickets())
         pinned = frozenset(self.pinned)

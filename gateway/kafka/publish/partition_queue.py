@@ -28,6 +28,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch import HEADER_BYTES, WITHDRAWN, Batch
+from gateway.kafka.publish.batch_format import CODECS
 from gateway.kafka.publish.producers import LeasedProducer, Producers
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -97,7 +98,7 @@ class QueuedTopic:
     def new_batch(self) -> Batch:
         """An empty batch that the broker will take when it is full."""
         limit = min(self.context.config.batch_bytes, self.largest + HEADER_BYTES)
-        return Batch(limit, self._budget)
+        return Batch(limit, self._budget, CODECS[self.context.config.compression])
 
 
 class PartitionQueue:

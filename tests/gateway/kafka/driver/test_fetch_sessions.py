@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.admin import NewTopic
-from aiokafka.protocol.fetch import FetchRequest_v7
+from aiokafka.protocol.fetch import FetchRequest_v11
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,9 +31,10 @@ class Broker:
 
     def fetch(self, body: bytes, *, room: bool) -> tuple[int, int]:
         """Error code and session."""
-        _, _, _, _, _, session, epoch, topics, forgotten = (
-            getattr(FetchRequest_v7.decode(io.BytesIO(body)), name) for name in FetchRequest_v7.SCHEMA.names
+        _, _, _, _, _, session, epoch, topics, forgotten, rack = (
+            getattr(FetchRequest_v11.decode(io.BytesIO(body)), name) for name in FetchRequest_v11.SCHEMA.names
         )
+        assert rack == "here"
         if epoch == 0:
             self.reads.clear()
             self.ids += 1
@@ -43,7 +44,7 @@ class Broker:
         else:
             self.epoch = epoch
         for topic, partitions in topics:
-            self.reads |= {TopicPartition(topic, number): offset for number, offset, *_ in partitions}
+            self.reads |= {TopicPartition(topic, number): offset for number, _, offset, *_ in partitions}
         for topic, numbers in forgotten:
             for number in numbers:
                 del self.reads[TopicPartition(topic, number)]
@@ -67,7 +68,7 @@ def test_the_broker_reads_what_is_wanted_after_each_answered_fetch(steps: Any, f
             assert forgotten == []
         body = wire.fetch_of(
             changes, forgotten, session=(session.id, session.epoch), wait_ms=1, least=1, most=9, most_each=5,
-            committed=True,
+            committed=True, rack="here",
         )  # fmt: skip
         session.asked(changes, forgotten)
         seen = dict(wanted)

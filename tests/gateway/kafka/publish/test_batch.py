@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.publish.batch import Batch
+from gateway.kafka.publish.batch_format import CODECS
 
 
 class Person:
@@ -48,12 +49,14 @@ def told(batches):
     return answers
 
 
-@given(st.lists(records, min_size=1, max_size=20), st.sampled_from((1, 40)), st.booleans())
-def test_tickets_budgets_and_records_survive_everything(given_records, times, accounts_early):
+@given(
+    st.lists(records, min_size=1, max_size=20), st.sampled_from((1, 40)), st.booleans(), st.sampled_from(list(CODECS))
+)
+def test_tickets_budgets_and_records_survive_everything(given_records, times, accounts_early, compression):
     given_records = given_records * times  # above 63 records a position takes another byte
     topic = Budget(10**9, 10**9)
     people = [Person(ConnectionBudget(10**9, 10**9)), Person(None), None]
-    batch = Batch(65536, topic)
+    batch = Batch(65536, topic, CODECS[compression])
     for token, record in enumerate(given_records):
         assert append(batch, people[record[0]], token, record)
         if accounts_early and token % 3 == 0:

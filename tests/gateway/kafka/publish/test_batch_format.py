@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.publish.batch_format import HEADER, Records
+from gateway.kafka.publish.batch_format import CODECS, HEADER, Records
 from gateway.kafka.publish.record_buffer import varint
 from mapping.record import Record
 
@@ -41,6 +42,25 @@ def ours(limit: int, records: list[Any], state: tuple[int, int, int]) -> tuple[l
     built = bytes(batch.build())
     assert len(built) == length == HEADER.size + sum(sizes)
     return sizes, built
+
+
+@pytest.mark.parametrize("name", ["lz4", "zstd"])
+def test_compressed_is_what_makes_a_batch_smaller_and_aiokafka_reads_it(name: str) -> None:
+    for value, count, code in ((b"x" * 100, 50, CODECS[name].code), (os.urandom(5000), 1, 0), (b"x", 2, 0)):
+        plain, packed = Records(10**6), Records(10**6, CODECS[name])
+        for records in (plain, packed):
+            for number in range(count):
+                records.append(1000 + number, b"k%d" % number, value, (("h", b"v"),))
+            records.set_producer_state(7, 1, 3)
+        built = bytes(packed.build())
+        assert packed.size() == plain.size() == len(plain.build())
+        assert bytes(packed.build()) == built, "it may be asked for again"
+        batch = DefaultRecordBatch(built)
+        assert batch.validate_crc()
+        assert (batch.compression_type, len(built) < plain.size()) == (code, code != 0)
+        assert (batch.producer_id, batch.next_offset) == (7, count)
+        found = [(one.timestamp, one.key, one.value, tuple(one.headers)) for one in batch]
+        assert found == [(1000 + number, b"k%d" % number, value, (("h", b"v"),)) for number in range(count)]
 
 
 @given(data=st.data(), kinds=KINDS, limit=st.sampled_from([61, 200, 1000, 10**6]))

@@ -150,6 +150,21 @@ async def until_refused(k, record, owner):
                 return
 
 
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+async def test_compressed_batches(bootstrap, new_topic, kit, readers, compression):
+    """Kafka looks into each batch before it stores it. Of a topic that is kept in zstd old fetches get nothing."""
+    topic = await new_topic(partitions=1, compression_type=compression)
+    async with kit(bootstrap, compression=compression) as k:
+        owner, sink = k.recorder(), readers.Sink()
+        await readers.live_reader.watch_all([topic], readers.Fan(sink))
+        for number in range(500):
+            k.submit(Record(topic, b"k", b"%d " % number + b"x" * 100, (("h", b"v"),)), owner, number)
+        await k.until(lambda: len(owner.fates) == 500)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
+        await readers.wait_until(lambda: len(sink.got) == 500)
+    assert sink.values == [b"%d " % number + b"x" * 100 for number in range(500)]
+
+
 async def test_a_record_that_only_the_broker_refuses_is_refused_alone(bootstrap, new_topic, kit, admin, read_topic):
     """The topic shrank after we had read its limit: the batch comes back, the large one is found by halving."""
     from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
