@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from gateway.embedded.open_files import BrokerCapacity
 from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_creation import any_capacity
+from gateway.kafka.cluster.topic_safety import report
+from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
@@ -239,7 +242,7 @@ class App:
         metrics.add_source("drain", self._drain.statistics)
         self._watch_kafka(kafka_log.publisher, stack)
         flow = Flow([listener.flowing for listener in self._listeners], kafka_log.publisher.budgets.flow, pauses)
-        await self._open_management(metrics, flow, security, stack)
+        await self._open_management(metrics, flow, security, kafka_log.topics, stack)
 
         def on_hangup() -> None:
             if security.tls is not None:
@@ -283,7 +286,12 @@ class App:
                 self._write_ready_file()
 
     async def _open_management(
-        self, metrics: Metrics, flow: Flow, security: ListenerSecurity, stack: contextlib.AsyncExitStack
+        self,
+        metrics: Metrics,
+        flow: Flow,
+        security: ListenerSecurity,
+        topics: Topics,
+        stack: contextlib.AsyncExitStack,
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
@@ -303,6 +311,7 @@ class App:
             ssl_context=context,
             spark_jobs=self._config.management.spark_jobs,
             drain=self._on_drain,
+            topics=partial(report, topics.queries, required=self._config.kafka.require_safe_topics),
         )
         try:
             await management.start(address)

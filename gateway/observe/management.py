@@ -1,4 +1,4 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/console`, `/drain`, and nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/console`, `/drain`, and nothing else.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
 no name. What `/ready` misses, what `/metrics` counts, and what `/flow` and `/console` tell of clients is told freely on
@@ -19,6 +19,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.config import Address
+from gateway.kafka.cluster.topic_safety import TopicsReport
+from gateway.kafka.contracts import Refused
 from gateway.net.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
@@ -33,6 +35,9 @@ CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 
 Ready = Callable[[], tuple[bool, dict[str, Any]]]
 """Whether every listener accepts and Kafka answers, and what to say about it."""
+
+Topics = Callable[[], Awaitable[TopicsReport]]
+"""Asks Kafka which topics are safe; Refused: it does not answer."""
 
 Admit = Callable[[str, str, str], Awaitable[bool]]
 """Whether this user, password and peer (`host:port`) may look."""
@@ -54,7 +59,9 @@ class Management:
         ssl_context: ssl.SSLContext | None = None,  # for TLS
         spark_jobs: Sequence[Address] = (),  # whose metrics `/console` shows too
         drain: Callable[[], None] | None = None,  # sends the clients away, then stops the gateway; None: nobody may
+        topics: Topics,  # what `/topics` tells
     ) -> None:
+        self._topics = topics
         self._metrics = metrics
         self._ready = ready
         self._flow = flow
@@ -79,6 +86,7 @@ class Management:
         app.router.add_get("/flow", self._guard(self._tell_flow))
         if self._drain is not None:
             app.router.add_post("/drain", self._guard(self._begin_drain))
+        app.router.add_get("/topics", self._guard(self._tell_topics))
         app.router.add_get("/console/events", self._guard(self._console.events))
         for path in FILES:
             app.router.add_get(path, self._guard(self._console.file))
@@ -160,6 +168,19 @@ class Management:
         snapshot = await self._flow.snapshot(int(limit), request.query.get("client", ""))
         headers = {"Cache-Control": "no-store"}
         return web.Response(body=msgspec.json.encode(snapshot), content_type=JSON, headers=headers)
+
+    async def _tell_topics(self, request: web.Request) -> web.Response:
+        wanted = request.query.get("safe")
+        if wanted not in {None, "true", "false"}:
+            return web.Response(status=400, text="safe: true or false\n")
+        try:
+            told = await self._topics()
+        except Refused as refused:
+            return web.Response(status=503, text=f"{refused.reason}\n", headers={"Retry-After": "1"})
+        if wanted is not None:
+            shown = [topic for topic in told.topics if topic.safe == (wanted == "true")]
+            told = msgspec.structs.replace(told, topics=shown)
+        return web.Response(body=msgspec.json.encode(told), content_type=JSON, headers={"Cache-Control": "no-store"})
 
     async def _admitted(self, request: web.Request) -> bool:
         """HTTP Basic [RFC 7617]."""

@@ -14,25 +14,20 @@ from aiokafka.protocol.admin import ApiVersionRequest
 
 from gateway.config import Config, ConfigError
 from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
-from gateway.kafka.cluster.topic_info import info_of
 from gateway.kafka.cluster.topic_queries import TopicQueries
-from gateway.kafka.cluster.topic_safety import LEAST, why_unsafe
+from gateway.kafka.cluster.topic_safety import LEAST, ROUND, judged, look_at, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.login import logins
 from gateway.kafka.driver.rights_requests import Quorum, Rights, controller_time_ms
 from gateway.spawn import Tasks
-from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 CONNECT_S: Final = 15.0
 CLOCK_S: Final = 1.0
 """A difference of clocks beyond it is told: message expiry and timestamps are by both."""
 FEW_FILES: Final = 4096
 SHOWN: Final = 20  # topics by name
-ROUND: Final = 500  # topics in one question
 MS: Final = 1_000_000  # nanoseconds
-KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
-"""Kafka's own topics that clients rely on: positions of groups, and transactions."""
 REQUESTS: Final = (
     ("Fetch 11 (Kafka 2.4)", 1, 11),
     ("Metadata 8 (2.3)", 3, 8),
@@ -41,7 +36,6 @@ REQUESTS: Final = (
 )
 """What the gateway asks, by name, key and version, where a broker may be too old for it."""
 DENIED: Final = errors.TopicAuthorizationFailedError.errno
-OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
 
 class Finding(NamedTuple):
@@ -149,20 +143,15 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
 async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
     """What we may do, and which topics one broker alone may hold."""
     metadata = await queries.everything()
-    own = [name for name in sorted(metadata.topics) if name.startswith(OWN)]
-    theirs = [name for name in sorted(metadata.topics) if is_topic_name(name) and not name.startswith("__")]
+    kafkas, own, theirs = judged(metadata)
     await _rights(queries, own, theirs, found)
     if len(metadata.brokers) < LEAST:
         required = config.kafka.require_safe_topics
         text = "one broker: no topic is safe from its loss"
         found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
         return
-    names = [name for name in KAFKAS if name in metadata.topics] + own + theirs
-    unsafe: list[str] = []
-    for at in range(0, len(names), ROUND):
-        described = await queries.describe(names[at : at + ROUND])
-        infos = [info_of(name, parts) for name, parts in described.items() if not isinstance(parts, Refused)]
-        unsafe += [why for info in await queries.configured(infos) if (why := why_unsafe(info)) is not None]
+    names = [*kafkas, *own, *theirs]
+    unsafe = [why for info in await look_at(queries, names) if (why := why_unsafe(info)) is not None]
     for why in unsafe[:SHOWN]:
         found(Finding(False, why))
     if len(unsafe) > SHOWN:

@@ -7,19 +7,29 @@ with one, whoever loses that broker's disk loses what was acknowledged. A topic 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 
-from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.cluster.topic_info import TopicInfo, info_of
+from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import wire
 from gateway.statistics import gauge
 from mapping.outcomes import Outcome
+from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 log = logging.getLogger(__name__)
 
 LEAST: Final = 2
 """Brokers that have a record when it is acknowledged."""
+
+
+ROUND: Final = 500  # topics in one question
+KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
+"""Kafka's own topics that clients rely on: positions of groups, and transactions."""
+OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -39,6 +49,55 @@ def why_unsafe(info: TopicInfo) -> str | None:
     if info.min_in_sync < LEAST:
         return f"topic {info.name} has min.insync.replicas={info.min_in_sync}: one broker may be all that has a record"
     return None
+
+
+class TopicReport(msgspec.Struct, frozen=True):
+    """One topic, as `/topics` tells it."""
+
+    name: str
+    partitions: int
+    copies: int  # of each record; the fewest that a partition has
+    min_insync_replicas: int | None  # None: it may not be read
+    safe: bool
+    reason: str | None  # why it is not
+
+
+class TopicsReport(msgspec.Struct, frozen=True):
+    """The answer of `/topics`."""
+
+    brokers: int  # of the cluster
+    required: bool  # `kafka.require_safe_topics`
+    topics: list[TopicReport]  # the gateway's own and Kafka's first, then those of clients, by name
+
+
+def judged(metadata: wire.Metadata) -> tuple[list[str], list[str], list[str]]:
+    """The topics whose safety matters: Kafka's, the gateway's own, those of clients."""
+    names = sorted(metadata.topics)
+    own = [name for name in names if name.startswith(OWN)]
+    theirs = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
+    return [name for name in KAFKAS if name in metadata.topics], own, theirs
+
+
+async def look_at(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
+    """These topics as Kafka has them now, without those that are gone meanwhile. Raises Refused: Kafka is silent."""
+    found: list[TopicInfo] = []
+    for at in range(0, len(names), ROUND):
+        described = await queries.describe(names[at : at + ROUND])
+        infos = [info_of(name, parts) for name, parts in described.items() if not isinstance(parts, Refused)]
+        found += await queries.configured(infos)
+    return found
+
+
+async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:
+    """Ask Kafka which topics are safe. Raises Refused: it does not answer."""
+    metadata = await queries.everything()
+    infos = await look_at(queries, [name for names in judged(metadata) for name in names])
+    reasons = [why_unsafe(info) for info in infos]
+    topics = [
+        TopicReport(info.name, info.partitions, info.copies, info.min_in_sync, why is None, why)
+        for info, why in zip(infos, reasons, strict=True)
+    ]
+    return TopicsReport(len(metadata.brokers), required, topics)
 
 
 class TopicSafety:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -17,6 +18,8 @@ from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
+from gateway.kafka.cluster.topic_safety import TopicReport, TopicsReport
+from gateway.kafka.contracts import Refused
 from gateway.net.strangers import StrangersStatistics
 from gateway.observe.console import MOST
 from gateway.observe.flow import Flow
@@ -24,6 +27,7 @@ from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
+from mapping.outcomes import Outcome
 from spark_sinks.statistics import QueryStatistics
 
 LOOPBACK = Address("127.0.0.1:0")
@@ -31,6 +35,10 @@ EVERYWHERE = Address("0.0.0.0:0")
 
 
 NO_FLOW = Flow([], lambda _: [], Pauses())
+
+
+async def no_topics() -> TopicsReport:
+    raise Refused(Outcome.BUSY, "Kafka does not answer")
 
 
 class Gateway:
@@ -61,6 +69,7 @@ async def start() -> AsyncIterator[Start]:
         ready = options.pop("ready", Gateway().state)
         security = options.pop("security", SecurityConfig())
         hosts = Hosts(security, asks_nobody=address.is_loopback)
+        options = {"topics": no_topics, **options}
         management = Management(metrics or Metrics(), ready, NO_FLOW, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)
         await management.start(address)
@@ -110,6 +119,25 @@ async def test_its_paths_and_nothing_else(http: aiohttp.ClientSession, start: St
         await get(http, f"{base}/healthy")
     with pytest.raises(RuntimeError):
         assert management.port
+
+
+async def test_topics_are_told_by_whether_they_are_safe(http: aiohttp.ClientSession, start: Start) -> None:
+    safe = TopicReport("a", 3, 3, 2, True, None)
+    unsafe = TopicReport("b", 1, 1, 1, False, "topic b has 1 copy")
+
+    async def topics() -> TopicsReport:
+        return TopicsReport(3, True, [safe, unsafe])
+
+    management = await start(topics=topics)
+    url = f"http://127.0.0.1:{management.port}/topics"
+    for query, told in (("", ["a", "b"]), ("?safe=true", ["a"]), ("?safe=false", ["b"])):
+        answer = json.loads((await get(http, url + query))[2])
+        assert (answer["brokers"], answer["required"]) == (3, True)
+        assert [topic["name"] for topic in answer["topics"]] == told
+    assert answer["topics"][0] == msgspec.to_builtins(unsafe)
+    assert (await get(http, f"{url}?safe=1"))[0] == 400
+    status, _, body = await get(http, f"http://127.0.0.1:{(await start()).port}/topics")
+    assert (status, body) == (503, "Kafka does not answer\n")
 
 
 async def test_pages_of_other_sites_may_not_look(http: aiohttp.ClientSession, start: Start) -> None:
