@@ -5,6 +5,7 @@
 Bare: `create_batch`, `append` until full, `send_batch`, one batch per partition on the way, the next filled after the
 answer. Publisher: `submit` with an owner and a token for every record, in bursts of 100 (what one read of a busy
 socket brings), with at most `--window` records unsettled. Same record, same batch size, same partitions.
+`lz4` and `zstd` are the publisher with compressed batches.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from mapping.record import Record
 PARTITIONS = 3
 BURST = 100
 BATCH_BYTES = 65536
+TELEMETRY = (
+    b'{"device": "sensor-%02d", "temperature": %05.2f, "humidity": %02d, "state": "ok", "firmware": "1.4.2-rc3"}'
+)
+"""100 bytes such as devices send."""
 
 
 class Counter:
@@ -77,11 +82,12 @@ async def bare(bootstrap: str, topic: str, records: Sequence[Record], seconds: f
 
 
 async def ours(
-    bootstrap: str, topic: str, records: Sequence[Record], seconds: float, window: int
+    bootstrap: str, topic: str, records: Sequence[Record], seconds: float, window: int, *, compression: str
 ) -> tuple[float, float]:
     """Records per second and CPU microseconds per record of the publisher."""
     loop = asyncio.get_running_loop()
-    config = KafkaConfig(bootstrap_servers=bootstrap, batch_bytes=BATCH_BYTES)
+    settings = {"bootstrap_servers": bootstrap, "batch_bytes": BATCH_BYTES, "compression": compression}
+    config = KafkaConfig.model_validate(settings)
     async with asyncio.TaskGroup() as group:
         topics = Topics(config, create=False, spawn=group.create_task, clock=loop.time)
         publisher = Publisher(
@@ -122,15 +128,29 @@ async def run(arguments: argparse.Namespace) -> None:
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"retention.bytes": "268435456"})])
     headers = tuple((f"header-{number}", b"value") for number in range(arguments.headers))
-    records = [Record(topic, b"key-%d" % (number % 60), b"x" * 100, headers) for number in range(BURST)]
-    rates: dict[str, list[float]] = {"bare": [], "publisher": []}
+    rng = random.Random(2)
+    records = [
+        Record(
+            topic, b"key-%d" % (number % 60), TELEMETRY % (number % 60, rng.uniform(15, 30), rng.randrange(90)), headers
+        )
+        for number in range(BURST)
+    ]
+    rates: dict[str, list[float]] = {"bare": [], "publisher": [], "lz4": [], "zstd": []}
     try:
         for number in range(arguments.rounds):
             for name, rate_list in rates.items():
                 if name == "bare":
                     rate, cpu = await bare(arguments.bootstrap, topic, records, arguments.seconds)
                 else:
-                    rate, cpu = await ours(arguments.bootstrap, topic, records, arguments.seconds, arguments.window)
+                    compression = "none" if name == "publisher" else name
+                    rate, cpu = await ours(
+                        arguments.bootstrap,
+                        topic,
+                        records,
+                        arguments.seconds,
+                        arguments.window,
+                        compression=compression,
+                    )
                 rate_list.append(rate)
                 print(f"round {number + 1} {name:9} {rate:11,.0f} records/s, {cpu:.2f} us CPU per record")
     finally:
