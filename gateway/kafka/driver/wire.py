@@ -140,10 +140,7 @@ class _OffsetsQuestion(Question):
 
 
 class FetchQuestion(Question):
-    """A fetch; brokers remember what was asked for before (KIP-227, version 7), and name a nearer copy (KIP-392, 11).
-
-    Before version 10 they give nothing of topics with `compression.type=zstd`.
-    """
+    """A fetch; brokers remember what was asked before (KIP-227, version 7), and name a nearer copy (KIP-392, 11)."""
 
     API_KEY = 1
     API_VERSION = 11

@@ -152,7 +152,7 @@ async def until_refused(k, record, owner):
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 async def test_compressed_batches(bootstrap, new_topic, kit, readers, compression):
-    """Kafka looks into each batch before it stores it. Of a topic that is kept in zstd old fetches get nothing."""
+    """Kafka looks into each batch before it stores it; the live reader reads what is kept so."""
     topic = await new_topic(partitions=1, compression_type=compression)
     async with kit(bootstrap, compression=compression) as k:
         owner, sink = k.recorder(), readers.Sink()
