@@ -1,4 +1,4 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/console`, `/drain`, and nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/console`, `/drain`, nothing else.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
 no name. What `/ready` misses, what `/metrics` counts, and what `/flow` and `/console` tell of clients is told freely on
