@@ -61,7 +61,7 @@ class Upkeep:
     async def _tick(self) -> None:
         await self._ready.wait()
         while True:
-            await self._fence.passed()
+            await self._awake()
             self._round()
             self._save_positions()
             self._sessions.keep_deadlines()
@@ -79,10 +79,17 @@ class Upkeep:
             await self._take_orphans(self._gateways.is_predecessor)
             self._ready.set()
         while True:
-            await self._fence.passed()
+            await self._awake()
             if self._gateways.mark_dead():
                 await self._take_orphans(self._gateways.takes_over)
             await asyncio.sleep(TICK_S)
+
+    async def _awake(self) -> None:
+        """Wait until the fence is open. The process may have been stopped since the timer that woke us: look anew."""
+        self._fence.now()
+        while not self._fence.is_open:
+            await self._fence.passed()
+            self._fence.now()
 
     def _frozen(self) -> None:
         """This process has not run for so long that others may have called it dead, nor knows who of them is alive."""
