@@ -145,7 +145,7 @@ async def records_of(bootstrap: str, client_id: str) -> list[tuple[str, dict[str
         for partition, end in ends.items():
             while await consumer.position(partition) < end:
                 for record in (await consumer.getmany(partition, timeout_ms=1000)).get(partition, ()):
-                    kind, _, name = record.key.decode().partition("/")
+                    kind, _, name = record.key.decode(errors="replace").partition("/")  # others' may be no text
                     if name == client_id and record.value is not None:
                         found.append((kind, json.loads(record.value)))
         return found
