@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.child import command_line
+from loadtest.start import start_process
 
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
 START_S: Final = 180.0  # Kafka, when it is embedded, has 120
@@ -71,22 +72,15 @@ class GatewayProcess:
         if self._open_files is not None:
             argv = ["sh", "-c", f'ulimit -n {self._open_files}; exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:
-            launching = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    *command_line(*argv),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # nobody balances here
-                    cwd=self._checkout,  # the first place where `-m` looks for modules
-                    start_new_session=True,
-                )
+            self._process = await start_process(
+                *command_line(*argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # nobody balances here
+                cwd=self._checkout,  # the first place where `-m` looks for modules
+                start_new_session=True,
             )
-            try:
-                self._process = await asyncio.shield(launching)
-            except asyncio.CancelledError:
-                self._process = await launching  # so that whoever ends us can end it
-                raise
         if self._processors:
             os.sched_setaffinity(self._process.pid, self._processors)
         self.starts += 1

@@ -15,6 +15,7 @@ from typing import Self, cast
 import uvloop
 
 from loadtest.clients.mqtt_wire import connect_packet, publish_packet
+from loadtest.start import start_process
 
 
 class Greedy:
@@ -27,7 +28,7 @@ class Greedy:
     async def start(cls, address: tuple[str, int], topic: str, connections: int, size: int) -> Self:
         """Start it; returns when all are connected."""
         host, port = address
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable, "-m", "loadtest.clients.greedy", host, str(port), topic, str(connections), str(size),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip

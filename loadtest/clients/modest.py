@@ -17,6 +17,7 @@ from typing import Final
 
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
 from loadtest.report import Latencies
+from loadtest.start import start_process
 
 PAUSE_S: Final = 0.005
 _PAIR: Final = 16  # bytes
@@ -33,7 +34,7 @@ class Modest:
     @classmethod
     async def start(cls, host: str, port: int, topic: str, pause_s: float = PAUSE_S) -> Modest:
         """Start it, and wait for its first answer."""
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic, str(pause_s),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_UNREAD_BYTES,
         )  # fmt: skip

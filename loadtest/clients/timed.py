@@ -19,6 +19,7 @@ import uvloop
 from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.pace import Pace
 from loadtest.numbering import Numbering
+from loadtest.start import start_process
 
 _TICK_S: Final = 0.001
 _LINE_BYTES: Final = 64 * 1024 * 1024
@@ -49,7 +50,7 @@ class TimedPublisher:
     @classmethod
     async def start(cls, address: tuple[str, int], topic: str, run: str, load: Sequence[float]) -> TimedPublisher:
         """Start it; it is connected. `load`: messages, size, window, rate."""
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable, "-m", "loadtest.clients.timed", *map(str, address), topic, run, *map(str, load),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_BYTES,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from loadtest.child import command_line
 from loadtest.demo.directory import Directory
+from loadtest.start import start_process
 
 READY_POLL_S: Final = 0.05
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start beside Spark's; its peak speed is not needed here
@@ -49,7 +50,7 @@ class Process:
         self.ready_file.unlink(missing_ok=True)
         java = f"{QUICK_JAVA} {os.environ.get('JAVA_TOOL_OPTIONS', '')}".strip()
         with self._errors.open("wb") as errors:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await start_process(
                 *command_line(*self._argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=errors,

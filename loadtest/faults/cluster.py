@@ -17,6 +17,7 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
 from loadtest.child import command_line
+from loadtest.start import start_process
 
 START_S: Final = 180.0
 COPIES: Final = 3
@@ -108,7 +109,7 @@ class KafkaCluster:
             self._ready.unlink(missing_ok=True)
             argv = [sys.executable, "-m", "gateway.embedded.cluster", "--directory", str(self._directory / "data")]
             with (self._directory / "cluster.log").open("ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
+                self._process = await start_process(
                     *command_line(*argv, "--ready-file", str(self._ready)),
                     stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.faults.kafka import KafkaProcess
+from loadtest.start import start_process
 
 SIZE_MIB: Final = 400
 """Of the file system; a broker wants 64 to start, and its internal topics' index files take some."""
@@ -58,6 +59,6 @@ async def tiny_kafka(directory: Path, say: Callable[[str], None]) -> AsyncIterat
 
 async def _call(*command: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        process = await start_process(*command, stderr=asyncio.subprocess.DEVNULL)
         return await process.wait() == 0
     return False

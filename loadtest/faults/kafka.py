@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from loadtest.faults.proxy import Proxy, free_port
 from loadtest.gateway import GatewayProcess
+from loadtest.start import start_process
 
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0
@@ -93,7 +94,7 @@ class Broker:
 
     async def _spawn(self, command: list[str]) -> asyncio.subprocess.Process:
         with (self._home / "logs" / "faults.out").open("ab") as out:
-            return await asyncio.create_subprocess_exec(
+            return await start_process(
                 "setpriv", "--pdeathsig", "KILL", *command,  # it does not outlive us
                 stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, cwd=self._home, start_new_session=True,
             )  # fmt: skip

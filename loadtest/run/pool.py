@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from loadtest.child import command_line
 from loadtest.run.scenario import Scenario
+from loadtest.start import start_process
 
 END_S: Final = 10.0
 """Until a generator that was told to end is killed."""
@@ -32,7 +33,7 @@ class Generator:
     @classmethod
     async def start(cls) -> Generator:
         """Start it, in a session of its own: what interrupts us is told to it by us."""
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             *command_line(sys.executable, "-m", "loadtest.run.generator"),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 27, start_new_session=True,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS, Parquet
 from loadtest.spark.readings import make_topics
+from loadtest.start import start_process
 
 FILE: Final = """
 job = "archive"
@@ -135,7 +136,7 @@ class Upkeep:
 
     async def once(self, file: Path, kill_after_s: float | None) -> None:
         """An upkeep; None: to its end."""
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             sys.executable, "-m", "gateway", "spark", "maintain", str(file),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip

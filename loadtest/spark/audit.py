@@ -19,6 +19,7 @@ from aiohttp import web
 from aiokafka import AIOKafkaProducer
 
 from loadtest.spark.readings import make_topics
+from loadtest.start import start_process
 from loadtest.verify import stored
 
 PARTITIONS: Final = 4
@@ -148,7 +149,7 @@ async def _others(producer: AIOKafkaProducer, topic: str) -> None:
 
 async def _look(file: Path) -> int:
     argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), "--once"]
-    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
+    process = await start_process(*argv, stdout=asyncio.subprocess.DEVNULL)
     return await process.wait()
 
 

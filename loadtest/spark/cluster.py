@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
+from loadtest.start import start_process
 
 SENSORS = 50
 FIRST_S = 20.0
@@ -63,7 +64,7 @@ class Cluster:
             "SPARK_WORKER_DIR": str(self._directory / "work"),
         }  # fmt: skip
         with (self._directory / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments,
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from loadtest.gateway import process_cpu
 from loadtest.spark.readings import Topics
+from loadtest.start import start_process
 
 READY_S = 400.0
 STOP_S = 180.0
@@ -63,7 +64,7 @@ class Job:
         """Start it, in a group of processes with its JVM, and do not wait."""
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 *self._argv, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         self._process = process

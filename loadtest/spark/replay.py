@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from aiokafka import AIOKafkaProducer
 
 from loadtest.spark.readings import Topics, make_topics
+from loadtest.start import start_process
 from loadtest.verify import stored
 
 DEVICES: Final = 50
@@ -119,7 +120,7 @@ async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Was]
 
 async def _start(file: Path, *options: str) -> asyncio.subprocess.Process:
     argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), *options]
-    return await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, start_new_session=True)
+    return await start_process(*argv, stdout=asyncio.subprocess.PIPE, start_new_session=True)
 
 
 async def _killed(file: Path, rate: int | None, rng: random.Random) -> int:

@@ -1,0 +1,19 @@
+"""Starting a process, so that none is left behind when we are ended meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    """As `asyncio.create_subprocess_exec`. When we are cancelled meanwhile, the process is ended, and waited for."""
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        raise
