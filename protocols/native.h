@@ -22,6 +22,16 @@ refuse_when_switched_off(PyObject *Py_UNUSED(module))
     return -1;
 }
 
+/* Take what a Python module has under a name; -1, with its error, when there is no such thing. */
+static inline int
+look_up(const char *module_name, const char *name, PyObject **found)
+{
+    PyObject *module = PyImport_ImportModule(module_name);
+    *found = module ? PyObject_GetAttrString(module, name) : NULL;
+    Py_XDECREF(module);
+    return *found ? 0 : -1;
+}
+
 /* Where objects of a class of ours (a msgspec.Struct) keep a field; -1, with an ImportError, when it is none. */
 static inline Py_ssize_t
 find_field(PyObject *type, const char *name)

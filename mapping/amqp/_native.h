@@ -141,7 +141,4 @@ Verdict take_body(Message *message, const Section *section, const uint8_t *end);
 PyObject *from_records(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 int look_up_outgoing(PyObject *module);
 
-/* What a Python module has under a name, a new reference in `found`; -1 with an exception: `_native.c` */
-int look_up(const char *module_name, const char *name, PyObject **found);
-
 #endif

@@ -305,10 +305,7 @@ look_up_python(PyObject *Py_UNUSED(module))
         {"mapping.mqtt.runs", "property_headers", &py.property_headers},
     };
     for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        PyObject *from = PyImport_ImportModule(wanted[index].module);
-        *wanted[index].place = from ? PyObject_GetAttrString(from, wanted[index].attribute) : NULL;
-        Py_XDECREF(from);
-        if (!*wanted[index].place) {
+        if (look_up(wanted[index].module, wanted[index].attribute, wanted[index].place) < 0) {
             return -1;
         }
     }

@@ -286,15 +286,6 @@ text_records(PyObject *Py_UNUSED(module), PyObject *args)
 /* The module */
 
 static int
-look_up(const char *module_name, const char *name, PyObject **found)
-{
-    PyObject *module = PyImport_ImportModule(module_name);
-    *found = module ? PyObject_GetAttrString(module, name) : NULL;
-    Py_XDECREF(module);
-    return *found ? 0 : -1;
-}
-
-static int
 look_up_all(PyObject *Py_UNUSED(module))
 {
     static const struct {

@@ -444,11 +444,10 @@ look_up_python(PyObject *Py_UNUSED(module))
             return -1;
         }
     }
-    PyObject *events = PyImport_ImportModule("protocols.amqp.events");
-    py.transfers = events ? PyObject_GetAttrString(events, "TransfersReceived") : NULL;
-    py.accepted = py.transfers ? PyObject_GetAttrString(events, "DeliveriesAccepted") : NULL;
-    Py_XDECREF(events);
-    return py.accepted ? 0 : -1;
+    return look_up("protocols.amqp.events", "TransfersReceived", &py.transfers) < 0
+                   || look_up("protocols.amqp.events", "DeliveriesAccepted", &py.accepted) < 0
+               ? -1
+               : 0;
 }
 
 static PyModuleDef_Slot slots[] = {

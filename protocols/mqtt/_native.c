@@ -245,35 +245,30 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
 /* What is taken from Python */
 
 static int
-look_up(const char *module_name, const char *class_name, const char *const *names, PyObject **const *places, int count)
-{
-    PyObject *module = PyImport_ImportModule(module_name);
-    PyObject *from = module && class_name ? PyObject_GetAttrString(module, class_name) : Py_XNewRef(module);
-    int failed = from ? 0 : -1;
-    for (int index = 0; !failed && index < count; index++) {
-        *places[index] = PyObject_GetAttrString(from, names[index]);
-        failed = *places[index] ? 0 : -1;
-    }
-    Py_XDECREF(from);
-    Py_XDECREF(module);
-    return failed;
-}
-
-static int
 look_up_types(PyObject *Py_UNUSED(module))
 {
-    static const char *const events[] = {
-        "PublishReceived", "PubackReceived", "PubrecReceived", "PubrelReceived", "PubcompReceived",
+    const struct {
+        const char *name;
+        PyObject **place;
+    } types[] = {
+        {"PublishReceived", &py.publish}, {"PubackReceived", &py.puback},   {"PubrecReceived", &py.pubrec},
+        {"PubrelReceived", &py.pubrel},   {"PubcompReceived", &py.pubcomp},
+    }, awaits[] = {
+        {"PUBACK", &py.awaits_puback}, {"PUBREC", &py.awaits_pubrec},
+        {"PUBREL", &py.awaits_pubrel}, {"PUBCOMP", &py.awaits_pubcomp},
     };
-    static PyObject **const event_places[] = {&py.publish, &py.puback, &py.pubrec, &py.pubrel, &py.pubcomp};
-    static const char *const awaits[] = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP"};
-    static PyObject **const await_places[] = {
-        &py.awaits_puback, &py.awaits_pubrec, &py.awaits_pubrel, &py.awaits_pubcomp,
-    };
-    return look_up("protocols.mqtt.events", NULL, events, event_places, 5) < 0
-                   || look_up("protocols.mqtt.states", "Awaits", awaits, await_places, 4) < 0
-               ? -1
-               : 0;
+    int failed = 0;
+    for (size_t index = 0; !failed && index < sizeof types / sizeof types[0]; index++) {
+        failed = look_up("protocols.mqtt.events", types[index].name, types[index].place);
+    }
+    PyObject *states = NULL;
+    failed = failed || look_up("protocols.mqtt.states", "Awaits", &states);
+    for (size_t index = 0; !failed && index < sizeof awaits / sizeof awaits[0]; index++) {
+        *awaits[index].place = PyObject_GetAttrString(states, awaits[index].name);
+        failed = !*awaits[index].place;
+    }
+    Py_XDECREF(states);
+    return failed ? -1 : 0;
 }
 
 static PyMethodDef functions[] = {

@@ -250,10 +250,9 @@ look_up_properties(PyObject *Py_UNUSED(module))
         [CONTENT_TYPE] = "content_type",       [RESPONSE_TOPIC] = "response_topic",
         [CORRELATION] = "correlation_data",    [ALIAS] = "topic_alias",
     };
-    PyObject *from = PyImport_ImportModule("protocols.mqtt.properties");
-    py.properties = from ? PyObject_GetAttrString(from, "Properties") : NULL;
-    Py_XDECREF(from);
-    PyObject *fields = py.properties ? PyObject_GetAttrString(py.properties, "__struct_fields__") : NULL;
+    PyObject *fields = look_up("protocols.mqtt.properties", "Properties", &py.properties) < 0
+                           ? NULL
+                           : PyObject_GetAttrString(py.properties, "__struct_fields__");
     py.defaults = fields ? PyObject_GetAttrString(py.properties, "__struct_defaults__") : NULL;
     int failed = py.defaults ? 0 : -1;
     for (int kind = 0; !failed && kind < KINDS; kind++) {

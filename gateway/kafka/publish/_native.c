@@ -369,10 +369,7 @@ look_up_record(PyObject *Py_UNUSED(module))
         {"value", &of_record.value},         {"headers", &of_record.headers},
         {"timestamp", &of_record.timestamp}, {"partition", &of_record.partition},
     };
-    PyObject *module = PyImport_ImportModule("mapping.record");
-    of_record.type = module ? PyObject_GetAttrString(module, "Record") : NULL;
-    Py_XDECREF(module);
-    int failed = of_record.type ? 0 : -1;
+    int failed = look_up("mapping.record", "Record", &of_record.type);
     for (size_t index = 0; !failed && index < sizeof wanted / sizeof wanted[0]; index++) {
         *wanted[index].place = find_field(of_record.type, wanted[index].name);
         failed = *wanted[index].place < 0 ? -1 : 0;
