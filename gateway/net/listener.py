@@ -109,6 +109,7 @@ class Bound:
 
     _server: Listening | None = None
     proxies: Proxies | None = None  # what clients come through; set before the start. None: they come themselves
+    stopped = False  # for good: it is not only waiting for free descriptors
 
     @property
     def bound(self) -> str:
@@ -122,6 +123,7 @@ class Bound:
 
     def stop_accepting(self) -> None:
         """Close the listening socket; open connections live on."""
+        self.stopped = True
         if self._server is not None:
             self._server.close()
 

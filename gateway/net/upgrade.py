@@ -66,7 +66,7 @@ class WebSocketEndpoint:
         def take(transport: asyncio.Transport, received: bytes) -> None:
             pump = listener.accept()
             pump.source = offer.connection.source
-            WebSocket(transport, pump).start(received)
+            WebSocket(transport, pump, listener).start(received)
 
         return offer.accept(subprotocol, take)
 

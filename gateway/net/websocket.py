@@ -13,22 +13,39 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from gateway.net.listener import Bound
 from gateway.net.pump import LINGER_S
-from protocols.websocket import BINARY, CLOSE, NORMAL_CLOSURE, PONG, FrameReader, Received, close_frame, write_frame
+from protocols.websocket import (
+    BINARY,
+    CLOSE,
+    NORMAL_CLOSURE,
+    PONG,
+    SERVICE_RESTART,
+    FrameReader,
+    Received,
+    close_frame,
+    write_frame,
+)
 
 _NOTHING_EXTRA: Final[dict[str, Any]] = {}  # asyncio's own for each transport would never be asked
+_NORMAL: Final = close_frame(NORMAL_CLOSURE)
+_RESTARTING: Final = close_frame(SERVICE_RESTART, "the gateway stops")
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The server's side of one WebSocket whose opening handshake is over."""
 
-    __slots__ = ("_closing", "_draining", "_frames", "_ping", "_socket", "_user", "_writable")
+    __slots__ = ("_closing", "_draining", "_frames", "_listener", "_ping", "_socket", "_user", "_writable")
 
-    def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol) -> None:
-        """`user` gets the bytes inside the frames, and this object as its transport."""
+    def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol, listener: Bound) -> None:
+        """`user` gets the bytes inside the frames, and this object as its transport.
+
+        `listener`: the subprotocol's; what is closed by us after it has stopped says that the service restarts.
+        """
         super().__init__(_NOTHING_EXTRA)
         self._socket = transport
         self._user = user
+        self._listener = listener
         self._frames = FrameReader()
         self._ping: bytes | None = None  # that waits for its Pong
         self._writable = True
@@ -91,7 +108,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def write_eof(self) -> None:
         """Say that no more is sent; what the peer still sends is read. Its answer closes the socket."""
         if not self._closing:
-            self._send_close(close_frame(NORMAL_CLOSURE))
+            self._send_close(_RESTARTING if self._listener.stopped else _NORMAL)
 
     def close(self) -> None:
         """Close the socket after the bytes written, the last of which are a Close frame."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.net.listener import Bound
 from gateway.net.websocket import WebSocket
 from tests.support.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, parse
 
@@ -87,9 +88,9 @@ class User(asyncio.Protocol):
         self.told.append(exc)
 
 
-def opened(received: bytes = b"") -> tuple[WebSocket, Wire, User]:
+def opened(received: bytes = b"", listener: Bound | None = None) -> tuple[WebSocket, Wire, User]:
     wire, user = Wire(), User()
-    websocket = WebSocket(wire, user)
+    websocket = WebSocket(wire, user, listener or Bound())
     websocket.start(received)
     return websocket, wire, user
 
@@ -227,6 +228,18 @@ async def test_we_close_and_the_peers_answer_ends_it() -> None:
     assert peer.is_closing()
     assert websocket.is_closing()
     assert len(peer.frames()) == 2
+
+
+async def test_once_its_listener_has_stopped_we_close_for_a_restart() -> None:
+    listener = Bound()
+    websocket, peer, _ = opened(listener=listener)
+    listener.stop_accepting()
+    websocket.write(b"last")
+    websocket.close()
+    assert peer.frames() == [(BINARY, b"last"), (CLOSE, b"\x03\xf4the gateway stops")]
+    answering, other, _ = opened(listener=listener)
+    answering.data_received(close_frame(1000))
+    assert other.frames() == [(CLOSE, b"\x03\xe8")], "the peer's own word"
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 1_000_000])
