@@ -92,19 +92,20 @@ class Drain:
         for listener in listeners:
             listener.close_doors()
         clock = asyncio.get_running_loop().time
-        rate = self._config.rate_per_s
+        # What was not spent is lost but for two ticks: a process that was late makes no burst. With these two ticks no
+        # second has more than `rate_per_s`, and one.
+        rate = self._config.rate_per_s / (1 + 2 * TICK_S)
         share, before = 0.0, clock()
         while True:
             now = clock()
-            # What was not spent is lost but for one tick: a process that was late makes no burst.
             share, before = min(share + rate * (now - before), 1 + 2 * rate * TICK_S), now
             if not self._order:
                 self._order = [
                     one for each in listeners for one in each.departing() if not (one.left or one in self._waiting)
                 ]
                 random.shuffle(self._order)
-            turns = int(share)
-            share -= max(self._let_go(turns), self._call(turns, now))
+            share -= self._let_go(int(share))
+            share -= self._call(int(share), now)
             if not self._order and all(now - since > self._settle_s for since in self._waiting.values()):
                 return
             if await _happens(hurry, TICK_S):
@@ -120,8 +121,8 @@ class Drain:
         return gone
 
     def _call(self, most: int, now: float) -> int:
-        """The next ones' turn; how many. Not before those who were called have left, or have been waited for."""
-        called = 0
+        """The next ones' turn; how many left at once. Not before those called before have left, or were waited for."""
+        called = gone = 0
         recent = sum(1 for since in self._waiting.values() if now - since <= self._settle_s)
         while self._order and called < most and recent <= self._config.rate_per_s:
             one = self._order.pop()
@@ -131,13 +132,13 @@ class Drain:
             try:
                 one.prepare_to_leave()
                 if one.may_leave:
-                    self._leave(one)
+                    gone += self._leave(one)
                 else:
                     self._waiting[one] = now
                     recent += 1
             except Exception as error:  # our bug, with one connection
                 failures.tell("drain", error)
-        return called
+        return gone
 
     def _leave(self, one: Departing) -> bool:
         if one.left:

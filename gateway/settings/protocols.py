@@ -272,7 +272,8 @@ class DrainConfig(Section):
     """how long clients are served as ever after `/ready` has said no: longer than balancers need to see it. Without it
     5; 0 with the embedded Kafka, where no other gateway is"""
     rate_per_s: Annotated[float, Field(gt=0)] = 500.0
-    """connections that are sent away in a second, of all protocols: what the other gateways can log in"""
+    """in no second more connections than this, and one, are sent away, of all protocols: what the other gateways can
+    log in"""
     limit_s: Annotated[float, Field(gt=0)] = 300.0
     """the lead and the leaving end after this at the latest; then everybody who is left is closed within
     `drain_timeout_s`"""
