@@ -31,6 +31,7 @@ from loadtest.scenarios import (
     events,
     fair,
     http_reads,
+    idle,
     many,
     many_topics,
     recovery,
@@ -294,6 +295,22 @@ async def memory(options: argparse.Namespace) -> int:
     return conclude(options, report, weight.problems)
 
 
+async def silent(options: argparse.Namespace) -> int:
+    """Scenario `idle`; 0 when everybody stayed connected."""
+    allow_files()
+    asked = idle.Plan(**chosen(options, idle.Plan._fields))
+    plan = idle.fitting(asked)
+    if plan != asked:
+        say(f"open files allow {plan.connections:,} connections here, of {asked.connections:,}")
+    async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
+        scales = Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka)
+        rows = await idle.Idle(scales, gateway.address("management"), plan, say).measure()
+    report = Report("idle connections, MQTT", lines=True)
+    for row in rows:
+        report.add(**row)
+    return conclude(options, report, [f"{row['gone']} connections have ended" for row in rows if row["gone"]])
+
+
 async def memory_of_amqp(options: argparse.Namespace) -> int:
     """The same for AMQP's connections."""
     crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle", "at_once")))
@@ -348,6 +365,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
     "faults": faults,
     "recovery": recover,
     "rolling": roll,
+    "idle": silent,
     "reads": reads,
     "topics": flood_topics,
 }  # fmt: skip

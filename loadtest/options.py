@@ -14,6 +14,7 @@ from loadtest.scenarios import (
     events,
     fair,
     http_reads,
+    idle,
     many,
     many_topics,
     recovery,
@@ -83,6 +84,12 @@ def arguments(description: str | None) -> argparse.Namespace:
     memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
     memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each look")
+    quiet = scenario("idle", "what connected and silent MQTT clients cost, as they become many")
+    resting = idle.Plan()
+    for name in resting._fields:
+        value = getattr(resting, name)
+        quiet.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value:g}")
+    quiet.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
     fuzz = scenario("fuzz", "damaged AMQP conversations against a gateway that must not mind")
     storm = Storm()
     fuzz.add_argument("--seconds", type=float, default=storm.seconds)

@@ -2,10 +2,9 @@
 
     python -m loadtest.bench.publisher BOOTSTRAP [--seconds 4] [--rounds 3] [--headers 0]
 
-Bare: `create_batch`, `append` until full, `send_batch`, one batch per partition on the way, the next filled after the
-answer. Publisher: `submit` with an owner and a token for every record, in bursts of 100 (what one read of a busy
-socket brings), with at most `--window` records unsettled. Same record, same batch size, same partitions.
-`lz4` and `zstd` are the publisher with compressed batches.
+Bare: `loadtest.bare`, Publisher: `submit` with an owner and a token for
+every record, in bursts of 100 (what one read of a busy socket brings), with at most `--window` records unsettled. Same
+record, same batch size, same partitions. `lz4` and `zstd` are the publisher with compressed batches.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import uvloop
-from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
+from loadtest.bare import BATCH_BYTES, Stored, store
 from mapping.record import Record
 
 PARTITIONS = 3
 BURST = 100
-BATCH_BYTES = 65536
 TELEMETRY = (
     b'{"device": "sensor-%02d", "temperature": %05.2f, "humidity": %02d, "state": "ok", "firmware": "1.4.2-rc3"}'
 )
@@ -52,33 +50,10 @@ class Counter:
         self.room.set()
 
 
-async def bare(bootstrap: str, topic: str, records: Sequence[Record], seconds: float) -> tuple[float, float]:
-    """Records per second and CPU microseconds per record of the bare loop."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=BATCH_BYTES, linger_ms=0
-    )
-    await producer.start()
-    key, value, headers = records[0].key, records[0].value, list(records[0].headers)
-    sent = 0
-    began, cpu = time.perf_counter(), time.process_time()
-
-    async def work(partition: int) -> None:
-        nonlocal sent
-        while time.perf_counter() - began < seconds:
-            batch = producer.create_batch()
-            append = batch.append
-            count = 0
-            while append(key=key, value=value, timestamp=None, headers=headers) is not None:
-                count += 1
-            await (await producer.send_batch(batch, topic, partition=partition))
-            sent += count
-
-    async with asyncio.TaskGroup() as group:
-        for partition in range(PARTITIONS):
-            group.create_task(work(partition))
-    took, cpu = time.perf_counter() - began, time.process_time() - cpu
-    await producer.stop()
-    return sent / took, cpu / sent * 1e6
+async def store_record(bootstrap: str, topic: str, record: Record, seconds: float) -> Stored:
+    """Store it by bare aiokafka for so long."""
+    headers = [(name, value or b"") for name, value in record.headers]
+    return await store(bootstrap, topic, seconds, key=record.key, value=record.value or b"", headers=headers)
 
 
 async def ours(
@@ -140,7 +115,8 @@ async def run(arguments: argparse.Namespace) -> None:
         for number in range(arguments.rounds):
             for name, rate_list in rates.items():
                 if name == "bare":
-                    rate, cpu = await bare(arguments.bootstrap, topic, records, arguments.seconds)
+                    stored = await store_record(arguments.bootstrap, topic, records[0], arguments.seconds)
+                    rate, cpu = stored.rate, stored.cpu_us
                 else:
                     compression = "none" if name == "publisher" else name
                     rate, cpu = await ours(

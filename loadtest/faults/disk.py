@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.faults.kafka import KafkaProcess
+from loadtest.faults.proxy import free_port
 from loadtest.start import start_process
 
 SIZE_MIB: Final = 400
@@ -44,11 +45,11 @@ async def tiny_kafka(directory: Path, say: Callable[[str], None]) -> AsyncIterat
     """Start one."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     mounted = await _call("mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "trivium-faults", str(directory))
-    kafka = TinyKafka(directory)
+    kafka = TinyKafka(directory, free_port())
     kafka.mounted = mounted
     say(f"  by {f'a file system of {SIZE_MIB} MiB' if mounted else f'RLIMIT_FSIZE of {FILE_BYTES} bytes'}")
     try:
-        await kafka.prepare()
+        await kafka.prepare(free_port())  # nobody is there
         await kafka.start()
         yield kafka
     finally:

@@ -135,20 +135,18 @@ class Broker:
 class KafkaProcess(Broker):
     """The bench's own Kafka, in a directory; see `kafka_behind_proxy`.
 
-    Attributes:
-        inner: the port of its second listener, where the proxy goes.
-        outer: the proxy's own.
+    The port of its second listener, where the proxy goes, is `inner`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, inner: int) -> None:
         """Nothing runs yet."""
         super().__init__(directory / "data" / "kafka", 0, [])
-        self.inner, self.outer = free_port(), free_port()
+        self._inner = inner
         self._directory = directory
         self._controller = 0
 
-    async def prepare(self) -> None:
-        """Let a gateway make the data, and take over its broker's command line."""
+    async def prepare(self, outer: int) -> None:
+        """Let a gateway make the data, and take over its broker's command line; `outer` is the proxy's port."""
         host = GatewayProcess(self._directory, None)
         await host.start()
         self._port = int(host.kafka.rpartition(":")[2])
@@ -156,7 +154,7 @@ class KafkaProcess(Broker):
         await host.stop()
         text = (self._home / command[-1]).read_text()
         self._controller = int(re.findall(r"^listeners=.*:(\d+)$", text, re.MULTILINE)[0])
-        ours = second_listener(self._port, self._controller, self.inner, self.outer)
+        ours = second_listener(self._port, self._controller, self._inner, outer)
         self.command = [*command[:-1], self._write("first.properties", text, ours)]
 
     def _write(self, name: str, text: str, ours: Mapping[str, str]) -> str:
@@ -176,12 +174,12 @@ def _command_of_child(pid: int) -> list[str]:
 async def kafka_behind_proxy(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
     """Kafka, and the proxy before its second listener, both started."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    kafka = KafkaProcess(directory)
-    proxy = Proxy((HOST, kafka.inner), kafka.outer)
+    inner = free_port()
+    kafka, proxy = KafkaProcess(directory, inner), Proxy((HOST, inner))
     try:
-        await kafka.prepare()
+        await proxy.start()  # first: its port is its own from now on
+        await kafka.prepare(proxy.address[1])
         await kafka.start()
-        await proxy.start()
         yield kafka, proxy
     finally:
         await asyncio.gather(proxy.stop(), kafka.stop())

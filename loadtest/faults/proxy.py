@@ -54,15 +54,15 @@ class Proxy:
         cuts: connections that were cut.
     """
 
-    def __init__(self, target: tuple[str, int], port: int = 0) -> None:
-        """Nothing listens yet; `port`: 0 for a free one."""
+    def __init__(self, target: tuple[str, int]) -> None:
+        """Nothing listens yet."""
         self.delay_s = 0.0
         self.jitter_s = 0.0
         self.rate: float | None = None
         self.accepted = 0
         self.cuts = 0
         self._target = target
-        self._port = port
+        self._port = 0  # a free one
         self._flows = asyncio.Event()
         self._flows.set()
         self._to_cut = 0

@@ -23,6 +23,7 @@ from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
 from loadtest.scenarios.steady import Load, judge, send
+from loadtest.scenarios.table import beside_aiokafka
 from loadtest.verify import Ledger
 
 SIZE: Final = 100  # payload bytes
@@ -221,7 +222,7 @@ async def measure(
     A run that does not count comes first: the broker's Java compiles as it goes.
     """
     await Sending(10, 1000, WARMING).run(gateway, share)
-    found = []
+    found = [await beside_aiokafka(gateway, rounds, share, say)]
     for name, row in ROWS.items():
         if wanted not in name:
             continue

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from loadtest.bare import Stored, store_beside
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
@@ -36,6 +37,8 @@ class Spreading(NamedTuple):
     fan: Fan
 
 
+BARE: Final = "bare aiokafka, no client"
+BARE_S: Final = 3.0
 OPEN: Final = 256
 """The gateway's Receive Maximum: a rate fills it only when PUBACKs are late."""
 
@@ -78,7 +81,7 @@ async def measure(
         Columns of a report: of each row the round with the least CPU for each message, which the machine's other
         business has disturbed least.
     """
-    found = []
+    found = [await beside_aiokafka(gateway, rounds, share, say)]
     for row in ROWS:
         if wanted not in row.name:
             continue
@@ -94,6 +97,22 @@ async def measure(
         assert best is not None
         found.append(best)
     return found
+
+
+async def beside_aiokafka(
+    gateway: GatewayProcess, rounds: int, share: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The first row of every table: what aiokafka alone costs in this run, where the gateway runs; the best round."""
+    topic = f"bare-{Numbering().run}"
+    await create_topic(gateway.kafka, topic)
+    best: Stored | None = None
+    for number in range(rounds + 1):  # the first does not count: the broker's Java compiles as it goes
+        stored = await store_beside(gateway.kafka, topic, BARE_S * share, os.sched_getaffinity(gateway.pid))
+        if number:
+            say(f"{BARE}, round {number}: {stored.rate:,.0f}/s, {stored.cpu_us:.2f} us")
+            best = min(best or stored, stored, key=lambda one: one.cpu_us)
+    assert best is not None
+    return {"": BARE, **best.row()}
 
 
 async def _publishing(gateway: GatewayProcess, row: Publishing, share: float) -> tuple[dict[str, Any], float]:

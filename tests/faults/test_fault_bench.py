@@ -22,12 +22,12 @@ PLAN = Plan(
 
 @pytest.fixture
 async def bench(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> AsyncIterator[Bench]:
-    port, controller, inner, outer = (free_port() for _ in range(4))
-    settings = second_listener(port, controller, inner, outer)
+    port, controller, inner = (free_port() for _ in range(3))
+    proxy = Proxy(("127.0.0.1", inner))
+    await proxy.start()
+    settings = second_listener(port, controller, inner, proxy.address[1])
     broker = new_broker(port=port, controller_port=controller, settings=settings)
     await broker.start()
-    proxy = Proxy(("127.0.0.1", inner), outer)
-    await proxy.start()
     yield Bench(tmp_path, PLAN, broker, proxy)
     await proxy.stop()
     await broker.stop()

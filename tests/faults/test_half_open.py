@@ -23,11 +23,11 @@ MOST: Final = 4  # connections in 15 s, while a few are not answered
 @pytest.fixture
 async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Proxy]:
     """Before a broker; its `address` is Kafka's for who goes through it."""
-    port, controller, inner, outer = (free_port() for _ in range(4))
-    settings = second_listener(port, controller, inner, outer)
-    await new_broker(port=port, controller_port=controller, settings=settings).start()
-    made = Proxy(("127.0.0.1", inner), outer)
+    port, controller, inner = (free_port() for _ in range(3))
+    made = Proxy(("127.0.0.1", inner))
     await made.start()
+    settings = second_listener(port, controller, inner, made.address[1])
+    await new_broker(port=port, controller_port=controller, settings=settings).start()
     yield made
     await made.stop()
 

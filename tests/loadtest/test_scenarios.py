@@ -12,6 +12,7 @@ from loadtest.clients.mqtt_wire import packet, text
 from loadtest.numbering import Numbering
 from loadtest.scenarios import many_topics
 from loadtest.scenarios.fan_out import Fan, fan_out
+from loadtest.scenarios.idle import Idle, Plan
 from loadtest.scenarios.memory import Crowd, Scales, weigh
 from loadtest.scenarios.steady import Load, judge, send
 from loadtest.verify import Ledger
@@ -50,6 +51,14 @@ async def test_offline_sessions_get_their_backlog(gateway: GatewayProcess, boots
     assert (weight.returned, weight.problems) == (5, [])
     assert len(said) == 3
     assert weight.row(crowd)["returned"] == 5
+
+
+async def test_silent_clients_are_weighed_at_every_size(gateway: GatewayProcess, bootstrap: str) -> None:
+    plan = Plan(connections=30, least=2, at_once=5, keep_alive=1, watch=0.2, messages=200, settle=0.01)
+    scales = Scales(gateway.address("mqtt"), gateway.pid, bootstrap)
+    rows = await Idle(scales, gateway.address("management"), plan, lambda _: None).measure()
+    assert [row["connections"] for row in rows] == [2, 20, 30]
+    assert all(row["gone"] == 0 and row["its KiB"] > 1 and row["messages per second"] > 0 for row in rows)
 
 
 class Wire(asyncio.Transport):

@@ -19,7 +19,7 @@ BOB = {"Authorization": aiohttp.encode_basic_auth("bob", "other")}
 
 
 async def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group)
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
     await consumer.start()
     consumer.assign([TopicPartition(topic, 0)])
     await consumer.commit({TopicPartition(topic, 0): offset})

@@ -1,0 +1,179 @@
+"""The scenario `idle` without sockets, for more connections than open files allow: 50,000 in one process.
+
+    python -m loadtest.bench.idle_in_memory BOOTSTRAP [--connections 50000]
+
+The gateway's MQTT listener runs in this process, and each client is joined to its pump by two transports in memory. So
+the processor time and the memory are those of the gateway and of the clients together, without the kernel's and
+uvloop's part of a socket: what to look at is how they grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import gc
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from gateway.assembly import Process, open_listener_security, open_log, open_state, parts_with_statistics
+from gateway.config import Address, Config, KafkaConfig, LogConfig, MqttConfig
+from gateway.listeners import make_mqtt
+from gateway.mqtt.listener import MqttListener
+from gateway.observe.collector import Collector
+from gateway.observe.logs import configure_logs
+from gateway.observe.metrics import Metrics
+from gateway.spawn import Tasks
+from loadtest.report import Report
+from loadtest.scenarios.idle import C, Idle, Plan
+from loadtest.scenarios.memory import Scales
+
+
+class End(asyncio.Transport):
+    """One of two ends in memory; what is written here arrives at the other's protocol in the next turn of the loop."""
+
+    __slots__ = ("_closed", "_loop", "_paused", "_unread", "other", "protocol")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._loop = loop
+        self.protocol = protocol
+        self.other: End | None = None
+        self._closed = self._paused = False
+        self._unread: collections.deque[bytes] | None = None
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """A peer on loopback."""
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is buffered."""
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing."""
+        return 0
+
+    def can_write_eof(self) -> bool:
+        """It ends at once."""
+        return False
+
+    def is_closing(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """To the other."""
+        if self.other is not None and not self._closed:
+            self._loop.call_soon(self.other.take, bytes(data))
+
+    def take(self, data: bytes) -> None:
+        """From the other."""
+        if self._closed:
+            return
+        if self._paused:
+            self._unread = self._unread or collections.deque()
+            self._unread.append(data)
+        else:
+            self.protocol.data_received(data)
+
+    def pause_reading(self) -> None:
+        """Keep what comes."""
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """Take what came."""
+        self._paused = False
+        unread, self._unread = self._unread, None
+        for data in unread or ():
+            self._loop.call_soon(self.take, data)
+
+    def close(self) -> None:
+        """The end of both."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon(self.protocol.connection_lost, None)
+            if self.other is not None:
+                self._loop.call_soon(self.other.close)
+
+    abort = close
+
+
+class InMemory(Idle):
+    """The same without sockets."""
+
+    def __init__(self, listener: MqttListener, metrics: Metrics, kafka: str, plan: Plan) -> None:
+        super().__init__(Scales(("", 0), os.getpid(), kafka), ("", 0), plan, print)
+        self._listener = listener
+        self._metrics = metrics
+
+    async def open(self, make: Callable[[], C], number: int) -> C:
+        """Join a client and a pump."""
+        loop = asyncio.get_running_loop()
+        client, pump = make(), self._listener.accept()
+        here, there = End(loop, client), End(loop, pump)
+        here.other, there.other = there, here
+        pump.connection_made(there)
+        client.connection_made(here)
+        return client
+
+    async def metrics(self) -> bytes:
+        """As it is rendered for Prometheus."""
+        return self._metrics.render()
+
+
+async def run(bootstrap: str, plan: Plan) -> Report:
+    """Start what an MQTT listener needs, and measure."""
+    tasks = Tasks(lambda error: print(f"failed: {error!r}"))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(tasks.close)
+        config = Config(
+            data_dir=Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            kafka=KafkaConfig(bootstrap_servers=bootstrap, create_topics=False),
+            mqtt=MqttConfig(address=Address("127.0.0.1:0")),
+            log=LogConfig(level="warning"),
+        )
+        configure_logs(config.log)
+        loop = asyncio.get_running_loop()
+        process = Process(config, tasks, stack, loop, random.Random(7))
+        security = await open_listener_security(process)
+        log = await open_log(process, config.kafka, security.rules)
+        state = await open_state(process, log, security.rules, lambda error: print(f"failed: {error!r}"))
+        await state.topics.loaded.wait()
+        listener = make_mqtt(process, security, log, state)
+        await listener.start()
+        stack.push_async_callback(listener.stop, 10.0)
+        metrics = Metrics()
+        metrics.add_source("mqtt", listener.statistics)
+        for name, statistics in parts_with_statistics(security, log, state):
+            metrics.add_source(name, statistics)
+        collector = Collector(loop)
+        collector.start()
+        stack.callback(collector.stop)
+        gc.collect()
+        report = Report("idle connections in memory, MQTT", lines=True)
+        for row in await InMemory(listener, metrics, bootstrap, plan).measure():
+            report.add(**row)
+        return report
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bootstrap", help="HOST:PORT of the broker")
+    plan = Plan()
+    for name in plan._fields:
+        value = getattr(plan, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    options = vars(parser.parse_args())
+    uvloop.run(run(options.pop("bootstrap"), Plan(**options))).print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Scenario `idle`: what a fleet that is connected and silent costs one gateway, as it grows from 1,000 connections.
+
+Each client has a subscription of its own and pings as its Keep Alive asks. At every size the gateway is weighed,
+watched while nothing happens, asked for its metrics, and one publisher talks to one client of them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import aiohttp
+
+from loadtest.clients.mqtt import Publisher, publishes
+from loadtest.clients.mqtt_wire import Splitter, connect_packet, subscribe_packet
+from loadtest.clients.pace import Pace
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import loop_cpu, process_cpu, process_resident
+from loadtest.numbering import Numbering
+from loadtest.scenarios.memory import Scales, in_turn
+
+ADDRESS_PORTS: Final = 20_000  # connections from one local address: the kernel has 28,000 ports for each
+SPARE_FILES: Final = 500  # of the gateway: Kafka's connections, listeners, its reserve
+SCRAPES: Final = 5
+TICK_S: Final = 0.02
+PATIENCE_S: Final = 60.0
+PINGREQ: Final = b"\xc0\x00"
+C = TypeVar("C", bound=asyncio.Protocol)
+
+
+class Plan(NamedTuple):
+    """How many connections at most, and how each size is measured.
+
+    Attributes:
+        connections: the largest size; the first is `least`, those between are ten times as many.
+        least: the first size.
+        at_once: connections that are being made at the same time.
+        keep_alive: seconds; each client pings once in it.
+        watch: seconds of silence in which the processor time is taken.
+        messages: to one client, at QoS 1, 100 in flight.
+        settle: seconds before the memory is looked at.
+    """
+
+    connections: int = 50_000
+    least: int = 1_000
+    at_once: int = 200
+    keep_alive: int = 60
+    watch: float = 20.0
+    messages: int = 20_000
+    settle: float = 3.0
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes, rising."""
+        sizes, size = [], min(self.least, self.connections)
+        while size < self.connections:
+            sizes.append(size)
+            size *= 10
+        return [*sizes, self.connections]
+
+
+def fitting(plan: Plan) -> Plan:
+    """The plan, with no more connections than open files allow this process and the gateway each."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return plan._replace(connections=min(plan.connections, limit - SPARE_FILES))
+
+
+class Silent(asyncio.Protocol):
+    """A connected client with one subscription. It counts what it is sent, and acknowledges it.
+
+    Attributes:
+        ready: done when SUBACK has come.
+        received: messages.
+    """
+
+    __slots__ = ("_data", "_splitter", "ready", "received", "transport")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._splitter: Splitter | None = None
+        self.transport: asyncio.Transport | None = None
+        self.ready: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
+        self.received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """CONNECT and SUBSCRIBE at once."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(self._data)
+        self._data = b""
+
+    def data_received(self, data: bytes) -> None:
+        """CONNACK, SUBACK, PINGRESP, PUBLISH."""
+        if self._splitter is None:  # a silent one of fifty thousand needs none
+            self._splitter = Splitter()
+        acknowledged = bytearray()
+        for first, body in self._splitter.feed(data):
+            if first == 0x20 and body[1]:
+                self.connection_lost(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
+            elif first == 0x90 and self.ready is not None:
+                self.ready.set_result(None)
+                self.ready = None
+            elif first & 0xF0 == 0x30:
+                self.received += 1
+                at = 2 + int.from_bytes(body[:2])
+                acknowledged += b"\x40\x02" + body[at : at + 2]
+        if acknowledged and self.transport is not None:
+            self.transport.write(bytes(acknowledged))
+        if self._splitter.is_empty:
+            self._splitter = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Too early, as long as SUBACK has not come."""
+        self.transport = None
+        if self.ready is not None and not self.ready.done():
+            self.ready.set_exception(exc or ConnectionResetError("closed before SUBACK"))
+
+
+class Idle:
+    """One run, on a gateway that was started with enough open files."""
+
+    def __init__(self, gateway: Scales, management: tuple[str, int], plan: Plan, say: Callable[[str], None]) -> None:
+        self._gateway = gateway
+        self._management = management
+        self._plan = plan
+        self._say = say
+        self._topic = f"idle-{Numbering().run}"
+        self._clients: dict[int, Silent] = {}  # by their number
+
+    async def measure(self) -> list[dict[str, Any]]:
+        """A row for each size."""
+        await create_topic(self._gateway.kafka, self._topic)
+        await self._connect(0)
+        await self._publish()  # the first message of all warms what is made once
+        await asyncio.sleep(self._plan.settle)
+        empty = process_resident(self._gateway.pid)
+        rows = []
+        for size in self._plan.sizes:
+            row = {"connections": size, **await self._grow(size), **await self._watch()}
+            row["bytes each"] = round((process_resident(self._gateway.pid) - empty) / size)
+            row |= await self._scrape()
+            row |= await self._publish()
+            row["gone"] = sum(one.transport is None for one in self._clients.values())
+            self._say(str(row))
+            rows.append(row)
+        for one in self._clients.values():
+            if one.transport is not None:
+                one.transport.abort()
+        return rows
+
+    async def _grow(self, size: int) -> dict[str, Any]:
+        """Connect until there are so many."""
+        before, began, used = len(self._clients), time.perf_counter(), process_cpu(self._gateway.pid)
+        await in_turn(range(before, size), self._connect, self._plan.at_once)
+        count = max(1, size - before)
+        return {
+            "connects per second": round(count / (time.perf_counter() - began)),
+            "cpu us of each": round((process_cpu(self._gateway.pid) - used) / count * 1e6),
+        }
+
+    async def _connect(self, number: int) -> None:
+        name = f"{self._topic}-{number}"
+        data = connect_packet(name, keep_alive_s=self._plan.keep_alive)
+        data += subscribe_packet(1, [(f"{self._topic}/{number}", 1)])
+        async with asyncio.timeout(PATIENCE_S):
+            client = await self.open(partial(Silent, data), number)
+            if client.ready is not None:
+                await client.ready
+        self._clients[number] = client
+
+    async def _watch(self) -> dict[str, Any]:
+        """Nothing but pings, evenly."""
+        await self._ping(self._plan.settle)
+        used = loop_cpu(self._gateway.pid)
+        took = await self._ping(self._plan.watch)
+        return {"idle cpu %": round((loop_cpu(self._gateway.pid) - used) / took * 100, 2)}
+
+    async def _ping(self, seconds: float) -> float:
+        """Pings of all in turn, once in a Keep Alive's time; how long it took."""
+        clients = list(self._clients.values())
+        began = now = time.perf_counter()
+        sent = 0
+        while (now := time.perf_counter()) - began < seconds:
+            due = int((now - began) * len(clients) / self._plan.keep_alive)
+            for number in range(sent, due):
+                transport = clients[number % len(clients)].transport
+                if transport is not None:
+                    transport.write(PINGREQ)
+            sent = due
+            await asyncio.sleep(TICK_S)
+        return now - began
+
+    async def open(self, make: Callable[[], C], number: int) -> C:
+        """Connect client `number`; one local address has ports for some of them only."""
+        local = (f"127.0.0.{2 + number // ADDRESS_PORTS}", 0)
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(make, *self._gateway.address, local_addr=local))[1]
+
+    async def metrics(self) -> bytes:
+        """What Prometheus asks for."""
+        host, port = self._management
+        async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
+            return await answer.read()
+
+    async def _scrape(self) -> dict[str, Any]:
+        took, size = [], 0
+        for _ in range(SCRAPES):
+            began = time.perf_counter()
+            size = len(await self.metrics())
+            took.append(time.perf_counter() - began)
+        return {"/metrics ms": round(statistics.median(took) * 1000, 1), "its KiB": round(size / 1024)}
+
+    async def _publish(self) -> dict[str, Any]:
+        """One publisher, one of the clients: what finding it and telling it costs."""
+        number = len(self._clients) // 2
+        client, plan = self._clients[number], self._plan
+        wanted = client.received + plan.messages
+        pace = Pace(100, None)
+        packets = publishes(f"{self._topic}/{number}", [b"%0100d" % one for one in range(plan.messages)])
+        make = partial(Publisher, f"{self._topic}-publisher", packets, pace, lambda first, behind: None)
+        publisher = await self.open(make, 0)
+        await publisher.connected
+        used, began = process_cpu(self._gateway.pid), time.perf_counter()
+        pace.start()
+        publisher.push()
+        await publisher.finished
+        async with asyncio.timeout(PATIENCE_S):
+            while client.received < wanted:  # noqa: ASYNC110 - counted in the client's own data_received
+                await asyncio.sleep(TICK_S)
+        used, took = process_cpu(self._gateway.pid) - used, time.perf_counter() - began
+        publisher.close()
+        return {
+            "cpu us/msg": round(used / plan.messages * 1e6, 1),
+            "messages per second": round(plan.messages / took),
+            "PUBACK p99 ms": publisher.latencies.milliseconds(99),
+        }
