@@ -55,6 +55,7 @@ from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Hosts, Origins
+from gateway.security.tenants import Tenants
 from gateway.security.tls import make_tls
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
@@ -84,6 +85,7 @@ def check(config: Config) -> None:
         check_exposure(config)
         check_proxies(config)
         AccessList(config.security.access)
+        Tenants(config.security)
         check_logins(config.security)
         make_tls(config.security)
         Authenticator(config.security)
@@ -295,7 +297,9 @@ class App:
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
-            return identity is not None and security.access_list.for_client(identity).admin.whole("#")
+            if identity is None or not security.tenants.is_operator(identity):
+                return False
+            return security.access_list.for_client(identity).admin.whole("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.

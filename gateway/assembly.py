@@ -55,10 +55,12 @@ from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
+from gateway.security.tenants import Tenants
 from gateway.security.tls import Tls, make_tls
 from gateway.spawn import Spawn, Tasks, keep_on
 from mapping.dead_letters import TOPIC_FIELD
-from mapping.rules import Rules, RuleText
+from mapping.rules import RuleError, Rules, RuleText
+from mapping.tenants import Tenancy, TenantRules, tenant_of
 
 CLOSE_S: Final = 1.0
 """For the last bytes of every connection, and the last records of the sessions."""
@@ -97,6 +99,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     tls: Tls | None  # the certificate, which can be reloaded; None: plain text
     tls_context: ssl.SSLContext | None  # what the listeners open TLS connections with
     authenticator: Authenticator  # checks logins
+    tenants: Tenants  # finds whose clients they are
     access_list: AccessList  # the rights of identities
     rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
     tracing: Tracing | None  # makes spans; None: off
@@ -138,7 +141,17 @@ def compile_rules(config: Config) -> Rules:
         dotted = () if config.creates_topics else None
     if dotted is not None:  # answers of MQTT clients must find them
         dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
-    return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
+    if not config.security.tenants.enabled:
+        return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
+    own = {
+        "amqp.reply_topic": config.amqp.reply_topic,
+        "http.reply_topic": config.http.reply_topic,
+        "amqp.dead_letter_topic": (config.amqp.dead_letter_topic or "").replace(TOPIC_FIELD, "t"),
+    }
+    for key, name in own.items():
+        if tenant_of(name) is not None:
+            raise RuleError(f"{key}: where there are tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
+    return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
 
 
 async def open_listener_security(process: Process) -> ListenerSecurity:
@@ -151,13 +164,17 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     process.keep_on("authentication", authenticator.run)
     tracing = make_tracing(config.observe)
     rules = compile_rules(config)
+    tenants = Tenants(config.security)
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
     return ListenerSecurity(
         tls=tls,
         tls_context=tls.context if tls is not None else None,
         authenticator=authenticator,
-        access_list=AccessList(config.security.access, rules, partial=config.mqtt.partial_subscriptions),
+        tenants=tenants,
+        access_list=AccessList(
+            config.security.access, rules, partial=config.mqtt.partial_subscriptions, tenancy=tenants.tenancy
+        ),
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
@@ -169,10 +186,12 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
 def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
     """Whether a topic may be made: as the rules choose among names that collide, and all dead letters' topics."""
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
+    tenancy = Tenancy(config.security.tenants.enabled)
 
-    def judge(name: str) -> bool:
+    def judge(whole: str) -> bool:
+        name = tenancy.of(whole).own(whole)
         dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
-        return bool(dead) or name == before or rules.may_make(name)
+        return bool(dead) or name == before or rules.may_make(whole)
 
     return judge
 
@@ -355,6 +374,7 @@ def parts_with_statistics(
         ("proxy_protocol", security.proxies.statistics),
         ("limits", security.rates.statistics),
         ("authentication", security.authenticator.statistics),
+        ("tenants", security.tenants.statistics),
     )
 
 

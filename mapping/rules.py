@@ -340,6 +340,14 @@ class Rules:
         """
         return self._names.fits(topic)
 
+    def own_name(self, whole: str) -> str:
+        """An MQTT topic or client id as its client calls it; see `mapping.tenants`."""
+        return whole
+
+    def whole_client(self, client_id: str, mqtt_topic: str) -> str:
+        """The client id that the gateway knows a client by which published to an MQTT topic."""
+        return client_id
+
     def is_target(self, topic: str) -> bool:
         """Whether MQTT topics with another first level may lie in a Kafka topic."""
         return topic == self._catch_all or any(rule.may_fill(topic) for rule in self._rules)

@@ -49,6 +49,7 @@ from gateway.rates import RateStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
+from gateway.security.tenants import TenantsStatistics
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 from spark_sinks.statistics import QueryStatistics
@@ -83,6 +84,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "proxy_protocol": ProxyStatistics,
         "limits": RateStatistics,
         "group_names": GroupNamesStatistics,
+        "tenants": TenantsStatistics,
     },
     "The process": {
         "event_loop": LagStatistics,

@@ -29,7 +29,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
 from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
-from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
+from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
 from protocols.amqp.connection import Connection
@@ -207,9 +207,9 @@ class Attach:
         if link.target.kind is TerminusKind.TARGET and not link.target.address:
             self._accept_sender(RelayLink(services.ingress, peer, link, allowed=publish), limit, honest)
             return
-        address = parse_target(link.target.address)
+        address = peer.target(link.target.address)
         if not publish.some(address.topic):
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {peer.grant.names.own(address.topic)}")
         info = await services.publisher.topic(address.topic, principal=peer.principal)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
@@ -232,9 +232,9 @@ class Attach:
         """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
         peer, link, services = self._peer, self._link, self._services
         filters = Filters() if link.incoming else filters_of_node(link, peer.container_id, peer.now_ms())
-        node, info = await services.nodes.create(peer, capabilities)
+        node, info = await services.nodes(peer.grant.names).create(peer, capabilities)
         if peer.is_lost(link):
-            services.nodes.delete(node)
+            node.delete()
             return
         peer.nodes[link] = node
         if not link.incoming:
@@ -259,7 +259,7 @@ class Attach:
     async def _make_receiver(self) -> None:
         """Let the peer receive from a topic, for a group or alone, or from a temporary node."""
         peer, link, services = self._peer, self._link, self._services
-        node = services.nodes.find(link.source.address)
+        node = services.nodes(peer.grant.names).find(link.source.address)
         if node is not None:
             if node.owner is not peer:
                 raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
@@ -268,13 +268,13 @@ class Attach:
         found = None
         if link.source.kind is TerminusKind.NONE:
             source = await self._resume()
-            found = source.topic
+            found = peer.grant.names.own(source.topic)
         else:
-            source = source_of(link, peer.container_id, peer.now_ms(), services.kinds)
+            source = source_of(link, peer.container_id, peer.now_ms(), services.kinds).whole(peer.grant.names)
         if source.group is not None:
             await services.subscriptions.ended(source.group)
         if not peer.grant.subscribe.whole_topic(source.topic):
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {peer.grant.names.own(source.topic)}")
         info = await services.publisher.topic(source.topic, principal=peer.principal)
         if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")
@@ -311,13 +311,15 @@ class Attach:
 
     async def _resume(self) -> Source:
         """A durable subscription by its name alone: only Kafka knows what it is for."""
-        container_id = self._peer.container_id
-        group = subscription_of(self._link, container_id)
+        container_id, names = self._peer.container_id, self._peer.grant.names
+        own = subscription_of(self._link, container_id)
+        group = names.group(own)
         await self._services.subscriptions.ended(group)
-        topics = sorted(name for name in await self._services.groups.admin.topics(group) if is_topic_name(name))
+        there = await self._services.groups.admin.topics(group)
+        topics = sorted(name for name in there if is_topic_name(name) and names.has(name))
         if not topics:
-            raise AddressError(NOT_FOUND, f"there is no subscription {group!r}")
-        return resumed(self._link, container_id, topics[0])
+            raise AddressError(NOT_FOUND, f"there is no subscription {own!r}")
+        return resumed(self._link, container_id, names.own(topics[0])).whole(names)
 
     async def _browse(self, source: Source, queue: str) -> Source:
         """Show a browser what the queue's receivers have not settled, as far as it is committed."""

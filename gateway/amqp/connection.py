@@ -28,6 +28,7 @@ from gateway.rates import CreditPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
+from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import host_of
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
@@ -352,6 +353,12 @@ class AmqpConnection(AttachingPeer):
         access = self.services.access
         if access.by_certificate:
             identity = identity.with_certificate(self.pump.peercert)
+        try:
+            identity = self.services.place(identity, self.pump.peercert)
+        except NoTenantError as error:
+            self.services.counts.refused_logins += 1
+            self._connection.close(Error(UNAUTHORIZED_ACCESS, str(error)))
+            return
         self._identity = identity
         self.container_id = event.container_id
         self.grant = access.for_client(identity, event.container_id)
@@ -386,4 +393,4 @@ class AmqpConnection(AttachingPeer):
             for receiver in node.links:
                 if receiver is not context:
                     self.detach(receiver.link, Error(RESOURCE_DELETED, f"{node.address} is no more"))
-            self.services.nodes.delete(node)
+            node.delete()

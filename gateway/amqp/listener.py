@@ -64,7 +64,7 @@ class AmqpListener(ProtocolListener):
         """Wait for transactions that end, then close every connection; all within `timeout` seconds."""
         await self._services.coordinators.wait_ended(timeout / 2)
         await super().stop(timeout / 2)
-        self._services.nodes.close()
+        self._services.close_nodes()
 
     def close_connections(self) -> None:
         """Close every connection with `amqp:connection:forced`, or `redirect` (part 2.8.16)."""
@@ -85,7 +85,7 @@ class AmqpListener(ProtocolListener):
             unsettled=totals[4],
             window=totals[5],
             waiting_links=services.gates.waiting,
-            nodes=len(services.nodes),
+            nodes=services.nodes_count,
             transactions=len(services.coordinators.open),
             transaction_producers=services.coordinators.kafka.producer_pool.producers,
             **msgspec.structs.asdict(services.counts) | {"incoming": dict(services.counts.incoming)},

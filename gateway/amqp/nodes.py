@@ -47,7 +47,7 @@ class Node:
     """One temporary queue or topic; a queue is itself the subscriber of the live reader."""
 
     def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
-        self.address = f"{nodes.topic}/{name}"  # of the node
+        self.address = f"{nodes.address}/{name}"  # of the node, as its owner says it
         self.key = name.encode()  # of its records
         self.owner = owner  # the connection that made it
         self.lossy = False
@@ -117,6 +117,10 @@ class Node:
         self._consumers.pop(consumer, None)
         if not self._queue:
             self._nodes.live_reader.forget(consumer)
+
+    def delete(self) -> None:
+        """See `Nodes.delete`."""
+        self._nodes.delete(self)
 
     def close(self) -> None:
         """Forget everything."""
@@ -235,14 +239,23 @@ class NodeConsumer:
 
 
 class Nodes:
-    """All temporary nodes of the process; the `Fanout` of the reply topic."""
+    """All temporary nodes of the process, or of a tenant in it; the `Fanout` of the reply topic."""
 
-    def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        live_reader: LiveReader,
+        publisher: Publisher,
+        topic: str,
+        random_id: Callable[[], str],
+        address: str | None = None,
+    ) -> None:
         """Nothing is read before the first node is made.
 
-        `random_id` gives a name that cannot be guessed, legal in an MQTT topic.
+        `random_id` gives a name that cannot be guessed, legal in an MQTT topic. `address`: what the nodes' owners call
+        the topic, where that is another name.
         """
         self.topic = topic  # the reply topic
+        self.address = topic if address is None else address
         self.live_reader = live_reader
         self._publisher = publisher
         self._random_id = random_id
@@ -277,7 +290,7 @@ class Nodes:
     def find(self, address: str | None) -> Node | None:
         """The node of an address."""
         topic, slash, name = path_of(address).partition("/") if address else ("", "", "")
-        return self._nodes.get(name.encode()) if slash and topic == self.topic else None
+        return self._nodes.get(name.encode()) if slash and topic == self.address else None
 
     def delete(self, node: Node) -> None:
         """Its end; the links that receive from it are the caller's to detach."""

@@ -24,7 +24,9 @@ from gateway.rates import Rates
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
+from gateway.security.tenants import Place
 from gateway.turns import Share
+from mapping.tenants import Names
 from protocols.amqp.outcomes import CONNECTION_FORCED, CONNECTION_REDIRECT, Error
 
 PRODUCT: Final = "trivium"
@@ -45,6 +47,7 @@ class Services:
         names: GroupNames,
         transactions: Transactions,
         authenticator: Authenticator,
+        place: Place,
         access: AccessList,
         rates: Rates,
         wall_clock: Callable[[], int],
@@ -58,6 +61,7 @@ class Services:
         self.groups = groups
         self.names = names  # whose the groups are
         self.authenticator = authenticator
+        self.place = place  # finds the tenants of those who log in
         self.access = access
         self.rates = rates
         self.wall_clock = wall_clock
@@ -77,7 +81,8 @@ class Services:
             config.max_unsettled,
             publisher.budgets.outgoing,
         )
-        self.nodes = Nodes(live_reader, publisher, config.reply_topic, random_id)
+        self._random_id = random_id
+        self._nodes: dict[str, Nodes] = {}  # by the prefix of their owners' names
         self.coordinators = Coordinators(
             transactions,
             self.counts,
@@ -87,6 +92,25 @@ class Services:
         )
         self.places = Places()  # the partitions of links that send without keys
         self.attaching = Share()  # the part of each turn that attaches have
+
+    def nodes(self, names: Names) -> Nodes:
+        """The temporary nodes of clients with such names."""
+        found = self._nodes.get(names.prefix)
+        if found is None:
+            own = self.config.reply_topic
+            found = Nodes(self.live_reader, self.publisher, names.topic(own), self._random_id, own)
+            self._nodes[names.prefix] = found
+        return found
+
+    @property
+    def nodes_count(self) -> int:
+        """How many temporary nodes there are."""
+        return sum(map(len, self._nodes.values()))
+
+    def close_nodes(self) -> None:
+        """Timers end."""
+        for nodes in self._nodes.values():
+            nodes.close()
 
     def farewell(self) -> Error:
         """What a peer is told by a gateway that stops, and where it shall go (part 2.8.16)."""

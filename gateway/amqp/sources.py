@@ -33,6 +33,7 @@ from gateway.kafka.read.start_positions import Place, Start
 from gateway.security.filters import matches
 from mapping.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from mapping.record import Received
+from mapping.tenants import Names
 from protocols.amqp.links import Filter, Link, Terminus
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
@@ -70,6 +71,19 @@ class Source(msgspec.Struct, frozen=True):
             return None
         key = self.key
         return everything if key is None else lambda record: record.key == key
+
+    def whole(self, names: Names) -> Source:
+        """With whole names (`mapping.tenants`), where the link's peer has said its own."""
+        if not names.prefix:
+            return self
+        own = self.condition  # a selector may look at the topic
+        return msgspec.structs.replace(
+            self,
+            topic=names.topic(self.topic),
+            group=None if self.group is None else names.group(self.group),
+            browses=None if self.browses is None else names.group(self.browses),
+            condition=None if own is None else lambda record: own(names.shown(record)),
+        )
 
 
 def everything(_record: Received) -> bool:

@@ -114,7 +114,7 @@ class RestListener(HttpServer):
             Administration(services),
             self._live,
         )
-        login = RequestLogin(services.authenticator, services.access_list, services.origins)
+        login = RequestLogin(services.authenticator, services.access_list, services.origins, services.place)
         self._concurrency = ConcurrencyLimit(config.max_active, config.max_active_per_client)
         self._dispatcher = RequestDispatcher(
             contract,

@@ -22,6 +22,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.security.origins import Hosts, Origins
+from gateway.security.tenants import Place
 from gateway.spawn import Spawn
 from mapping.rules import Rules
 
@@ -38,6 +39,7 @@ class RestServices(msgspec.Struct, frozen=True):
     groups: Groups  # shared readers of consumer groups
     names: GroupNames  # which principal owns which consumer group
     authenticator: Authenticator  # identifies clients
+    place: Place  # finds the tenants of clients
     access_list: AccessList  # the rights of principals
     origins: Origins  # the web pages that may call
     hosts: Hosts  # the names that the gateway may be called by

@@ -95,7 +95,8 @@ class Authenticator:
         oauth = config.oauth
         self._tokens = None
         if oauth.enabled:
-            self._tokens = TokenJudge(oauth, claims=claims_in(config.access), clock=clock, wall_clock=wall_clock)
+            claims = tuple(sorted({*claims_in(config.access), *config.tenants.claims}))
+            self._tokens = TokenJudge(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)

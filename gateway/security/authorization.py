@@ -17,6 +17,10 @@ A rule's `group` is a consumer group's name, or the beginning of names and a fin
 owner (`gateway.security.group_names`) may read in the group, delete it, or look at it. Again the first that fits
 decides.
 
+Where there are tenants, a `topic` and a `group` are about the client's own names: one rule holds in each tenant. A
+`kafka` is about Kafka's whole names. Whatever the rules say, nobody has a right on what its names cannot mean
+(`mapping.tenants`).
+
 Both kinds may have variables (`gateway.security.variables`): what a rule is for one client is made when it comes in.
 Rules are found by the principals that they are about, so that the others cost it nothing.
 """
@@ -38,6 +42,7 @@ from gateway.security.permissions import MqttPermission, Permission, Rule
 from gateway.security.variables import CLIENT, COMMON_NAME, Slot, parse, split, without
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
+from mapping.tenants import NO_TENANTS, Names, Tenancy
 from protocols.mqtt.topics import is_valid_filter
 
 GroupAction = Literal["read", "delete", "admin"]
@@ -65,15 +70,19 @@ class GroupRule(msgspec.Struct, frozen=True):
 class GroupPermission:
     """What the rules say about one identity."""
 
-    __slots__ = ("_rules",)
+    __slots__ = ("_names", "_rules")
 
-    def __init__(self, rules: Sequence[GroupRule]) -> None:
+    def __init__(self, rules: Sequence[GroupRule], names: Names) -> None:
         self._rules = rules
+        self._names = names
 
     def __call__(self, action: GroupAction, group: str) -> bool | None:
         """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
+        if not self._names.has(group):
+            return False
+        own = self._names.own(group)
         for rule in self._rules:
-            if rule.action in (WILDCARD, action) and rule.speaks_of(group):
+            if rule.action in (WILDCARD, action) and rule.speaks_of(own):
                 return rule.allow
         return None
 
@@ -152,35 +161,44 @@ class _ClientRules(msgspec.Struct, frozen=True):
 class Grant:
     """What one client may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
-    __slots__ = ("admin", "group", "identity", "mqtt_publish", "mqtt_subscribe", "publish", "subscribe")
+    __slots__ = ("admin", "group", "identity", "mqtt_publish", "mqtt_subscribe", "names", "publish", "subscribe")
 
     def __init__(
-        self, identity: Identity, rules: _ClientRules, mapping: Rules, *, everything: bool, partial: bool
+        self, identity: Identity, names: Names, rules: _ClientRules, mapping: Rules, *, everything: bool, partial: bool
     ) -> None:
         self.identity = identity  # whose
-        self.group = GroupPermission(rules.groups)
-        self.publish = Permission(rules.publish, everything)  # publish, subscribe, admin: in Kafka's names
-        self.subscribe = Permission(rules.subscribe, everything)
-        self.admin = Permission(rules.admin, everything)
+        self.names = names  # from what the client calls things to whole names, which all of these are about
+        self.group = GroupPermission(rules.groups, names)
+        self.publish = Permission(rules.publish, everything, names)  # publish, subscribe, admin: in Kafka's names
+        self.subscribe = Permission(rules.subscribe, everything, names)
+        self.admin = Permission(rules.admin, everything, names)
         # mqtt_publish, mqtt_subscribe: in those of MQTT
-        self.mqtt_publish = MqttPermission(rules.publish, everything, mapping, partial=partial)
-        self.mqtt_subscribe = MqttPermission(rules.subscribe, everything, mapping, partial=partial)
+        self.mqtt_publish = MqttPermission(rules.publish, everything, mapping, names, partial=partial)
+        self.mqtt_subscribe = MqttPermission(rules.subscribe, everything, mapping, names, partial=partial)
 
 
 class AccessList:
     """The rules of `security.access`, compiled and checked."""
 
-    def __init__(self, rules: Sequence[AccessRule] = (), mapping: Rules | None = None, *, partial: bool = True) -> None:
+    def __init__(
+        self,
+        rules: Sequence[AccessRule] = (),
+        mapping: Rules | None = None,
+        *,
+        partial: bool = True,
+        tenancy: Tenancy = NO_TENANTS,
+    ) -> None:
         """Compile the rules.
 
         `mapping` leads from MQTT topics to Kafka (None: the default one). With `partial` an MQTT filter is granted of
-        which a part is denied, and that part is not delivered.
+        which a part is denied, and that part is not delivered. `tenancy`: the names of each tenant's clients.
 
         Raises:
             ConfigError: a rule that cannot be meant; names `security.access[i]`.
         """
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
+        self._tenancy = tenancy
         self._by_principal: dict[str, list[tuple[int, Template]]] = {}
         self._everything = all(rule.group is not None for rule in rules)  # no rule is about topics
         self._by_client_id = False
@@ -219,7 +237,8 @@ class AccessList:
 
     def _grant(self, identity: Identity, client_id: str | None) -> Grant:
         rules = self._rules_for(identity, client_id)
-        return Grant(identity, rules, self._mapping, everything=self._everything, partial=self._partial)
+        names = self._tenancy.names(identity.tenant)
+        return Grant(identity, names, rules, self._mapping, everything=self._everything, partial=self._partial)
 
     def _rules_for(self, identity: Identity, client_id: str | None) -> _ClientRules:
         named = frozenset(name for name in identity.principals if name in self._by_principal)

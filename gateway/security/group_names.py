@@ -149,7 +149,7 @@ class GroupNames:
         Raises:
             Refused: DENIED: it is somebody else's; BUSY: Kafka does not answer, or the client has too many names.
         """
-        said = grant.group("read", group)
+        said = grant.group("read", group)  # False also for a name that the client cannot mean
         if said is False:
             raise self._denied(group)
         if said is None and (group == topic or group in self._topics.names):

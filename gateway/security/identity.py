@@ -22,10 +22,11 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     groups: tuple[str, ...] = ()  # what else the proof says of the client: a token's groups or roles
     claims: tuple[tuple[str, tuple[str, ...]], ...] = ()  # those of a token that the access list asks for
     common_name: str | None = None  # of its certificate, however the name was proven; where the access list asks for it
+    tenant: str | None = None  # whose client it is (`gateway.security.tenants`); None: of none, or there are none
 
     def is_same_client(self, other: Identity) -> bool:
         """Whether both are one client's, whose groups may have changed meanwhile."""
-        return (self.name, self.method) == (other.name, other.method)
+        return (self.name, self.method, self.tenant) == (other.name, other.method, other.tenant)
 
     @property
     def principals(self) -> set[str]:

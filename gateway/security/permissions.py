@@ -16,6 +16,8 @@ import msgspec
 
 from gateway.security.filters import ANY, ONE, covers, matches, overlap
 from mapping.rules import Rules
+from mapping.tenants import EVERYTHING as ALL_NAMES
+from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_filter
 
 Action = Literal["publish", "subscribe", "admin"]
@@ -39,13 +41,14 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Permission:
-    """What one identity may do by one action; remembers its decisions."""
+    """What one identity may do by one action; remembers its decisions. Nothing, where it has no names for a topic."""
 
-    __slots__ = ("_by_key", "_everything", "_rules", "_topics")
+    __slots__ = ("_by_key", "_everything", "_names", "_rules", "_topics")
 
-    def __init__(self, rules: Sequence[Rule], everything: bool) -> None:
-        self._rules = rules
+    def __init__(self, rules: Sequence[Rule], everything: bool, names: Names = ALL_NAMES) -> None:
+        self._rules = [_whole(rule, names) for rule in rules] if names.prefix else rules
         self._everything = everything
+        self._names = names
         self._topics: dict[str, bool] = {}  # topics whose key does not matter
         self._by_key: dict[tuple[str, Key], bool] = {}
 
@@ -61,9 +64,6 @@ class Permission:
     def _decide(self, topic: str, key: Key) -> bool:
         if len(self._topics) >= CACHED_DECISIONS:
             self._topics.clear()
-        if self._everything:
-            self._topics[topic] = True
-            return True
         whole = self.uniform(topic)
         if whole is not None:
             self._topics[topic] = whole
@@ -78,6 +78,8 @@ class Permission:
 
     def uniform(self, topic: str) -> bool | None:
         """The decision for `topic` when the key does not matter; None when it does."""
+        if not self._names.has(topic):
+            return False
         if self._everything:
             return True
         subtree = (topic, ANY)
@@ -95,6 +97,8 @@ class Permission:
 
     def some(self, topic: str) -> bool:
         """Whether it is allowed for some key of `topic` (an AMQP link whose keys come with the messages)."""
+        if not self._names.has(topic):
+            return False
         if self._everything:
             return True
         subtree = (topic, ANY)
@@ -106,7 +110,7 @@ class Permission:
         return False
 
     def whole(self, name_filter: str) -> bool:
-        """Whether it is allowed for every name that the filter matches."""
+        """Whether it is allowed for every name that the filter matches, of those that the client has names for."""
         if self._everything:
             return True
         if not is_valid_filter(name_filter, shared=False):
@@ -123,7 +127,15 @@ class Permission:
 
     def whole_topic(self, topic: str) -> bool:
         """Whether it is allowed for every record of `topic` (AMQP receivers, HTTP consumers)."""
-        return self.whole(f"{topic}/{ANY}")
+        return self._names.has(topic) and self.whole(f"{topic}/{ANY}")
+
+
+def _whole(rule: Rule, names: Names) -> Rule:
+    """A rule in a client's own names, over Kafka's: a wildcard at the first level is about all that the client has."""
+    first, *rest = rule.levels
+    if rule.kafka or first in (ANY, ONE):
+        return rule
+    return Rule(rule.action, (names.topic(first), *rest), rule.allow)
 
 
 def name_of(topic: str, key: Key) -> list[str]:
@@ -140,11 +152,15 @@ EVERYTHING: Final = ((ANY,), (ONE, ANY))
 class MqttPermission:
     """What one identity may do by one action; remembers its decisions."""
 
-    __slots__ = ("_by_text", "_everything", "_known", "_mapping", "_partial", "_rules")
+    __slots__ = ("_by_text", "_everything", "_known", "_mapping", "_names", "_partial", "_rules", "_unruled")
 
-    def __init__(self, rules: Sequence[Rule], everything: bool, mapping: Rules, *, partial: bool) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], everything: bool, mapping: Rules, names: Names = ALL_NAMES, *, partial: bool
+    ) -> None:
         self._rules = rules
-        self._everything = everything
+        self._unruled = everything
+        self._everything = everything and names is ALL_NAMES
+        self._names = names
         self._mapping = mapping
         self._partial = partial
         # An MQTT topic has the levels of a Kafka topic and key: without rules over Kafka's names it is judged as such.
@@ -155,6 +171,10 @@ class MqttPermission:
         """Whether the action is allowed on a message of MQTT topic `text` that lies in Kafka at `topic`, `key`."""
         if self._everything:
             return True
+        if self._names is not ALL_NAMES:
+            if not self._has(text):
+                return False
+            text = self._names.own_mqtt(text)
         if self._by_text is not None:
             first, slash, rest = text.partition("/")
             return self._by_text(first, rest if slash else None)
@@ -172,6 +192,13 @@ class MqttPermission:
         fitting = (rule.allow for rule in self._rules if matches(rule.levels, place if rule.kafka else levels))
         return next(fitting, False)
 
+    def _has(self, text: str) -> bool:
+        """Whether the client has a name for an MQTT topic or a filter: with `$`, or too long, they are no tenant's."""
+        names = self._names
+        if not names.has_mqtt(text):
+            return False
+        return not names.mount or (not text.startswith("$", len(names.mount)) and is_valid_filter(text, shared=False))
+
     def of_topic(self, text: str) -> bool:
         """Whether a topic name alone is allowed (a will, a retained message), by its Kafka topic and key."""
         if self._everything:
@@ -185,7 +212,9 @@ class MqttPermission:
             return False
         if self._everything:
             return True
-        levels = text.split("/")
+        if not self._has(text) or self._unruled:
+            return self._has(text)
+        levels = self._names.own_mqtt(text).split("/")
         if ONE not in levels and ANY not in levels:
             return self.of_topic(text)
         place = self._mapping.kafka_filter(text)

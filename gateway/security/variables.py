@@ -1,8 +1,9 @@
 """Variables in the access list: one rule for a fleet.
 
 `{name}` is the proven name, `{client}` the client id (AMQP: the container-id; HTTP has none), `{group}` each of the
-groups of a bearer token, `{claim:a.b}` a claim of it, `{cn}` the common name of the client's certificate. A level, or a
-group's name, has one at most: of two, a client could choose one so that both together make another client's.
+groups of a bearer token, `{claim:a.b}` a claim of it, `{cn}` the common name of the client's certificate, `{tenant}`
+its tenant. A level, or a group's name, has one at most: of two, a client could choose one so that both together make
+another client's.
 
 A value that is empty, or has a character which separates levels or matches others (`/`, `+`, `#`), is good for no rule
 that allows: so nobody widens its rights by the name that it chooses. A rule that denies is then about every value: so
@@ -24,9 +25,10 @@ NAME: Final = "name"
 CLIENT: Final = "client"
 GROUP: Final = "group"
 COMMON_NAME: Final = "cn"
+TENANT: Final = "tenant"
 CLAIM: Final = "claim:"
-KNOWN: Final = (NAME, CLIENT, GROUP, COMMON_NAME)
-EXPECTED: Final = "{name}, {client}, {group}, {cn} or {claim:NAME}"
+KNOWN: Final = (NAME, CLIENT, GROUP, COMMON_NAME, TENANT)
+EXPECTED: Final = "{name}, {client}, {group}, {cn}, {tenant} or {claim:NAME}"
 
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 _LEVELS: Final = re.compile(r"(?:^|/)((?:\{[^{}]*\}|[^/])*)")
@@ -104,6 +106,8 @@ def _never(variable: str, principal: str, config: SecurityConfig) -> str | None:
     """Why no client of a rule can have a variable; None: one can."""
     if variable == CLIENT:
         return None
+    if variable == TENANT:
+        return None if config.tenants.enabled else "security.tenants.sources is not set"
     if principal == ANONYMOUS_NAME:
         return "anonymous clients prove nothing"
     if variable == COMMON_NAME:
@@ -126,4 +130,6 @@ def _values(variable: str, identity: Identity, client_id: str | None) -> tuple[s
         return identity.groups
     if variable == COMMON_NAME:
         return () if identity.common_name is None else (identity.common_name,)
+    if variable == TENANT:
+        return () if identity.tenant is None else (identity.tenant,)
     return dict(identity.claims).get(variable.removeprefix(CLAIM), ())

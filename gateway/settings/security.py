@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, IPvAnyNetwork, field_validator, model_validator
+from pydantic import AfterValidator, Field, IPvAnyNetwork, field_validator, model_validator
 
 from gateway.secret import SecretUrl, SecretValue
 from gateway.settings.values import Address, HostName, Origin, Section
@@ -75,6 +76,38 @@ class OauthConfig(Section):
         return self.jwks_file is not None or self.jwks_url is not None
 
 
+_SOURCE = re.compile(r"claim:.+|certificate:(?:O|OU|CN)|group:[^*]*\*|listener|user")
+
+
+def _tenant_source(text: str) -> str:
+    if _SOURCE.fullmatch(text) is None:
+        raise ValueError(
+            "expected claim:NAME, certificate:O, certificate:OU, certificate:CN, group:PREFIX*, listener or user"
+        )
+    return text
+
+
+class TenantsConfig(Section):
+    """Tenants: clients whose topics, groups and sessions are their own, in a Kafka that others use too."""
+
+    sources: tuple[Annotated[str, AfterValidator(_tenant_source)], ...] = ()
+    """where a client's tenant comes from, the first that says one: `claim:NAME` of a bearer token, `certificate:O`
+    (`OU`, `CN`) of a verified certificate, `group:PREFIX*` (a token's group, without the prefix), `listener` (its
+    name), `user` (a login `tenant/name`); see [below](#tenants). Empty: there are no tenants"""
+    required: bool = True
+    """whether a client without a tenant is refused. Not so: it has the topics and groups that are no tenant's"""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are tenants."""
+        return bool(self.sources)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The claims that say a tenant."""
+        return tuple(source.removeprefix("claim:") for source in self.sources if source.startswith("claim:"))
+
+
 class SecurityConfig(Section):
     """One identity and one access list for the three protocols."""
 
@@ -105,6 +138,7 @@ class SecurityConfig(Section):
     """least delay of a refusal; doubles with each failure from one address, up to 5 s; 0: no delay"""
     access: tuple[AccessRule, ...] = ()
     """the access list; see [below](#access-list)"""
+    tenants: TenantsConfig = TenantsConfig()
     origins: tuple[Origin, ...] | None = None
     """web pages that may use HTTP and WebSockets, such as `["https://example.com"]`, `["*"]`: all; for HTTP those of
     `http.cors_origins` too. Not set: those of this machine, because any page that a user visits could use what his

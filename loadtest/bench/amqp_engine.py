@@ -258,6 +258,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         names=cast("Any", None),
         transactions=cast("Any", None),
         authenticator=cast("Any", Anybody()),
+        place=lambda identity, _: identity,
         access=AccessList(),
         rates=Rates(LimitsConfig(), time.monotonic),
         wall_clock=lambda: now_ms,

@@ -30,13 +30,14 @@ _QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
 class Inbound:
     """PUBLISH to `Record`, for one connection."""
 
-    __slots__ = ("_admitted", "_client", "_protocol", "_routes", "_rules")
+    __slots__ = ("_admitted", "_client", "_mount", "_protocol", "_routes", "_rules")
 
-    def __init__(self, rules: Rules, version: Version, client_id: str) -> None:
-        """`client_id` and `version` go into every record."""
+    def __init__(self, rules: Rules, version: Version, client_id: str, mount: str = "") -> None:
+        """`client_id` and `version` go into every record; the client's topics lie below `mount` (`mapping.tenants`)."""
         self._rules = rules
+        self._mount = mount
         self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
-        self._client: Header = (GW_CLIENT, client_id.encode())
+        self._client: Header = (GW_CLIENT, rules.own_name(client_id).encode())
         self._routes: dict[str, Route] = {}
         self._admitted = _NO_ROUTES
 
@@ -74,8 +75,9 @@ class Inbound:
         return map_run(events, start, self._admitted, now_ms)
 
     def _route(self, topic: str) -> Route:
-        destination = self._rules.destination(topic)
-        name = (MQTT_TOPIC, topic.encode())
+        whole = self._mount + topic
+        destination = self._rules.destination(whole)
+        name = (MQTT_TOPIC, self._rules.own_name(whole).encode())
         headers = tuple((name, qos, self._protocol, self._client) for qos in _QOS_HEADERS)
         route = Route(destination.topic, destination.key, headers)
         if len(self._routes) >= _ROUTES_LIMIT:

@@ -47,7 +47,7 @@ _DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by
 class Delivery(msgspec.Struct, frozen=True):
     """A record as MQTT sees it, the same for every subscriber; computed once per record."""
 
-    topic: str  # the MQTT topic name
+    topic: str  # the MQTT topic name, the whole one (`mapping.tenants`)
     payload: bytes  # the application message; empty for a tombstone
     qos: int  # the QoS it was published with; subscribers get the lower of this and their own
     retain: bool  # the RETAIN flag it was published with
@@ -90,6 +90,8 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
             known[name] = value
     if protocol.startswith(b"mqtt"):
         client = _decoded(known.get(GW_CLIENT))
+        if client is not None:
+            client = rules.whole_client(client, topic)
     level = known.get(MQTT_QOS)
     if level in (b"0", b"1", b"2"):
         qos = int(level)

@@ -18,6 +18,7 @@ from gateway.kafka.publish.sender_partitions import Sender
 from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
 from mapping.outcomes import Outcome
 from mapping.record import Received
+from mapping.tenants import Names
 
 log = structlog.get_logger(__name__)
 
@@ -39,16 +40,20 @@ class DeadLetters:
         self._template = template
         self._troubled: set[str] = set()  # topics that did not take the last one; logged once
 
-    def take(self, record: Received, cause: Cause, told: Told) -> bool:
-        """Store a record's dead letter; `told` learns its fate.
+    def take(self, record: Received, cause: Cause, told: Told, names: Names) -> bool:
+        """Store a record's dead letter, below its receivers' prefix; `told` learns its fate.
+
+        `names` are the receivers', as the cause's group is.
 
         Returns:
             False when it cannot have one: there is no topic for it.
         """
-        topic = dead_letter_topic(self._template, record) if self._template is not None else None
-        if topic is None:
+        shown = names.shown(record)
+        own = dead_letter_topic(self._template, shown) if self._template is not None else None
+        if own is None:
             return False
-        self._submit(dead_letter(record, topic, cause), self, (told, record, topic), self._sender)
+        topic = names.topic(own)
+        self._submit(dead_letter(shown, topic, cause), self, (told, record, topic), self._sender)
         return True
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:

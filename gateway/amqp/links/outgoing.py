@@ -74,14 +74,16 @@ class OutgoingLink:
 
     __slots__ = (
         "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_holding", "_left",
-        "_membership", "_none_pending", "_now_ms", "_partition", "_peer", "_pending", "_released", "_selected",
-        "_settled", "_source", "_waits", "link", "lossy", "retiring", "topic", "unsettled",
+        "_membership", "_names", "_none_pending", "_now_ms", "_own_group", "_partition", "_peer", "_pending",
+        "_released", "_selected", "_settled", "_source", "_waits", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
         self._egress = egress
         self._peer = peer
         self._engine = peer.engine
+        self._names = names = peer.grant.names
+        self._own_group = names.own(source.group or "")  # as the peer calls it
         self._settled = settled
         self._source = source
         self._condition = source.condition if source.group is None else None  # a group knows it itself
@@ -173,9 +175,7 @@ class OutgoingLink:
         ):
             if self._room() <= 0:
                 return False
-            cause = Cause(
-                self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it"
-            )
+            cause = Cause(self._own_group, attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it")
             if self._dead_letter(record, cause):
                 return True
         return self._offer((record,), attempts) > 0
@@ -207,7 +207,7 @@ class OutgoingLink:
 
     def _send(self, records: Sequence[Received], attempts: int) -> int:
         """Send the first of the records, as many as a burst allows: how many, those that cannot be sent included."""
-        found = from_records(records, self._now_ms, attempts, self._burst * LARGE)
+        found = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * LARGE)
         messages = cast("list[bytes]", found)
         count = len(messages)
         records = records[:count]
@@ -360,17 +360,18 @@ class OutgoingLink:
         """The peer has rejected or modified a record of a group."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed
-        group = self._source.group or ""
         if state.code == outcomes.REJECTED:
             error = state.error or Error(CONDITION_REJECTED)
-            cause = Cause(group, attempts, error.condition, error.description)
+            cause = Cause(self._own_group, attempts, error.condition, error.description)
         elif state.undeliverable_here:
             if membership.has_other(record):
                 membership.decline(record, failed=failed, keep=True)
                 return
-            cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
+            cause = Cause(self._own_group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
         elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
-            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
+            cause = Cause(
+                self._own_group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)"
+            )
             if not self._dead_letter(record, cause):
                 membership.again(record)
             return
@@ -382,7 +383,7 @@ class OutgoingLink:
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; False when there are none for this record."""
-        if self._source.group is None or not self._dead_letters.take(record, cause, self._dead_lettered):
+        if self._source.group is None or not self._dead_letters.take(record, cause, self._dead_lettered, self._names):
             return False
         self._pending += 1
         self._burst = 0

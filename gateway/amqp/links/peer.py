@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from flowcontrol.budget import ConnectionBudget
 from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
@@ -19,12 +21,12 @@ from gateway.net.pump import Pump
 from gateway.rates import CreditPause
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
-from mapping.amqp.addresses import TargetAddress
+from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.amqp.incoming import Destination, gateway_headers
 from protocols.amqp.connection import Connection
 from protocols.amqp.engine import Engine
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import Error
+from protocols.amqp.outcomes import UNAUTHORIZED_ACCESS, Error
 
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
 
@@ -74,6 +76,14 @@ class Peer(abc.ABC):
         """Who sends on `link`: the same whenever the same peer comes back with a link of this name."""
         assert self._identity is not None
         return self._places.sender(self._identity.name, self.container_id, link.name)
+
+    def target(self, address: str | None) -> TargetAddress:
+        """Where the peer sends to by an address, with the whole topic (`mapping.tenants`). Raises AddressError."""
+        target, names = parse_target(address), self.grant.names
+        whole = names.topic(target.topic)
+        if not names.has(whole):
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {target.topic}")
+        return target if whole == target.topic else msgspec.structs.replace(target, topic=whole)
 
     def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
         """Where messages go that are sent to `address`."""

@@ -13,7 +13,7 @@ from gateway.amqp.links.incoming import Allowed, IncomingLink, Ingress, OpenTran
 from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
-from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
+from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.amqp.incoming import Unmappable, recipient
 from mapping.amqp.mapper import Mapper
 from mapping.outcomes import Outcome
@@ -66,7 +66,7 @@ class RelayLink(IncomingLink):
             to = recipient(data)
             if not to:
                 raise AddressError(PRECONDITION_FAILED, "a message to an anonymous target needs the property `to`")
-            address = parse_target(to)
+            address = self._peer.target(to)
         except AddressError as error:
             condition, description = error.error.condition, error.error.description
             fault = _Fault(_OUTCOMES.get(condition, Outcome.UNFIT), description, condition)

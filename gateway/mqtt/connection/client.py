@@ -16,20 +16,20 @@ import structlog
 
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.connection.connack import announcement, farewell, judge_will, session_expiry
+from gateway.mqtt.connection.connack import announcement, farewell, judge_will, pending_will, session_expiry
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.state.records import PendingWill
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from gateway.rates import ReadingPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
+from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import host_of
 from gateway.security.turns import Busy
 from mapping.outcomes import Outcome
@@ -268,12 +268,19 @@ class Client(ClientPort):
         asked = connect.properties if connect.properties is not None else NONE
         if services.access.by_certificate:
             identity = identity.with_certificate(pump.peercert)
-        self.client_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
-        grant = self.grant = services.access.for_client(identity, self.client_id)
-        refusal = judge_will(connect, grant, services.config)
+        try:
+            identity = services.place(identity, pump.peercert)
+        except NoTenantError as error:
+            return self._refuse(ReasonCode.NOT_AUTHORIZED, str(error))
+        own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
+        grant = self.grant = services.access.for_client(identity, own_id)
+        self.client_id = grant.names.mqtt(own_id)
+        if not grant.names.has_mqtt(self.client_id):
+            return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is a tenant's")
+        will = pending_will(connect, grant)
+        refusal = judge_will(will, grant, services.config)
         if refusal is not None:
             return self._refuse(*refusal)
-        will = PendingWill(connect.will, connect.version) if connect.will is not None else None
         try:
             async with asyncio.timeout(ANSWER_S):
                 session, present = await services.opening.open(
@@ -293,7 +300,7 @@ class Client(ClientPort):
         log.info("client connected", client=self.client_id, principal=identity.name, peer=pump.peer, present=present)
         ahead = self._connection.accept(
             present,
-            announcement(connect, self.client_id, asked, proof, session.expiry, services.config),
+            announcement(connect, own_id, asked, proof, session.expiry, services.config),
             received=session.inbound_qos2.open_ids if session.inbound_qos2 is not None else (),
             reserved=session.reserved_ids,
         )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from gateway.config import MqttConfig
 from gateway.mqtt.connection.publishing import EXACTLY_ONCE
+from gateway.mqtt.state.records import PendingWill
 from gateway.security.authorization import Grant
 from protocols.mqtt.packets import Connect, Version
 from protocols.mqtt.properties import NONE, Properties
@@ -14,11 +17,20 @@ from protocols.mqtt.reasons import ReasonCode
 STOPPING: Final = "the gateway is stopping"
 
 
-def judge_will(connect: Connect, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
-    """Why the will of a CONNECT is refused, if it is."""
+def pending_will(connect: Connect, grant: Grant) -> PendingWill | None:
+    """The will of a CONNECT, with its whole topic."""
     will = connect.will
     if will is None:
         return None
+    topic = grant.names.mqtt(will.topic)
+    return PendingWill(will if topic == will.topic else msgspec.structs.replace(will, topic=topic), connect.version)
+
+
+def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
+    """Why a will is refused, if it is."""
+    if pending is None:
+        return None
+    will = pending.will
     if will.qos > config.maximum_qos:
         return ReasonCode.QOS_NOT_SUPPORTED, f"QoS {will.qos} is not available"  # [MQTT-3.2.2-12]
     if not grant.mqtt_publish.of_topic(will.topic):

@@ -55,7 +55,7 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_rate",
+        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_mount", "_rate",
         "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
@@ -76,7 +76,8 @@ class Incoming:
         self._services = services
         self._self_delivery = services.self_delivery
         self._allowed = grant.mqtt_publish
-        self._inbound = Inbound(services.rules, client.version, client.client_id)
+        self._mount = grant.names.mount
+        self._inbound = Inbound(services.rules, client.version, client.client_id, self._mount)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
         self._rate = rate  # None: it may publish as much as it likes
         self._acks = AckQueue()
@@ -142,7 +143,8 @@ class Incoming:
         """Hand on any publish; whether an acknowledgement may be due."""
         topic = event.topic
         record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-        if not self._allowed(topic, record.topic, record.key) or (topic[0] == "$" and is_servers_own(topic)):
+        whole = self._mount + topic
+        if not self._allowed(whole, record.topic, record.key) or (topic[0] == "$" and is_servers_own(topic)):
             return self._decline(event, _DENIED)
         self._inbound.admit(topic)
         if (
@@ -151,15 +153,18 @@ class Incoming:
             or event.qos == EXACTLY_ONCE
             or (event.properties is not None and event.properties.payload_format_indicator)
         ):
-            return self._publish_special(event, record)
+            return self._publish_special(event, record, whole)
         if event.qos:
             self._services.publisher.submit(record, self, self._acks.arrive(event.packet_id))
         else:
             self._services.publisher.submit(record, self._unanswered)
         return False
 
-    def _publish_special(self, event: events.PublishReceived, record: Record) -> bool:
-        """A publish that is retained, or of QoS 2, or has to be looked at; whether an acknowledgement may be due."""
+    def _publish_special(self, event: events.PublishReceived, record: Record, whole: str) -> bool:
+        """A publish that is retained, or of QoS 2, or has to be looked at; whether an acknowledgement may be due.
+
+        `whole` is the whole name of its topic.
+        """
         services = self._services
         properties = event.properties
         if (
@@ -171,22 +176,20 @@ class Incoming:
             return self._decline(event, _NO_TEXT)
         slot = self._acks.arrive(event.packet_id, event.qos) if event.qos else None
         if slot is not None and services.config.report_no_subscribers and event.qos != EXACTLY_ONCE:
-            slot.no_subscribers = not services.router.has_subscribers(event.topic)
+            slot.no_subscribers = not services.router.has_subscribers(whole)
         self_delivered = (
-            slot is not None
-            and self._self_delivery is not None
-            and self._session.subscriptions.matches_own(event.topic)
+            slot is not None and self._self_delivery is not None and self._session.subscriptions.matches_own(whole)
         )
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
-            retained = event.topic if event.retain else ""
+            retained = whole if event.retain else ""
             self._session.receiving().publish(record, event.packet_id, slot, retained, self_delivered=self_delivered)
             return True
         if slot is not None and self_delivered:
             slot.own_topic = record.topic
         owner = self._unanswered if slot is None else self
         if event.retain:
-            services.retained.put(record, event.topic, owner, slot)
+            services.retained.put(record, whole, owner, slot)
         else:
             services.publisher.submit(record, owner, slot)
         return False

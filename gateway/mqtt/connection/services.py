@@ -19,6 +19,7 @@ from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.rates import Rates
 from gateway.security.authorization import AccessList
+from gateway.security.tenants import Place
 from mapping.rules import Rules
 
 
@@ -33,6 +34,7 @@ class Services(msgspec.Struct, frozen=True):
     opening: Opening
     retained: Retained
     login: Login
+    place: Place
     access: AccessList
     refused_again: RefusedAgain
     answers: Answers

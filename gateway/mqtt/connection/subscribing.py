@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.session.client_port import ClientPort
@@ -62,7 +64,7 @@ async def subscribe(
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
     answer = _Answer(len(event.subscriptions))
-    allowed = _judge(client, session, services, event.subscriptions, identifier, answer)
+    allowed = _judge(client, session, services, _whole(client, event.subscriptions), identifier, answer)
     shared = {
         place: subscription for place, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
     }
@@ -85,6 +87,15 @@ async def subscribe(
     if answer.retained:
         session.deliveries.send_retained(answer.retained)
         session.feed()
+
+
+def _whole(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
+    """The subscriptions of a SUBSCRIBE with their whole filters (`mapping.tenants`)."""
+    assert client.grant is not None
+    names = client.grant.names
+    if not names.mount:
+        return subscriptions
+    return [msgspec.structs.replace(one, topic_filter=names.filter(one.topic_filter)) for one in subscriptions]
 
 
 async def _save(services: Services, session: Session) -> Refused | None:
@@ -209,8 +220,9 @@ async def unsubscribe(
     client: ClientPort, session: Session, connection: Connection, services: Services, event: events.UnsubscribeReceived
 ) -> None:
     """Take subscriptions out; nothing new is delivered for them [MQTT-3.10.4-2]."""
+    assert client.grant is not None
     codes = []
-    for topic_filter in event.topic_filters:
+    for topic_filter in map(client.grant.names.filter, event.topic_filters):
         if session.client is not client:
             return
         if topic_filter in session.shares.subscriptions:

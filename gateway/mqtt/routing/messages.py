@@ -11,6 +11,7 @@ from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
 from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
 
 _FORMS = 4
 """In which whole packets differ: the version, and the RETAIN flag."""
@@ -67,8 +68,12 @@ class Messages:
         prepared = self._find(record).prepared
         found = prepared.get(version)
         if found is None:
-            found = prepared[version] = prepare_publish(delivery.topic, delivery.payload, delivery.properties, version)
+            found = prepared[version] = self.prepare(delivery, delivery.properties, version)
         return found
+
+    def prepare(self, delivery: Delivery, properties: Properties | None, version: Version) -> PreparedPublish:
+        """The encoded PUBLISH of a message with these properties, its topic as its receivers call it."""
+        return prepare_publish(self._rules.own_name(delivery.topic), delivery.payload, properties, version)
 
     def packets(self, run: Sequence[Received], v5: bool, retain: bool) -> Packets | None:
         """What all receivers of one version get of a run at QoS 0: records with one MQTT topic.

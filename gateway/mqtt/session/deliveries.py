@@ -28,7 +28,7 @@ from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage,
 from gateway.turns import in_turns
 from mapping.mqtt.outgoing import Delivery, for_subscriber
 from mapping.record import Received
-from protocols.mqtt.encoding import PreparedPublish, prepare_publish
+from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.states import UNLIMITED
 
@@ -396,7 +396,7 @@ class Deliveries:
         assert self.client is not None
         now_ms = self._parts.wall_clock() if delivery.expires is not None else 0
         properties = for_subscriber(delivery, identifiers, now_ms)
-        return prepare_publish(delivery.topic, delivery.payload, properties, self.client.version)
+        return self._parts.messages.prepare(delivery, properties, self.client.version)
 
     def _send_stored(self, argument: tuple[ClientPort, int, PreparedPublish, int, bool, bool]) -> None:
         client, packet_id, message, qos, retain, dup = argument

@@ -92,19 +92,24 @@ class Administration(OperationSet):
         """`GET /groups`."""
         if not call.grant.admin.whole(_EVERYTHING):
             raise forbidden("list the groups of all topics")
-        names = await self._admin.groups()
-        return control_answer(encode([name for name in names if call.grant.group("admin", name) is not False]))
+        grant = call.grant
+        own = [grant.names.own(name) for name in await self._admin.groups() if grant.group("admin", name) is not False]
+        return control_answer(encode(own))
 
     async def get_group(self, call: Call, group: str) -> web.StreamResponse:
         """`GET /groups/{groupid}`."""
-        visible = _visible(call.grant, group)
+        visible, own = _visible(call.grant, group), call.grant.names.own
         view = await self._admin.group(group)
         members = [
             MemberItem(
                 member.member_id,
                 member.client_id,
                 member.host,
-                [PartitionName(*partition) for partition in sorted(member.partitions) if visible(partition.topic)],
+                [
+                    PartitionName(own(partition.topic), partition.partition)
+                    for partition in sorted(member.partitions)
+                    if visible(partition.topic)
+                ],
             )
             for member in view.members
         ]
@@ -112,17 +117,17 @@ class Administration(OperationSet):
             members = [member for member in members if member.partitions]
         if not members:
             await self._committed(call.grant, group, known=view.state != DEAD)
-        return control_answer(encode(GroupItem(group, view.state, view.protocol_type, view.protocol, members)))
+        return control_answer(encode(GroupItem(own(group), view.state, view.protocol_type, view.protocol, members)))
 
     async def get_lag(self, call: Call, group: str) -> web.StreamResponse:
         """`GET /groups/{groupid}/lag`."""
-        committed = await self._committed(call.grant, group)
+        committed, own = await self._committed(call.grant, group), call.grant.names.own
         ends = await self._lookup.ends(committed.keys(), existing=True)
         lags = [
-            PartitionLag(one.topic, one.partition, committed[one], end, max(0, end - committed[one]))
+            PartitionLag(own(one.topic), one.partition, committed[one], end, max(0, end - committed[one]))
             for one, end in sorted(ends.items())
         ]
-        return control_answer(encode(GroupLag(group, sum(lag.lag for lag in lags), lags)))
+        return control_answer(encode(GroupLag(own(group), sum(lag.lag for lag in lags), lags)))
 
     async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /admin/topics/{topicname}/configs`."""
@@ -186,7 +191,9 @@ def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
     said = grant.group("admin", group)
     if said is False:
         raise forbidden("look at this group")
-    return lambda topic: said is True or (is_topic_name(topic) and grant.admin.whole_topic(topic))
+    return lambda topic: (
+        grant.names.has(topic) and (said is True or (is_topic_name(topic) and grant.admin.whole_topic(topic)))
+    )
 
 
 def _is_whole(grant: Grant, group: str) -> bool:

@@ -59,13 +59,14 @@ class TopicOperations(OperationSet):
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
         """`GET /topics`: those that this client may read or write."""
-        return control_answer(encode(await self._readable(call.grant)))
+        return control_answer(encode(list(map(call.grant.names.own, await self._readable(call.grant)))))
 
     async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}`."""
         partitions = await self.partitions(call.grant, topic)
         configs = await self._configs(topic)
-        return control_answer(encode({"name": topic, "configs": configs, "partitions": partitions}))
+        name = call.grant.names.own(topic)
+        return control_answer(encode({"name": name, "configs": configs, "partitions": partitions}))
 
     async def list_partitions(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions`."""
@@ -86,9 +87,10 @@ class TopicOperations(OperationSet):
     async def create_topic(self, call: Call) -> web.StreamResponse:
         """`POST /admin/topics`."""
         wanted = decode_topic(await call.body())
-        if not call.grant.admin.whole_topic(wanted.name):
+        whole = call.grant.names.topic(wanted.name)
+        if not call.grant.admin.whole_topic(whole):
             raise forbidden(f"create {wanted.name}")
-        if not await self._topics.create(wanted.name, wanted.partitions, wanted.replication, call.grant.identity.name):
+        if not await self._topics.create(whole, wanted.partitions, wanted.replication, call.grant.identity.name):
             raise RestError(409, f"Topic {wanted.name} exists already")
         return control_answer(b"{}", 201)
 

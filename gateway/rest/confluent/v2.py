@@ -24,6 +24,7 @@ from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
 from mapping.rest.incoming import standard_headers, to_records
+from mapping.tenants import Names
 from protocols.rest.confluent import (
     NO_REGISTRY,
     PREFIX,
@@ -150,12 +151,13 @@ class ConfluentV2(OperationSet):
     async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../subscription`."""
         member = self._consumers.find(call.grant, group, name).member
-        return control_answer(encode({"topics": sorted(member.topics)}))
+        return control_answer(encode({"topics": sorted(map(call.grant.names.own, member.topics))}))
 
     async def list_assignments(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../assignments`."""
         member = self._consumers.find(call.grant, group, name).member
-        return control_answer(encode({"partitions": [_partition_item(one) for one in member.assignment()]}))
+        items = [_partition_item(one, call.grant.names) for one in member.assignment()]
+        return control_answer(encode({"partitions": items}))
 
     async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../records`."""
@@ -165,14 +167,16 @@ class ConfluentV2(OperationSet):
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: the offset in the body is that of the last record, so that Kafka gets the next one."""
-        member = self._consumers.find(call.grant, group, name).member
+        member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_commit(await call.body())
         if wanted is None:
             await member.commit_delivered()
         else:
             await member.commit(
                 {
-                    TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset + 1, entry.metadata)
+                    TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(
+                        entry.offset + 1, entry.metadata
+                    )
                     for entry in wanted
                 }
             )
@@ -180,17 +184,17 @@ class ConfluentV2(OperationSet):
 
     async def committed(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../offsets`, with the partitions in the body."""
-        member = self._consumers.find(call.grant, group, name).member
+        member, names = self._consumers.find(call.grant, group, name).member, call.grant.names
         body = await call.body()
         wanted = member.assignment()
         if body:
-            wanted = [TopicPartition(one.topic, one.partition) for one in decode_partitions(body)]
+            wanted = [TopicPartition(names.topic(one.topic), one.partition) for one in decode_partitions(body)]
         for topic in {one.topic for one in wanted}:
             if not call.grant.subscribe.some(topic):
-                raise forbidden(f"look at {topic}")
+                raise forbidden(f"look at {names.own(topic)}")
         found = await member.committed(wanted)
         offsets = [
-            {**_partition_item(one), "offset": found[one].offset, "metadata": found[one].metadata}
+            {**_partition_item(one, names), "offset": found[one].offset, "metadata": found[one].metadata}
             for one in dict.fromkeys(wanted)
             if one in found
         ]
@@ -198,12 +202,12 @@ class ConfluentV2(OperationSet):
 
     async def seek(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../positions`: offsets as they are, or the first records that are not older than a time."""
-        member = self._consumers.find(call.grant, group, name).member
+        member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_positions(await call.body())
-        offsets = {TopicPartition(one.topic, one.partition): one.offset for one in wanted.offsets}
+        offsets = {TopicPartition(topic(one.topic), one.partition): one.offset for one in wanted.offsets}
         times: dict[int, list[TopicPartition]] = {}
         for entry in wanted.timestamps:
-            times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(entry.topic, entry.partition))
+            times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(topic(entry.topic), entry.partition))
         foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
         if foreign:
             raise NotAssignedError(foreign)
@@ -225,5 +229,5 @@ def refusal_answer(error: RestError, media: str) -> web.Response:
     return error_answer(error, encode(ErrorBody(code, message(error), error.validation_errors)), status, media)
 
 
-def _partition_item(partition: TopicPartition) -> dict[str, object]:
-    return {"topic": partition.topic, "partition": partition.partition}
+def _partition_item(partition: TopicPartition, names: Names) -> dict[str, object]:
+    return {"topic": names.own(partition.topic), "partition": partition.partition}

@@ -77,7 +77,8 @@ class Writer(msgspec.Struct, frozen=True):
     ) -> Report:
         """The report of a stored record."""
         moment = from_epoch(about.timestamp)
-        return Report(STORED, self.cluster, self.topic, partition, offset, moment, about.key, about.value, name)
+        topic = self.grant.names.own(self.topic)
+        return Report(STORED, self.cluster, topic, partition, offset, moment, about.key, about.value, name)
 
 
 class RecordStream(Upload):
@@ -230,8 +231,9 @@ class ConfluentV3(OperationSet):
         """`GET /v3/clusters/{cluster_id}/topics`: those that this client may read or write."""
         await self._check_cluster(cluster)
         address = _address(call, _CLUSTERS, cluster, "topics")
+        own = call.grant.names.own
         views = [
-            topic_view(cluster, topic, f"{address}/{topic}", partitions, replicas)
+            topic_view(cluster, own(topic), f"{address}/{own(topic)}", partitions, replicas)
             for topic, partitions, replicas in await self._topics.overview(call.grant)
         ]
         return _answer(resource_list("KafkaTopicList", address, views))
@@ -240,8 +242,9 @@ class ConfluentV3(OperationSet):
         """`GET /v3/clusters/{cluster_id}/topics/{topicname}`."""
         await self._check_cluster(cluster)
         partitions = await self._topics.partitions(call.grant, topic)
-        address = _address(call, _CLUSTERS, cluster, "topics", topic)
-        return _answer(topic_view(cluster, topic, address, len(partitions), len(partitions[0].replicas)))
+        own = call.grant.names.own(topic)
+        address = _address(call, _CLUSTERS, cluster, "topics", own)
+        return _answer(topic_view(cluster, own, address, len(partitions), len(partitions[0].replicas)))
 
     async def _check_cluster(self, cluster: str) -> None:
         if cluster != await self._cluster_id():

@@ -32,6 +32,7 @@ from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest.outgoing import UndecodableError, from_record
+from mapping.tenants import Names
 from protocols.rest.consuming import (
     CreateConsumer,
     PollLimits,
@@ -154,7 +155,7 @@ class Consumers(OperationSet):
         """
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
-        path = instance_path(seen_path(request.headers, under + group_path(group)), name)
+        path = instance_path(seen_path(request.headers, under + group_path(grant.names.own(group))), name)
         uri = base_uri(request.headers, path, secure=request.secure, bound=own_address(request))
         key = (group, name)
         if key in self._instances:
@@ -306,14 +307,15 @@ class Consumers(OperationSet):
         member = instance.member
         member.progress.confirm()
         self._commit_when_due(instance)
+        names = call.grant.names
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
         await member.wait(max(0.0, deadline - self._clock()))
         size = page_size(self._outgoing, max_bytes)
-        page, chunks = _fill(member, instance.embedded, size, stuck, shown)
+        page, chunks = _fill(member, instance.embedded, size, stuck, shown, names)
         if stuck and not chunks:  # look once at the other partitions
             await member.wait(0.0, stuck)
-            page, chunks = _fill(member, instance.embedded, size, stuck, shown)
+            page, chunks = _fill(member, instance.embedded, size, stuck, shown, names)
         self._check_open(instance)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.
@@ -354,9 +356,10 @@ class Consumers(OperationSet):
         instance = self.find(call.grant, group, name)
         body = await call.body()
         if body:
+            topic = call.grant.names.topic
             await instance.member.commit(
                 {
-                    TopicPartition(entry.topic, entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
+                    TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
                     for entry in decode_offsets(body)
                 }
             )
@@ -409,8 +412,13 @@ class Consumers(OperationSet):
         )
 
 
-def _fill(
-    member: Member, embedded: Format, max_bytes: int, stuck: dict[TopicPartition, UndecodableError], shown: Shown
+def _fill(  # noqa: PLR0917 - whose records, and how they are shown
+    member: Member,
+    embedded: Format,
+    max_bytes: int,
+    stuck: dict[TopicPartition, UndecodableError],
+    shown: Shown,
+    names: Names,
 ) -> tuple[Page, list[Chunk]]:
     """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
     page = Page(max_bytes)
@@ -419,7 +427,7 @@ def _fill(
         items: list[RecordItem] = []
         size = 0
         try:
-            for record in records:
+            for record in map(names.shown, records) if names.prefix else records:
                 items.append(shown(record, embedded))
                 size += len(record.value) if record.value else 0
                 if size > max_bytes:

@@ -30,6 +30,7 @@ from gateway.security.permissions import Permission
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view, view_line
+from mapping.tenants import Names
 from protocols.rest.errors import busy
 from protocols.rest.media import FORMATS, Format
 from protocols.rest.positions import BEGINNING, format_position, wanted
@@ -125,13 +126,16 @@ class Filling:
         return position
 
 
-def _page(media: str, embedded: Format, max_bytes: int) -> tuple[Lines | Page, Callable[[Received], bool]]:
+def _page(
+    media: str, embedded: Format, max_bytes: int, names: Names
+) -> tuple[Lines | Page, Callable[[Received], bool]]:
     """An answer of this media type, and what adds a record to it."""
+    shown = names.shown
     if media == LINES_TYPE:
         lines = Lines(max_bytes)
-        return lines, lambda record: lines.add(view_line(record, embedded))
+        return lines, lambda record: lines.add(view_line(shown(record), embedded))
     page = Page(max_bytes)
-    return page, lambda record: page.add(view(record, embedded))
+    return page, lambda record: page.add(view(shown(record), embedded))
 
 
 class RecordPages(OperationSet):
@@ -166,7 +170,7 @@ class RecordPages(OperationSet):
             await self._enter()
             try:
                 with promised_page(self._outgoing, max_bytes) as size:
-                    page, add = _page(media, embedded, size)
+                    page, add = _page(media, embedded, size, call.grant.names)
                     filling = Filling(add, limit, chosen, allowed)
                     position = await filling.fill(self._catch_up_reader, topic, span)
             finally:

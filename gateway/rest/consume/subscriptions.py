@@ -16,6 +16,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
+from mapping.tenants import Names
 from protocols.rest.consuming import (
     EXCLUSIVE,
     Partition,
@@ -63,7 +64,7 @@ class Subscriptions(OperationSet):
                 raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
             await self._subscribe_pattern(instance, TopicPattern(wanted.topic_pattern))
             return no_content()
-        topics = tuple(dict.fromkeys(wanted.topics or ()))
+        topics = tuple(dict.fromkeys(map(call.grant.names.topic, wanted.topics or ())))
         if topics and instance.pattern is not None:
             raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
         if not topics:
@@ -89,8 +90,10 @@ class Subscriptions(OperationSet):
         await instance.member.subscribe(self._matching(instance, pattern))
 
     def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
-        readable = self._access_list.for_client(instance.owner).subscribe.whole_topic
-        return tuple(topic for topic in sorted(self._topics.names) if pattern.matches(topic) and readable(topic))
+        grant = self._access_list.for_client(instance.owner)
+        names, readable = grant.names, grant.subscribe.whole_topic
+        there = sorted(filter(names.has, self._topics.names))
+        return tuple(topic for topic in there if pattern.matches(names.own(topic)) and readable(topic))
 
     def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
         for instance in self._consumers.with_patterns():
@@ -109,14 +112,14 @@ class Subscriptions(OperationSet):
 
     async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../subscription`."""
-        member = self._consumers.find(call.grant, group, name).member
+        member, own = self._consumers.find(call.grant, group, name).member, call.grant.names.own
         partitions: dict[str, list[int]] = {}
         for partition in member.assignment():
-            partitions.setdefault(partition.topic, []).append(partition.partition)
+            partitions.setdefault(own(partition.topic), []).append(partition.partition)
         return control_answer(
             encode(
                 {
-                    "topics": sorted(member.topics) or list(partitions),
+                    "topics": sorted(map(own, member.topics)) or list(partitions),
                     "partitions": [{topic: numbers} for topic, numbers in partitions.items()],
                 }
             )
@@ -139,17 +142,19 @@ class Subscriptions(OperationSet):
         if not wanted:
             member.unsubscribe()
             return no_content()
+        names = call.grant.names
         for entry in wanted:
-            if entry.partition >= await self._check_readable(call.grant, entry.topic):
+            if entry.partition >= await self._check_readable(call.grant, names.topic(entry.topic)):
                 raise not_found(f"Topic {entry.topic} has no partition {entry.partition}", Fault.PARTITION)
-        await member.assign(_partitions(wanted))
+        await member.assign(_partitions(wanted, names))
         return no_content()
 
     async def seek(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../positions`."""
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_offsets(await call.body())
-        instance.member.seek({TopicPartition(entry.topic, entry.partition): entry.offset for entry in wanted})
+        topic = call.grant.names.topic
+        instance.member.seek({TopicPartition(topic(entry.topic), entry.partition): entry.offset for entry in wanted})
         return no_content()
 
     async def seek_to_beginning(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -163,7 +168,7 @@ class Subscriptions(OperationSet):
     async def _seek_to_edge(self, call: Call, group: str, name: str, *, end: bool) -> web.StreamResponse:
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_partitions(await call.body())
-        await instance.member.seek_to_edge(_partitions(wanted), end=end)
+        await instance.member.seek_to_edge(_partitions(wanted, call.grant.names), end=end)
         return no_content()
 
     async def stop(self) -> None:
@@ -174,9 +179,9 @@ class Subscriptions(OperationSet):
     async def _check_readable(self, grant: Grant, topic: str) -> int:
         """The topic's partitions; RestError 403, or Refused for one that is not there."""
         if not grant.subscribe.whole_topic(topic):
-            raise forbidden(f"subscribe to {topic}")
+            raise forbidden(f"subscribe to {grant.names.own(topic)}")
         return (await self._publisher.topic(topic, principal=grant.identity.name)).partitions
 
 
-def _partitions(entries: Sequence[Partition]) -> list[TopicPartition]:
-    return [TopicPartition(entry.topic, entry.partition) for entry in entries]
+def _partitions(entries: Sequence[Partition], names: Names) -> list[TopicPartition]:
+    return [TopicPartition(names.topic(entry.topic), entry.partition) for entry in entries]

@@ -261,9 +261,11 @@ def request_key(request: web.BaseRequest) -> str | None:
 
 
 def _name(call: Call, key: str) -> str:
-    """What a key is kept under: the same key of another client, method or path is another one."""
-    request = call.request
-    parts = (call.grant.identity.name, request.method, request.raw_path, key)
+    """What a key is kept under: the same of another tenant, client, method or path is another one."""
+    request, identity = call.request, call.grant.identity
+    parts = [identity.name, request.method, request.raw_path, key]
+    if identity.tenant is not None:
+        parts.append(identity.tenant)
     text = "\0".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 

@@ -27,6 +27,7 @@ from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
 from mapping.rest_requests import answer_fields, correlation_of, question_headers
+from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_name
 from protocols.rest.errors import RestError, busy, unprocessable
 
@@ -41,21 +42,25 @@ class Question(msgspec.Struct, eq=False):
 
 
 class Replies:
-    """All open questions of the process; the `Fanout` of the reply topic, one key of which is read as it grows.
+    """The open questions of the process, or of a tenant in it; the `Fanout` of the reply topic.
+
+    One key of it is read as it grows.
 
     The address is `<http.reply_topic>/<a name that nobody can guess>`. Whoever may publish there can answer, over every
     protocol and at every gateway. Which question an answer is for, its correlation id says; nobody can guess that
     either.
     """
 
-    def __init__(self, live_reader: LiveReader, publisher: Publisher, topic: str, random_id: Callable[[], str]) -> None:
-        """Read the reply topic from the first question on.
+    def __init__(
+        self, live_reader: LiveReader, publisher: Publisher, topic: str, own: str, random_id: Callable[[], str]
+    ) -> None:
+        """Read the reply topic from the first question on; `own` is what those who answer call it.
 
         `random_id` gives a new id that cannot be guessed, legal in an MQTT topic.
         """
         self.topic = topic
         name = f"http-{random_id()}"
-        self.address = f"{topic}/{name}"  # where answers go
+        self.address = f"{own}/{name}"  # where answers go
         self.late = 0  # how many answers came that nobody waited for
         self._key = name.encode()
         self._publisher = publisher
@@ -137,33 +142,38 @@ class DeviceRequests(OperationSet):
         self._wall_clock = services.wall_clock
         self._overload = overload
         self._bodies = bodies
-        self._replies = Replies(services.live_reader, services.publisher, config.reply_topic, services.random_id)
-        replies = services.rules.destination(self._replies.address)
-        self._mqtt_answers = f"{replies.topic}/{(replies.key or b'').decode()}" == self._replies.address
+        self._live_reader = services.live_reader
+        self._random_id = services.random_id
+        self._replies: dict[str, Replies] = {}  # by the prefix of the names of those who ask
+        answer = services.rules.destination(f"{config.reply_topic}/x")
+        self._mqtt_answers = (answer.topic, answer.key) == (config.reply_topic, b"x")
         self._counts = RequestsStatistics()
         self.operations = {"request": self.request}
 
     async def request(self, call: Call, address: str) -> web.StreamResponse:
         """`POST /requests/{address}`."""
-        destination = self._destination(address)
+        names = call.grant.names
+        destination = self._destination(address, names)
         if not call.grant.publish(destination.topic, destination.key):
             raise forbidden(f"publish to {address}")
         timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
-        if len(self._replies) >= self._config.max_requests:
+        if self._waiting >= self._config.max_requests:
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
-        with self._replies.ask() as question:
+        replies = self._replies_for(names)
+        with replies.ask() as question:
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
                 body = await self._bodies.read(call.request)
                 slot.took(1, len(body))
-                record = self._question(call, destination, body, question.correlation_id, timeout_ms)
+                asked = replies.address, question.correlation_id
+                record = self._question(call, destination, body, asked, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
                         # 404 goes before what the gateway lacks.
                         await self._publisher.topic(destination.topic, principal=principal)
-                        await self._listen()
+                        await self._listen(replies)
                         await self._publish(record, principal)
                         if call.span is not None:
                             call.span.published()
@@ -177,23 +187,39 @@ class DeviceRequests(OperationSet):
         self._counts.answered_total += 1
         return _shown(answer)
 
+    def _replies_for(self, names: Names) -> Replies:
+        """Where the answers to clients with such names come in."""
+        found = self._replies.get(names.prefix)
+        if found is None:
+            own = self._config.reply_topic
+            found = Replies(self._live_reader, self._publisher, names.topic(own), own, self._random_id)
+            self._replies[names.prefix] = found
+        return found
+
+    @property
+    def _waiting(self) -> int:
+        return sum(map(len, self._replies.values()))
+
     def _silence(self, timeout_ms: int) -> RestError:
         self._counts.unanswered_total += 1
         return RestError(504, f"No answer within {timeout_ms} ms")
 
-    def _question(self, call: Call, destination: Record, body: bytes, correlation_id: str, timeout_ms: int) -> Record:
+    def _question(
+        self, call: Call, destination: Record, body: bytes, asked: tuple[str, str], timeout_ms: int
+    ) -> Record:
+        reply_to, correlation_id = asked
         fields = call.request.headers
         headers = question_headers(
             fields.items(),
             principal=call.grant.identity.name,
-            reply_to=self._replies.address,
+            reply_to=reply_to,
             correlation_id=correlation_id,
             expires_ms=self._wall_clock() + timeout_ms,
             trace=call.begin_publish(destination.topic),
         )
         return msgspec.structs.replace(destination, value=body, headers=destination.headers + headers)
 
-    def _destination(self, address: str) -> Record:
+    def _destination(self, address: str, names: Names) -> Record:
         """The topic and key of a request, as a record without a value.
 
         Raises:
@@ -202,24 +228,26 @@ class DeviceRequests(OperationSet):
         try:
             if path_of(address) != address:  # spelled as AMQP's: a Kafka topic, and perhaps a key
                 target = parse_target(address)
-                return Record(target.topic, target.key, None, (), None, target.partition)
+                return Record(names.topic(target.topic), target.key, None, (), None, target.partition)
         except AddressError as error:
             raise unprocessable(str(error)) from error
         if not is_valid_name(address):
             raise unprocessable("The address is no name of an MQTT topic")
         if not self._mqtt_answers:
-            raise unprocessable(f"A mapping rule leads {self._replies.topic}/# away from where answers are awaited")
-        topic, key = self._rules.destination(address)
+            away = self._config.reply_topic
+            raise unprocessable(f"A mapping rule leads {away}/# away from where answers are awaited")
+        topic, key = self._rules.destination(names.mqtt(address))
         name: Header = (MQTT_TOPIC, address.encode())
         return Record(topic, key, None, (name,))
 
-    async def _listen(self) -> None:
+    @staticmethod
+    async def _listen(replies: Replies) -> None:
         try:
-            await self._replies.listen()
+            await replies.listen()
         except Refused as refused:
             if refused.outcome is Outcome.BUSY:
                 raise
-            reason = f"Answers cannot come in by the topic {self._replies.topic}: {refused.reason}"
+            reason = f"Answers cannot come in by the topic {replies.topic}: {refused.reason}"
             raise RestError(500, reason) from refused
 
     async def _publish(self, record: Record, principal: str) -> None:
@@ -230,12 +258,14 @@ class DeviceRequests(OperationSet):
         raise_common_failure(ticket)
 
     async def stop(self) -> None:
-        """Watch the reply topic no more."""
-        self._replies.close()
+        """Watch the reply topics no more."""
+        for replies in self._replies.values():
+            replies.close()
 
     def statistics(self) -> RequestsStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(self._counts, late_answers_total=self._replies.late, waiting=len(self._replies))
+        late = sum(replies.late for replies in self._replies.values())
+        return msgspec.structs.replace(self._counts, late_answers_total=late, waiting=self._waiting)
 
 
 def _shown(record: Received) -> web.Response:

@@ -8,7 +8,7 @@ import msgspec
 
 from flowcontrol.admission import Admission, Refusal
 from gateway.net.http_server import HttpConnection
-from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
 
@@ -46,7 +46,7 @@ class ConcurrencyLimit:
             RestError: 503, or 429 where it is this client's own doing; nothing was counted.
         """
         client = identity.name
-        if identity is ANONYMOUS or identity == ANONYMOUS:
+        if identity.method == "anonymous":
             client = f"/{connection.remote}"  # no login's name: those have no limit on letters
         refusal = self._places.enter(client)
         if refusal is None:

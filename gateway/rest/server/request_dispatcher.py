@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
@@ -24,8 +24,9 @@ from gateway.rest.server.cors import Cors, allowed, is_preflight
 from gateway.rest.server.operation_set import Handler, OperationSet
 from gateway.rest.server.request_login import TOKEN_PARAMETER, RequestLogin
 from mapping.outcomes import ANSWERS, Outcome
+from mapping.tenants import Names
 from protocols.rest.confluent import Dialect
-from protocols.rest.contract import Contract
+from protocols.rest.contract import Contract, Operation
 from protocols.rest.errors import Fault, RestError, busy, not_found, retry_after
 from protocols.rest.routes import Router
 
@@ -35,6 +36,8 @@ OPEN_WEBSOCKET: Final = "openWebSocket"  # its name in the metrics
 OPTIONS: Final = "options"
 TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
 """Operations that take records from a consumer or a group; HEAD is safe (RFC 9110 section 9.2.1) and takes none."""
+NAMES: Final = frozenset({"topicname", "groupid"})
+"""Parameters of paths that name a topic or a consumer group."""
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
@@ -139,7 +142,7 @@ class RequestDispatcher:
             call.span = self._tracing.begin(name, request.method, operation.template, request.headers)
         if request.method == "HEAD" and name in TAKING:
             return web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
-        return await handler(call, *operation.path_values(texts))
+        return await handler(call, *_whole(operation, operation.path_values(texts), client.grant.names))
 
     async def _answered(
         self, request: web.BaseRequest, work: _Work, running: Awaitable[web.StreamResponse]
@@ -202,6 +205,16 @@ class RequestDispatcher:
         for (operation, kind), count in self._answers.items():
             counts.setdefault(operation, {})[f"{kind}xx"] = count
         return counts
+
+
+def _whole(operation: Operation, values: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
+    """The values of a path, topics and groups under their whole names (`mapping.tenants`)."""
+    if not names.prefix:
+        return values
+    return tuple(
+        names.topic(value) if parameter.name in NAMES else value
+        for parameter, value in zip(operation.path, values, strict=True)
+    )
 
 
 def refusal(refused: Refused) -> RestError:

@@ -12,6 +12,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
+from gateway.security.tenants import NoTenantError, Place
 from gateway.security.turns import Busy
 from protocols.rest.errors import RestError, busy
 
@@ -31,8 +32,12 @@ class AuthenticatedClient(NamedTuple):
 class RequestLogin:
     """Finds the grant of the client behind a request, or refuses it: 401 for its login, 403 for its page's origin."""
 
-    def __init__(self, authenticator: Authenticator, access_list: AccessList, origins: Origins) -> None:
+    def __init__(
+        self, authenticator: Authenticator, access_list: AccessList, origins: Origins, place: Place | None = None
+    ) -> None:
+        """`place` finds the tenants of those who log in; None: there are none."""
         self._origins = origins
+        self._place = place
         self._authenticator = authenticator
         self._access_list = access_list
 
@@ -44,7 +49,8 @@ class RequestLogin:
         browser can set no field.
 
         Raises:
-            RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site.
+            RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site,
+                or for a client that has no tenant.
                 503: too many logins wait.
         """
         fields = request.headers
@@ -95,6 +101,11 @@ class RequestLogin:
         access = self._access_list
         if access.by_certificate:
             identity = identity.with_certificate(connection.peercert)
+        if self._place is not None:
+            try:
+                identity = self._place(identity, connection.peercert)
+            except NoTenantError as error:
+                raise forbidden(str(error)) from None
         return AuthenticatedClient(access.for_client(identity), expires_ms)
 
     async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:

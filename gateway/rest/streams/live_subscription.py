@@ -20,6 +20,7 @@ from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.security.authorization import Grant
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
+from mapping.tenants import Names
 from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.live_connection import text_frame
 from protocols.rest.live_messages import LARGEST_CREDIT, Subscribe, carried, shared, subscribed
@@ -33,26 +34,27 @@ UNSETTLED: Final = 10_000  # records of one subscription that its client has nei
 class LiveForm:
     """A record as a frame: the same for all connections that have given their subscription the same name."""
 
-    def __init__(self, embedded: Format, name: str) -> None:
+    def __init__(self, embedded: Format, name: str, names: Names) -> None:
         self._embedded = embedded
         self._name = name
+        self._names = names
 
     def encode(self, record: Received, position: str) -> bytes:
         """The frame of a record (`feeds.Form`)."""
-        return text_frame(carried(self._name, view_line(record, self._embedded), position))
+        return text_frame(carried(self._name, view_line(self._names.shown(record), self._embedded), position))
 
 
 class LiveForms:
-    """The forms in use, by format and by the subscription's name."""
+    """The forms in use, by format, by the subscription's name, and by whose names are shown."""
 
     def __init__(self) -> None:
-        self._forms: WeakValueDictionary[tuple[Format, str], LiveForm] = WeakValueDictionary()
+        self._forms: WeakValueDictionary[tuple[Format, str, Names], LiveForm] = WeakValueDictionary()
 
-    def of(self, embedded: Format, name: str) -> LiveForm:
-        """The form of records in this format for subscriptions of this name."""
-        form = self._forms.get((embedded, name))
+    def of(self, embedded: Format, name: str, names: Names) -> LiveForm:
+        """The form of records in this format for subscriptions of this name, of clients with such names."""
+        form = self._forms.get((embedded, name, names))
         if form is None:
-            form = self._forms[embedded, name] = LiveForm(embedded, name)
+            form = self._forms[embedded, name, names] = LiveForm(embedded, name, names)
         return form
 
 
@@ -105,14 +107,15 @@ class Subscription:
         self._held = 0  # bytes of these frames
         self._delivery = 0
         self._left = False
-        topic, subscribe = message.topic, grant.subscribe
+        self._topic = topic = grant.names.topic(message.topic)
+        subscribe = grant.subscribe
         if message.group is None:
             if not subscribe.some(topic):
-                raise forbidden(f"read {topic}")
+                raise forbidden(f"read {message.topic}")
             self._wanted = message.wanted()
         else:
             if not subscribe.whole_topic(topic):
-                raise forbidden(f"read {topic} in a group: that needs the whole topic")
+                raise forbidden(f"read {message.topic} in a group: that needs the whole topic")
             if message.partition is not None or message.offset is not None or message.timestamp is not None:
                 raise unprocessable("A group knows its place by itself")
             if message.start not in (None, BEGINNING, END):
@@ -126,13 +129,14 @@ class Subscription:
             RestError: as `find_span`.
         """
         message, readers = self._message, self._readers
-        topic = message.topic
+        topic = self._topic
         if message.group is not None:
+            group = self._grant.names.group(message.group)
             reset: OffsetReset = "earliest" if message.start == BEGINNING else "latest"
-            await readers.services.names.admit(self._grant, message.group, topic)
+            await readers.services.names.admit(self._grant, group, topic)
             services = readers.services
             member = GroupSubscriber(self, self._chosen, services.spawn, services.publisher.budgets.outgoing)
-            membership = await readers.services.groups.join(message.group, [topic], member, offset_reset=reset)
+            membership = await readers.services.groups.join(group, [topic], member, offset_reset=reset)
             if self._left:
                 await membership.leave(failed=False)
                 return
@@ -144,7 +148,7 @@ class Subscription:
         subscribe = self._grant.subscribe
         subscriber = await readers.feeds.join(
             topic,
-            readers.forms.of(message.format, self.name),
+            readers.forms.of(message.format, self.name, self._grant.names),
             self,
             span.start,
             chosen=self._chosen,
@@ -249,7 +253,7 @@ class Subscription:
         assert isinstance(source, GroupSubscriber)
         self._spend()
         self._delivery += 1
-        line = view_line(record, self._message.format)
+        line = view_line(self._grant.names.shown(record), self._message.format)
         frame = text_frame(shared(self.name, line, self._delivery, source.attempts(record)))
         self._unsettled[self._delivery] = (source, record, len(frame))
         self._held += len(frame)

@@ -189,9 +189,10 @@ class LiveSession:
     # messages
 
     def _produce(self, message: Produce) -> None:
-        live, grant, topic = self.live, self.grant, message.topic
+        live, grant = self.live, self.grant
+        topic = grant.names.topic(message.topic)
         if not grant.publish.some(topic):
-            raise forbidden(f"publish to {topic}")
+            raise forbidden(f"publish to {message.topic}")
         if message.partition is not None and message.partition < 0:
             raise RestError(422, "A partition is not negative")
         records = to_records(

@@ -8,6 +8,7 @@ There a record is settled when the client's machine has acknowledged its bytes: 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
+from mapping.tenants import Names
 from protocols.rest.errors import RestError, busy, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import BEGINNING, END, wanted
@@ -44,17 +46,21 @@ UNSETTLED: Final = 1000  # records of a group that are on their way to one clien
 
 
 class EventForm:
-    """A record as an event, in a chunk of its own."""
+    """A record as an event, in a chunk of its own, for clients with such names."""
 
-    def __init__(self, embedded: Format) -> None:
-        self.embedded = embedded
+    def __init__(self, embedded: Format, names: Names) -> None:
+        self._embedded = embedded
+        self._names = names
 
     def encode(self, record: Received, position: str) -> bytes:
         """The event of a record (`feeds.Form`)."""
-        return chunk(event(view_line(record, self.embedded), position))
+        return chunk(event(view_line(self._names.shown(record), self._embedded), position))
 
 
-FORMS: Final[dict[str, Form]] = {embedded.value: EventForm(embedded) for embedded in Format}
+@functools.lru_cache(maxsize=1024)
+def form_of(embedded: Format, names: Names) -> Form:
+    """The form of a format, one for all clients of a tenant."""
+    return EventForm(embedded, names)
 
 
 class StreamsStatistics(msgspec.Struct):
@@ -74,7 +80,7 @@ class EventStream:
     def __init__(self, streams: EventStreams, topic: str, call: Call, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, streams.outgoing, self)
         self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
-        self.form: Form = FORMS[Format.JSON.value]
+        self.form = form_of(Format(call.query["format"]), call.grant.names)
         self._peer = call.connection.peer
         self._principal = call.grant.identity.name
         self._topic = topic
@@ -259,7 +265,6 @@ class EventStreams(OperationSet):
             self.counts.refused_total += 1
             raise busy("There are too many streams; try again")
         stream = EventStream(self, topic, call, query.get("limit"))
-        stream.form = FORMS[query["format"]]
         self._streams.add(stream)
         try:
             if "group" in query:
@@ -302,9 +307,10 @@ class EventStreams(OperationSet):
         if start not in (BEGINNING, END):
             raise unprocessable("A group begins at the beginning or the end - at query parameter `from`")
         reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
-        await self._names.admit(call.grant, query["group"], topic)
+        group = call.grant.names.group(query["group"])
+        await self._names.admit(call.grant, group, topic)
         subscriber = GroupSubscriber(stream, chosen, self._spawn, self.outgoing)
-        subscriber.joined(await self._groups.join(query["group"], [topic], subscriber, offset_reset=reset))
+        subscriber.joined(await self._groups.join(group, [topic], subscriber, offset_reset=reset))
         return subscriber
 
     def forget(self, stream: EventStream) -> None:

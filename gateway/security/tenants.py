@@ -1,0 +1,135 @@
+"""Whose client somebody is: the tenant, from the first configured source that says one (ADR 0079).
+
+What a source says must be a name that a tenant may have (`mapping.tenants.is_tenant`), and only one: else the client is
+refused, rather than taken for another source's tenant or for one without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gateway.config import ConfigError, SecurityConfig
+from gateway.security.identity import Identity
+from gateway.statistics import counter, gauge
+from mapping.tenants import Tenancy, is_tenant
+
+TOLD: Final = 200
+"""Tenants that have figures of their own in the metrics, those that came first; the others are counted together."""
+OTHERS: Final = "(others)"
+
+_FIELDS: Final = {"O": "organizationName", "OU": "organizationalUnitName", "CN": "commonName"}
+
+
+Place = Callable[[Identity, Mapping[str, Any] | None], Identity]
+"""Gives a client that has logged in its tenant; with its verified certificate, as of `SSLObject.getpeercert`.
+
+Raises:
+    NoTenantError: it is to be refused; the text is for it.
+"""
+
+
+class NoTenantError(Exception):
+    """A client that is refused: it has no tenant, or what it shows says none that can be."""
+
+
+class TenantsStatistics(msgspec.Struct, frozen=True):
+    """Logins by tenant, since the start."""
+
+    tenants: Annotated[int, gauge("tenants whose clients have logged in since the start, those that are told apart")]
+    logins_total: Annotated[dict[str, int], counter("logins, and requests over HTTP", "tenant")]
+    refused_total: Annotated[int, counter("clients refused because they have no tenant")]
+
+
+class Tenants:
+    """Finds the tenant of clients that have logged in."""
+
+    def __init__(self, config: SecurityConfig) -> None:
+        """Check the sources; ConfigError: one can never say anything."""
+        self.tenancy = Tenancy(config.tenants.enabled)
+        self._sources = [source.partition(":")[::2] for source in config.tenants.sources]
+        self._required = config.tenants.required
+        self._logins: Counter[str] = Counter()
+        self._refused = 0
+        for number, (kind, what) in enumerate(self._sources):
+            why = _never(kind, what, config)
+            if why is not None:
+                raise ConfigError(f"security.tenants.sources[{number}]: can never say a tenant: {why}")
+
+    def at(self, listener: str) -> Place:
+        """What finds the tenant of those who come to the listener of this name."""
+        return partial(self._place, listener) if self._sources else _nowhere
+
+    def _place(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
+        try:
+            tenant = self._find(identity, peercert, listener)
+        except NoTenantError:
+            self._refused += 1
+            raise
+        if tenant is None:
+            return identity
+        if tenant in self._logins or len(self._logins) < TOLD:
+            self._logins[tenant] += 1
+        else:
+            self._logins[OTHERS] += 1
+        return msgspec.structs.replace(identity, tenant=tenant)
+
+    def _find(self, identity: Identity, peercert: Mapping[str, Any] | None, listener: str) -> str | None:
+        for kind, what in self._sources:
+            said = _said(kind, what, identity, peercert, listener)
+            if not said:
+                continue
+            if len(said) > 1:
+                raise NoTenantError("the login says several tenants")
+            if not is_tenant(said[0]):
+                raise NoTenantError("the login's tenant is no name of letters, digits and -")
+            return said[0]
+        if self._required:
+            raise NoTenantError("the login says no tenant")
+        return None
+
+    def is_operator(self, identity: Identity) -> bool:
+        """Whether a client of the management port is of no tenant: a tenant's own rights are for its own things."""
+        return not any(_said(kind, what, identity, None, "") for kind, what in self._sources if kind != "listener")
+
+    def statistics(self) -> TenantsStatistics:
+        """Counts so far."""
+        return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
+
+
+def _nowhere(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
+    """Where there are no tenants."""
+    return identity
+
+
+def _said(kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:
+    """What a source says of a client; nothing, or one name, or several."""
+    if kind == "claim":
+        return dict(identity.claims).get(what, ())
+    if kind == "certificate":
+        subject = peercert.get("subject", ()) if peercert else ()
+        return [value for part in subject for name, value in part if name == _FIELDS[what]]
+    if kind == "group":
+        prefix = what.removesuffix("*")
+        return [group.removeprefix(prefix) for group in identity.groups if group.startswith(prefix)]
+    if kind == "listener":
+        return [listener]
+    tenant, slash, _ = identity.name.partition("/")
+    return [tenant] if slash and identity.method != "anonymous" else ()
+
+
+def _never(kind: str, what: str, config: SecurityConfig) -> str | None:
+    """Why a source says nothing of any client; None: it may."""
+    if kind in ("claim", "group") and not config.oauth.enabled:
+        return "security.oauth is not set"
+    if kind == "group" and config.oauth.groups_claim is None:
+        return "security.oauth.groups_claim is not set"
+    if kind == "certificate" and config.tls_client_ca is None and not (what == "CN" and config.proxy_common_names):
+        return "security.tls_client_ca is not set"
+    if kind == "user" and not config.identifies:
+        return "every client is anonymous"
+    return None
