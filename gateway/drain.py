@@ -29,8 +29,13 @@ class Departing(Protocol):
         """Whether it is gone, or has been told that it goes."""
         ...
 
-    def prepare_to_leave(self) -> None:
-        """Its turn: nothing new is taken from it; what was taken is answered."""
+    def prepare_to_leave(self) -> bool:
+        """Its turn: nothing new is taken from it; what was taken is answered.
+
+        Returns:
+            Whether it leaves with an answer, without being told to `leave`.
+        """
+        ...
 
     @property
     def may_leave(self) -> bool:
@@ -76,6 +81,7 @@ class Drain:
         self._lead_s = config.lead_s if config.lead_s is not None else lead_s
         self._order: list[Departing] = []  # whose turn is still to come, the next one last
         self._waiting: dict[Departing, float] = {}  # since their turn
+        self._counted: set[Departing] = set()  # of these, who counts as gone already
         self._sent_away = 0
 
     async def run(self, hurry: asyncio.Event) -> None:
@@ -104,8 +110,10 @@ class Drain:
                     one for each in listeners for one in each.departing() if not (one.left or one in self._waiting)
                 ]
                 random.shuffle(self._order)
-            share -= self._let_go(int(share))
-            share -= self._call(int(share), now)
+            gone = self._let_go(int(share))
+            gone += self._call(int(share) - gone, now)
+            share -= gone
+            self._sent_away += gone
             if not self._order and all(now - since > self._settle_s for since in self._waiting.values()):
                 return
             if await _happens(hurry, TICK_S):
@@ -115,13 +123,15 @@ class Drain:
         """Let those leave whose turn was before, and for whom Kafka has answered by now; how many."""
         gone = 0
         for one in list(self._waiting):
-            if one.left or (gone < most and one.may_leave):
+            is_counted = one in self._counted
+            if one.left or ((is_counted or gone < most) and one.may_leave):
                 del self._waiting[one]
-                gone += self._leave(one)
+                self._counted.discard(one)
+                gone += self._leave(one) and not is_counted
         return gone
 
     def _call(self, most: int, now: float) -> int:
-        """The next ones' turn; how many left at once. Not before those called before have left, or were waited for."""
+        """The next ones' turn; how many count as gone. Not before those before them have left, or were waited for."""
         called = gone = 0
         recent = sum(1 for since in self._waiting.values() if now - since <= self._settle_s)
         while self._order and called < most and recent <= self._config.rate_per_s:
@@ -130,12 +140,16 @@ class Drain:
                 continue
             called += 1
             try:
-                one.prepare_to_leave()
+                by_itself = one.prepare_to_leave()
                 if one.may_leave:
-                    gone += self._leave(one)
-                else:
-                    self._waiting[one] = now
-                    recent += 1
+                    self._leave(one)
+                    gone += 1
+                    continue
+                self._waiting[one] = now
+                recent += 1
+                if by_itself:
+                    self._counted.add(one)
+                    gone += 1
             except Exception as error:  # our bug, with one connection
                 failures.tell("drain", error)
         return gone
@@ -143,7 +157,6 @@ class Drain:
     def _leave(self, one: Departing) -> bool:
         if one.left:
             return False
-        self._sent_away += 1
         try:
             one.leave()
         except Exception as error:

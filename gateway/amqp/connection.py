@@ -204,9 +204,10 @@ class AmqpConnection(AttachingPeer):
         """See `gateway.drain.Departing`."""
         return not self.alive
 
-    def prepare_to_leave(self) -> None:
+    def prepare_to_leave(self) -> bool:
         """Grant no more credit: what is in flight will be answered."""
         self.quiescing = True
+        return False
 
     @property
     def may_leave(self) -> bool:

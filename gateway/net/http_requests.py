@@ -96,9 +96,10 @@ class RequestsInTurn(web.RequestHandler):
         """See `gateway.drain.Departing`."""
         return self.transport is None or self._close or self._force_close
 
-    def prepare_to_leave(self) -> None:
+    def prepare_to_leave(self) -> bool:
         """The answer to the next request, or to the one now served, will say `Connection: close`."""
         self._leaves_at = self._loop.time() + LEAVE_S
+        return True
 
     @property
     def may_leave(self) -> bool:

@@ -335,9 +335,10 @@ class Client(ClientPort):
         """See `gateway.drain.Departing`."""
         return self._is_over
 
-    def prepare_to_leave(self) -> None:
+    def prepare_to_leave(self) -> bool:
         """Nothing more is read; acknowledgements go on."""
         self._pause_reading(STOPPING)
+        return False
 
     @property
     def may_leave(self) -> bool:

@@ -271,13 +271,14 @@ class LiveSession:
         """See `gateway.drain.Departing`."""
         return self.pump.closed or self.connection.closing
 
-    def prepare_to_leave(self) -> None:
+    def prepare_to_leave(self) -> bool:
         """Read and send no more; close the connection when Kafka has answered what it was given."""
         self._draining = True
         self._pause(STOPPING)
         self._leave_all()
         if not self.unanswered:
             self._close()
+        return True
 
     @property
     def may_leave(self) -> bool:

@@ -122,8 +122,9 @@ class EventStream:
         """See `gateway.drain.Departing`."""
         return self.socket.closed or self._left == 0
 
-    def prepare_to_leave(self) -> None:
+    def prepare_to_leave(self) -> bool:
         """No event is on its way: they are sent as they come."""
+        return False
 
     def leave(self) -> None:
         """End the stream; the client comes back after a time that is not everybody's."""
