@@ -7,8 +7,9 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
 
 SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 CHECK_S: Final = 0.1  # between two checks of a gateway
@@ -81,7 +82,7 @@ class Side(asyncio.Protocol):
 
 
 class Balancer:
-    """Listens for each protocol, and knows which gateways are ready.
+    """Listens for each protocol, and knows which gateways are ready; see `balancing`.
 
     Attributes:
         ready: by gateway, since its last check.
@@ -89,7 +90,9 @@ class Balancer:
         refused: connections that no gateway has taken.
     """
 
-    def __init__(self, gateways: Sequence[Mapping[str, tuple[str, int]]], protocols: Sequence[str]) -> None:
+    def __init__(
+        self, gateways: Sequence[Mapping[str, tuple[str, int]]], protocols: Sequence[str], group: asyncio.TaskGroup
+    ) -> None:
         """`gateways`: the address of each by listener, `management` among them."""
         self.ready = [False] * len(gateways)
         self.connects: list[float] = []
@@ -98,8 +101,8 @@ class Balancer:
         self._protocols = protocols
         self._turn = itertools.count()
         self._servers: dict[str, asyncio.Server] = {}
-        self._checks: list[asyncio.Task[None]] = []
-        self._joining: set[asyncio.Task[None]] = set()
+        self._group = group
+        self._tasks: set[asyncio.Task[None]] = set()  # of the group, that have not ended
 
     async def start(self) -> None:
         """Listen, and check."""
@@ -107,20 +110,23 @@ class Balancer:
         for protocol in self._protocols:
 
             def opened(side: Side, protocol: str = protocol) -> None:
-                task = loop.create_task(self._connect(side, protocol))
-                self._joining.add(task)
-                task.add_done_callback(self._joining.discard)
+                self._spawn(self._connect(side, protocol))
 
             self._servers[protocol] = await loop.create_server(lambda opened=opened: Side(opened), HOST, 0)  # type: ignore[misc]
-        self._checks = [loop.create_task(self._check(number)) for number in range(len(self._gateways))]
+        for number in range(len(self._gateways)):
+            self._spawn(self._check(number))
 
-    async def stop(self) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
         """Listen and check no more."""
         for server in self._servers.values():
             server.close()
-        for task in (*self._checks, *self._joining):
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._checks, *self._joining, return_exceptions=True)
 
     def address(self, protocol: str) -> tuple[str, int]:
         """Where clients of a protocol connect."""
@@ -168,6 +174,20 @@ async def _is_ready(address: tuple[str, int]) -> bool:
         return (await reader.read(12)).endswith(b" 200")
     finally:
         writer.close()
+
+
+@asynccontextmanager
+async def balancing(
+    gateways: Sequence[Mapping[str, tuple[str, int]]], protocols: Sequence[str]
+) -> AsyncIterator[Balancer]:
+    """A balancer that listens; whatever it does ends with the block."""
+    async with asyncio.TaskGroup() as group:
+        balancer = Balancer(gateways, protocols, group)
+        await balancer.start()
+        try:
+            yield balancer
+        finally:
+            balancer.stop()
 
 
 def _header(client: asyncio.Transport) -> bytes:

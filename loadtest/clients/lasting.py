@@ -22,7 +22,8 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         faults: what the server must not have done.
         told: the server's words of refusal, of messages, links and connections, by their code; and lost connections.
         connected: set while it is served.
-        pauses: seconds from the end of a connection to the next one on which it was served.
+        welcomes: seconds from the first word on a connection until it was served, of each connection but the first.
+        moved: whether it has lost a connection since the last time that somebody took note of it.
         alive_s: between two signs of life.
     """
 
@@ -36,8 +37,9 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self.faults: list[str] = []
         self.told: collections.Counter[str] = collections.Counter()
         self.connected = asyncio.Event()
-        self.pauses: list[float] = []
-        self._lost_at: float | None = None
+        self.welcomes: list[float] = []
+        self.moved = False
+        self._began_at = 0.0
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
@@ -79,23 +81,22 @@ class LastingClient(abc.ABC, asyncio.Protocol):
 
     def _served(self) -> None:
         """The server has accepted the client."""
-        if self._lost_at is not None:
-            self.pauses.append(time.monotonic() - self._lost_at)
-            self._lost_at = None
+        if self.moved:
+            self.welcomes.append(time.monotonic() - self._began_at)
         self.connected.set()
         self._decided.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to talk."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._began_at = time.monotonic()
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """`run` connects again."""
         if not self._stopping:
             self.told["connection lost"] += 1
-            if self.connected.is_set():
-                self._lost_at = time.monotonic()
+            self.moved = self.moved or self.connected.is_set()
         self._transport = None
         self.connected.clear()
         self._gone.set()

@@ -188,6 +188,17 @@ class Outcome(NamedTuple):
         }
 
 
+class Course(NamedTuple):
+    """A fault from its first message to the last answer; see `Outcome`."""
+
+    begin: float
+    end: float
+    usual: float
+    recovered: float | None
+    disconnected: int
+    hanging: str | None
+
+
 def words(found: collections.Counter[str]) -> str:
     """Words and how often each was said."""
     return ", ".join(f"{word} x {count:,}" if count > 1 else word for word, count in sorted(found.items()))
@@ -254,7 +265,22 @@ class Bench:
         idle = process_resident(gateway.pid)
         load = Load(gateway, kafka.bootstrap_servers, plan.terms)
         stage = Stage(gateway, kafka, self._proxy, load, plan)
-        await load.start(COPIES if fault.in_sync else 1, fault.in_sync or 1)
+        async with asyncio.TaskGroup() as group:
+            await load.start(group, COPIES if fault.in_sync else 1, fault.in_sync or 1)
+            course = await self._course(fault, stage)
+        stored = await load.judge(by_partition=fault.by_partition)
+        peak = max((one.resident for one in load.samples), default=0)
+        bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
+        outcome = Outcome(
+            fault, course.begin, course.end, course.usual, course.recovered, stored, load.told(), stage.seen,
+            course.disconnected, idle, peak, bound, load.samples,
+            [*stage.problems, *([course.hanging] if course.hanging else []), *gateway.bugs()],
+        )  # fmt: skip
+        outcome.problems.extend(_judge(outcome, load))
+        return outcome
+
+    async def _course(self, fault: Fault, stage: Stage) -> Course:
+        plan, load = self.plan, stage.load
         begin = end = usual = 0.0
         connects: list[int] = []
         recovered = None
@@ -274,15 +300,7 @@ class Bench:
         finally:
             disconnected = sum(one.connects for one in load.all) - sum(connects)
             hanging = await load.finish(plan.patience)
-        stored = await load.judge(by_partition=fault.by_partition)
-        peak = max((one.resident for one in load.samples), default=0)
-        bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
-        outcome = Outcome(
-            fault, begin, end, usual, recovered, stored, load.told(), stage.seen, disconnected, idle, peak, bound,
-            load.samples, [*stage.problems, *([hanging] if hanging else []), *gateway.bugs()],
-        )  # fmt: skip
-        outcome.problems.extend(_judge(outcome, load))
-        return outcome
+        return Course(begin, end, usual, recovered, disconnected, hanging)
 
 
 def _judge(outcome: Outcome, load: Load) -> list[str]:

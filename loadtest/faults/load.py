@@ -23,7 +23,6 @@ from loadtest.verify import Ledger, Verdict, read_topic
 STEP_S: Final = 0.25  # between two samples
 RECOVERED: Final = 0.9  # of the throughput before
 OVER_S: Final = 1.0  # the time over which throughput counts as back
-TICK_S: Final = 0.01
 ALIVE_S: Final = 1.0  # of the senders: less than any idle time-out of the gateway that is tested
 
 Sender = KeptPublisher | KeptSender | KeptProducer
@@ -33,16 +32,20 @@ class Terms(NamedTuple):
     """How much load.
 
     Attributes:
-        connections: of each protocol; by MQTT the last one is at QoS 2.
+        connections: of each protocol.
         window: messages unanswered at a connection; records of an HTTP request.
         rate: messages a second of each protocol; 0: as fast as they are answered.
         size: payload bytes.
+        exactly: of the connections by MQTT, how many are at QoS 2: the last ones.
+        tick: seconds after which senders are given the messages that are due.
     """
 
     connections: int = 4
     window: int = 100
     rate: float = 0.0
     size: int = 100
+    exactly: int = 1
+    tick: float = 0.01
 
 
 class Sample(NamedTuple):
@@ -63,6 +66,7 @@ class Stored(NamedTuple):
     """Held against Kafka, by protocol."""
 
     verdicts: dict[str, Verdict]
+    doubled: int = 0  # of those at QoS 2 by MQTT, which are stored more than once
 
     def total(self, measure: str) -> int:
         """A measure of all protocols."""
@@ -74,9 +78,11 @@ class Load:
 
     Attributes:
         senders: by protocol.
+        all: every sender; its place is its number.
         ledgers: what each protocol's senders were told is stored.
         samples: so far.
         answers: how many were acknowledged, by protocol.
+        pauses: of each sender that has lost its connection: seconds from the last answer before to the first behind.
     """
 
     def __init__(self, gateway: GatewayProcess, bootstrap: str, terms: Terms) -> None:
@@ -84,6 +90,7 @@ class Load:
         self.terms = terms
         self.numbering = Numbering()
         self.senders: dict[str, list[Sender]] = {}
+        self.all: list[Sender] = []
         self.ledgers = {protocol: Ledger() for protocol in PROTOCOLS}
         self.samples: list[Sample] = []
         self._gateway = gateway
@@ -92,6 +99,7 @@ class Load:
         self._loading = True
         self._tasks: list[asyncio.Task[None]] = []
         self.answers = dict.fromkeys(PROTOCOLS, 0)
+        self.pauses: list[float] = []
         self._latencies: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
         self._first: dict[int, int] = {}  # of a sender's messages, that count
 
@@ -100,34 +108,33 @@ class Load:
         """Seconds since the load began."""
         return time.monotonic() - self._began
 
-    @property
-    def all(self) -> list[Sender]:
-        """Every sender; its place is its number."""
-        return [one for senders in self.senders.values() for one in senders]
-
     def topic(self, protocol: str) -> str:
         """The Kafka topic of a protocol's senders."""
         return f"faults-{protocol}-{self.numbering.run}"
 
-    async def start(self, replicas: int = 1, in_sync: int = 1) -> None:
-        """Make the topics, connect, begin; so many `replicas`, and `in_sync` of them at least have what is stored."""
+    async def start(self, group: asyncio.TaskGroup, replicas: int = 1, in_sync: int = 1) -> None:
+        """Make the topics, connect, begin; so many `replicas`, and `in_sync` of them at least have what is stored.
+
+        `group`: what runs until `finish` is of it.
+        """
         configs = {"min.insync.replicas": str(in_sync)}
         for protocol in PROTOCOLS:
             await create_topic(self._bootstrap, self.topic(protocol), replicas=replicas, configs=configs)
-            self.senders[protocol] = [self._sender(protocol, len(self.all) + n) for n in range(self.terms.connections)]
+            made = [self._sender(protocol, len(self.all) + n) for n in range(self.terms.connections)]
+            self.senders[protocol] = made
+            self.all += made
         for sender in self.all:
             sender.alive_s = ALIVE_S
         self._began = time.monotonic()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(sender.run()) for sender in self.all]
-        self._tasks += [loop.create_task(self._push()), loop.create_task(self._sample())]
+        works = (*(sender.run() for sender in self.all), self._push(), self._sample())
+        self._tasks = [group.create_task(work) for work in works]
 
     def _sender(self, protocol: str, number: int) -> Sender:
         payload, acknowledged = self._books(protocol, number)
         address, topic, window = self._gateway.address(protocol), self.topic(protocol), self.terms.window
         name, key = f"{self.numbering.run}-{number}", f"sender-{number}"
         if protocol == "mqtt":
-            qos = 2 if number == self.terms.connections - 1 else 1
+            qos = 2 if number >= self.terms.connections - self.terms.exactly else 1
             return KeptPublisher(
                 address, name, f"{topic}/{key}", qos=qos, payload=payload, on_ack=acknowledged, window=window,
                 again=False,
@@ -142,6 +149,7 @@ class Load:
         """What makes a sender's messages, and what notes their acknowledgements."""
         sent: dict[int, float] = {}
         ledger, latencies, answers = self.ledgers[protocol], self._latencies[protocol], self.answers
+        answered_at = self._began
         numbering, size, first = self.numbering, self.terms.size, self._first
 
         def payload(sequence: int) -> bytes:
@@ -149,9 +157,16 @@ class Load:
             return numbering.payload(number, sequence, size)
 
         def acknowledged(sequence: int) -> None:
+            nonlocal answered_at
+            now = time.monotonic()
+            sender = self.all[number]
+            if sender.moved:
+                sender.moved = False
+                self.pauses.append(now - answered_at)
+            answered_at = now
             if sequence >= first.get(number, 0):
                 ledger.acknowledge(number, sequence)
-            latencies.append(time.monotonic() - sent.pop(sequence))
+            latencies.append(now - sent.pop(sequence))
             answers[protocol] += 1
 
         return payload, acknowledged
@@ -164,7 +179,7 @@ class Load:
                 due = int(self.now * terms.rate / terms.connections) if terms.rate else most
                 sender.total = max(sender.total, min(due, most))
                 sender.push()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(terms.tick)
 
     async def _sample(self) -> None:
         before, last = dict(self.answers), self.now
@@ -237,7 +252,7 @@ class Load:
                 while waiting := [one.client_id for one in self.all if not one.finished]:
                     for sender in self.all:
                         sender.push()
-                    await asyncio.sleep(TICK_S)
+                    await asyncio.sleep(self.terms.tick)
         except TimeoutError:
             return f"no answers within {limit_s:g} s for {waiting}"
         finally:
@@ -249,14 +264,14 @@ class Load:
 
     async def judge(self, *, by_partition: bool = False) -> Stored:
         """Hold what is stored against what was acknowledged; `by_partition`: a key may have moved to another one."""
-        return Stored(
-            {
-                protocol: (
-                    await read_topic(self._bootstrap, self.topic(protocol), self.numbering, by_partition=by_partition)
-                ).judge(ledger)
-                for protocol, ledger in self.ledgers.items()
-            }
-        )
+        verdicts, doubled = {}, 0
+        exactly = range(self.terms.connections - self.terms.exactly, self.terms.connections)
+        for protocol, ledger in self.ledgers.items():
+            topic = self.topic(protocol)
+            arrivals = await read_topic(self._bootstrap, topic, self.numbering, by_partition=by_partition)
+            verdicts[protocol] = arrivals.judge(ledger)
+            doubled += sum(count > 1 for number, count in arrivals.counts.items() if number.sender in exactly)
+        return Stored(verdicts, doubled)
 
 
 def _p99(latencies: list[float]) -> float:

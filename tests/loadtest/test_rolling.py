@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 async def test_each_gateway_is_restarted_under_load(bootstrap: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest", "rolling", "--connections", "3", "--rate", "50", "--window", "10",
-        "--leaving", "20", "--lead", "0.3", "--between", "0.2", "--pause", "60", "--bootstrap", bootstrap,
-        "--directory", str(tmp_path), "--json", str(report),
+        sys.executable, "-m", "loadtest", "rolling", "--connections", "3", "--exactly", "1", "--rate", "50",
+        "--window", "10", "--leaving", "20", "--lead", "0.3", "--between", "0.2", "--pause", "60", "--connack", "60",
+        "--enough", "0", "--bootstrap", bootstrap, "--directory", str(tmp_path), "--json", str(report),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     out, _ = await asyncio.wait_for(process.communicate(), 300)
