@@ -95,8 +95,9 @@ clauses: $(INSTALLED)  ## Write docs/conformance-mqtt.md from the marks in the t
 picture: $(INSTALLED)  ## Draw docs/architecture.svg from docs/architecture.toml
 	$(BIN)/python -m tools.picture
 
-tables: $(INSTALLED)  ## Write the tables of docs/configuration.md, docs/metrics.md and docs/adr/README.md
+tables: $(INSTALLED)  ## Write the tables of docs, the dashboards and alerts of deploy, and docs/adr/README.md
 	$(BIN)/python -m tools.tables
+	$(BIN)/python -m tools.dashboards
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)

@@ -1,0 +1,327 @@
+"""Write the dashboards of Grafana and the rules of Prometheus in `deploy`, from the metrics' declarations.
+
+Called as `python -m tools.dashboards` (`make tables`); a test fails while a file is out of date.
+A panel names metrics; how each is asked for, its unit and its description follow from how it is declared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from gateway.observe.metrics import Described, describe
+from tools import alerts
+from tools.tables import ROOT, SOURCES
+
+DEPLOY: Final = ROOT / "deploy"
+HEADER: Final = "# Written by `make tables` from tools/alerts.py; what to do about each is in docs/operations.md.\n"
+DECLARED: Final = {
+    metric.name: metric
+    for sources in SOURCES.values()
+    for name, struct in sources.items()
+    for metric in describe(name, struct)
+}
+PROCESS: Final = (
+    Described("process_cpu_seconds_total", "counter", (), "processor time"),
+    Described("process_resident_memory_bytes", "gauge", (), "memory that is resident"),
+    Described("process_open_fds", "gauge", (), "files that are open"),
+)
+"""Told by Prometheus' own library."""
+KNOWN: Final = {**DECLARED, **{metric.name: metric for metric in PROCESS}}
+QUANTILE: Final = 0.99
+
+
+class Panel(NamedTuple):
+    """Some metrics in one picture. One of them may be taken apart by a label of its own, `by`."""
+
+    title: str
+    metrics: tuple[str, ...]  # without `trivium_`, except those of the process
+    by: tuple[str, ...] = ()
+
+
+class Board(NamedTuple):
+    """A dashboard: rows of panels, and the label by which what is seen is chosen."""
+
+    uid: str
+    title: str
+    chosen: str
+    rows: dict[str, tuple[Panel, ...]]
+
+
+BOARDS: Final = (
+    Board(
+        "trivium-fleet",
+        "Trivium: fleet",
+        "instance",
+        {
+            "Who is connected": (
+                Panel("Connections", ("mqtt_connections", "amqp_open_connections", "http_connections")),
+                Panel("New connections", ("mqtt_connections_total", "amqp_connections_total", "http_requests_total")),
+                Panel("Sessions of MQTT", ("mqtt_sessions_connected", "mqtt_sessions_stored", "mqtt_subscriptions")),
+                Panel("Links of AMQP", ("amqp_senders", "amqp_receivers", "amqp_transactions")),
+                Panel(
+                    "Open streams and WebSockets", ("http_streams_open", "http_live_open", "http_consumers_instances")
+                ),
+                Panel("Still to leave", ("drain_connections",)),
+            ),
+            "Messages": (
+                Panel("From clients of MQTT", ("mqtt_messages_published_total", "mqtt_messages_acknowledged_total")),
+                Panel("From peers of AMQP", ("amqp_incoming_total",), ("outcome",)),
+                Panel("Records over HTTP", ("http_produce_records_total", "http_uploads_records_total")),
+                Panel(
+                    "To clients",
+                    (
+                        "mqtt_messages_delivered_total",
+                        "amqp_sent_total",
+                        "http_consumers_records_total",
+                        "http_streams_events_total",
+                    ),
+                ),
+                Panel("Answers of HTTP", ("http_answers_total",), ("status",)),
+                Panel(
+                    "Refused and dropped",
+                    (
+                        "mqtt_messages_refused_total",
+                        "mqtt_messages_dropped_total",
+                        "mqtt_messages_gaps_total",
+                        "http_load_refused_total",
+                    ),
+                ),
+            ),
+            "Logins": (
+                Panel(
+                    "Logins",
+                    ("authentication_accepted_total", "authentication_refused_total", "authentication_throttled_total"),
+                ),
+                Panel("Connections that have not logged in", ("strangers_connections", "authentication_waiting")),
+                Panel(
+                    "Refused connections",
+                    ("mqtt_messages_refused_connections_total", "amqp_refused_logins_total", "strangers_dropped_total"),
+                ),
+            ),
+            "Processes": (
+                Panel("Processor time", ("process_cpu_seconds_total",)),
+                Panel("Memory", ("process_resident_memory_bytes", "retained_bytes")),
+                Panel("Open files", ("process_open_fds", "descriptors_limit")),
+                Panel("How late the event loop is", ("event_loop_worst_lag_seconds", "event_loop_lag_seconds")),
+                Panel("Failures that nobody foresaw", ("failures_contained_total",), ("place",)),
+            ),
+        },
+    ),
+    Board(
+        "trivium-flow",
+        "Trivium: flow",
+        "instance",
+        {
+            "Who waits": (
+                Panel("Paused now, by reason", ("flow_paused",), ("reason",)),
+                Panel("Time paused", ("flow_paused_seconds_total",), ("reason",)),
+                Panel("Pauses", ("flow_pauses_total",), ("reason",)),
+            ),
+            "Budgets": (
+                Panel("On the way to Kafka", ("publisher_bytes_in_flight", "budget_limit_bytes")),
+                Panel("By topic", ("budget_topic_bytes",), ("topic",)),
+                Panel("On the way to clients", ("budget_outgoing_bytes", "budget_outgoing_limit_bytes")),
+                Panel("Receivers", ("budget_outgoing_receivers", "budget_outgoing_waiting")),
+            ),
+            "What waits for an answer": (
+                Panel(
+                    "From clients",
+                    ("mqtt_unanswered", "amqp_unanswered", "http_produce_active", "http_live_unanswered"),
+                ),
+                Panel("To clients", ("mqtt_unacknowledged", "amqp_unsettled")),
+                Panel("Credit of AMQP's senders", ("amqp_credit", "amqp_window", "amqp_waiting_links")),
+                Panel(
+                    "Rates and loads refused",
+                    ("limits_refused_total", "http_load_refused_total", "http_load_refused_clients_total"),
+                ),
+            ),
+        },
+    ),
+    Board(
+        "trivium-kafka",
+        "Trivium: Kafka",
+        "instance",
+        {
+            "Into Kafka": (
+                Panel("Answered by Kafka", ("publisher_records_total",), ("outcome",)),
+                Panel("Stored, by topic", ("publisher_stored_total",), ("topic",)),
+                Panel("A batch takes", ("publisher_batch_latency_seconds",)),
+                Panel("Batches", ("publisher_batches_total", "publisher_producers_total")),
+                Panel("Topics made and refused", ("topics_topics_made_total", "topics_topics_refused_total")),
+                Panel("Unsafe topics", ("replication_unsafe_topics",)),
+            ),
+            "From Kafka": (
+                Panel("Behind: live", ("live_reader_lag",), ("topic",)),
+                Panel("Behind: groups", ("kafka_group_lag",), ("group",)),
+                Panel("Behind: the gateway's own topics", ("state_table_lag",), ("table",)),
+                Panel("Records handed out", ("live_reader_records_total", "live_reader_catch_up_offered_total")),
+                Panel(
+                    "Subscribers that are behind", ("live_reader_catch_up_subscribers", "live_reader_fell_behind_total")
+                ),
+                Panel("Without a leader", ("live_reader_leaderless", "http_consumers_leaderless")),
+                Panel("Redelivered", ("kafka_group_redelivered_total",), ("group",)),
+                Panel("Deleted before they were read", ("live_reader_gaps_total", "live_reader_catch_up_gaps_total")),
+            ),
+            "Login": (
+                Panel(
+                    "Connections to Kafka",
+                    ("kafka_login_refused_total", "kafka_login_renewed_total", "kafka_login_token_failures_total"),
+                ),
+                Panel("The client certificate ends", ("kafka_login_certificate_ends",)),
+            ),
+        },
+    ),
+    Board(
+        "trivium-spark",
+        "Trivium: Spark jobs",
+        "query",
+        {
+            "Progress": (
+                Panel("Records read", ("spark_rows_total", "spark_rows_per_second")),
+                Panel("Behind", ("spark_lag",), ("topic",)),
+                Panel("A batch takes", ("spark_batch_duration_seconds",)),
+                Panel("Event time is behind", ("spark_watermark_lag_seconds",)),
+            ),
+            "What went wrong": (
+                Panel(
+                    "Dead letters",
+                    ("spark_dead_letters_total", "spark_malformed_total", "spark_late_total", "spark_late_rows_total"),
+                ),
+                Panel("Starts", ("spark_restarts_total",)),
+            ),
+            "State": (
+                Panel("Rows", ("spark_state_rows",)),
+                Panel("Memory", ("spark_state_bytes",)),
+            ),
+        },
+    ),
+)
+
+
+def metric_of(name: str) -> Described:
+    """What a panel means; ValueError: nothing is called so."""
+    found = KNOWN.get(f"trivium_{name}", KNOWN.get(name))
+    if found is None:
+        raise ValueError(f"there is no metric {name}")
+    return found
+
+
+def query(metric: Described, chosen: str, by: tuple[str, ...]) -> str:
+    """How a metric is asked for, by the instances or queries that are chosen."""
+    if not set(by) <= set(metric.labels):
+        raise ValueError(f"{metric.name} has the labels {metric.labels}, not {by}")
+    labels = ", ".join((chosen, *by))
+    match metric.kind:
+        case "counter":
+            return f'sum by ({labels}) (rate({metric.name}{{{chosen}=~"${chosen}"}}[$__rate_interval]))'
+        case "gauge":
+            return f'sum by ({labels}) ({metric.name}{{{chosen}=~"${chosen}"}})'
+        case "histogram":
+            rate = f'rate({metric.name}_bucket{{{chosen}=~"${chosen}"}}[$__rate_interval])'
+            return f"histogram_quantile({QUANTILE}, sum by ({labels}, le) ({rate}))"
+
+
+def unit(metric: Described) -> str:
+    """Grafana's name of its unit."""
+    if metric.name.endswith("_ends"):
+        return "dateTimeFromNow"
+    if "bytes" in metric.name:
+        return "bytes"
+    if "seconds" in metric.name:
+        return "percentunit" if metric.kind == "counter" else "s"  # seconds in a second
+    return "cps" if metric.kind == "counter" else "short"
+
+
+def panel(one: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[str, Any]:
+    """A panel as Grafana has it."""
+    metrics = [metric_of(name) for name in one.metrics]
+    words = {metric.name: metric.name.removeprefix("trivium_").removesuffix("_total") for metric in metrics}
+    labels = " ".join(f"{{{{{label}}}}}" for label in (*one.by, chosen))
+    scale = 1000 if unit(metrics[0]) == "dateTimeFromNow" else 1  # Grafana's times are milliseconds
+    return {
+        "id": number,
+        "type": "timeseries" if scale == 1 else "stat",
+        "title": one.title,
+        "description": "\n".join(f"{metric.name}: {metric.meaning}" for metric in metrics),
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": unit(metrics[0]), "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}} if scale == 1 else {},
+        "targets": [
+            {
+                "refId": chr(ord("A") + index),
+                "expr": query(metric, chosen, one.by) + (f" * {scale}" if scale != 1 else ""),
+                "legendFormat": labels if len(metrics) == 1 else f"{words[metric.name]} {labels}",
+            }
+            for index, metric in enumerate(metrics)
+        ],
+    }
+
+
+def dashboard(board: Board) -> dict[str, Any]:
+    """A dashboard as Grafana imports it: three panels beside each other."""
+    panels: list[dict[str, Any]] = []
+    down = 0
+    for title, row in board.rows.items():
+        place = {"h": 1, "w": 24, "x": 0, "y": down}
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+        )
+        down += 1
+        for index, one in enumerate(row):
+            place = {"h": 8, "w": 8, "x": 8 * (index % 3), "y": down + 8 * (index // 3)}
+            panels.append(panel(one, board.chosen, len(panels) + 1, place))
+        down += 8 * -(-len(row) // 3)
+    told = "trivium_native_in_use" if board.chosen == "instance" else "trivium_spark_rows_total"
+    return {
+        "uid": board.uid,
+        "title": board.title,
+        "tags": ["trivium"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {
+            "list": [
+                {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+                {
+                    "name": board.chosen,
+                    "type": "query",
+                    "datasource": {"type": "prometheus", "uid": "${datasource}"},
+                    "query": f"label_values({told}, {board.chosen})",
+                    "refresh": 2,
+                    "includeAll": True,
+                    "multi": True,
+                    "current": {"text": "All", "value": "$__all"},
+                },
+            ]
+        },
+        "panels": panels,
+    }
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Each file with the text that it should have."""
+    for board in BOARDS:
+        name = board.uid.removeprefix("trivium-")
+        yield DEPLOY / "grafana" / f"{name}.json", json.dumps(dashboard(board), indent=1) + "\n"
+    text = HEADER + yaml.safe_dump(alerts.rules(), sort_keys=False, width=200, allow_unicode=True)
+    yield DEPLOY / "prometheus" / "alerts.yaml", text
+    # A chart takes files from below itself only.
+    yield DEPLOY / "helm" / "trivium" / "files" / "alerts.yaml", text
+
+
+def main() -> None:
+    """Write all of them."""
+    for path, text in files():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
