@@ -81,13 +81,14 @@ def _made(rng: random.Random, values: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _damaged(rng: random.Random, message: bytes) -> bytes:
+def damaged(rng: random.Random, message: bytes, telling: bytes = TELLING) -> bytes:
+    """A message with up to three changes; `telling`: bytes that mean something where they come."""
     data = bytearray(message)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         at = rng.randrange(len(data)) if data else 0
         match rng.randrange(6):
             case 0:
-                data[at : at + 1] = bytes((rng.choice(TELLING),))
+                data[at : at + 1] = bytes((rng.choice(telling),))
             case 1:
                 data[at : at + 1] = bytes((rng.randrange(256),))
             case 2:
@@ -95,7 +96,7 @@ def _damaged(rng: random.Random, message: bytes) -> bytes:
             case 3:
                 del data[at : at + rng.randint(1, 4)]
             case 4:
-                data[at:at] = bytes((rng.choice(TELLING),)) * rng.randint(1, 3)
+                data[at:at] = bytes((rng.choice(telling),)) * rng.randint(1, 3)
             case _:
                 del data[at:]
     return bytes(data)
@@ -112,12 +113,12 @@ def messages(rng: random.Random) -> Iterator[bytes]:
             case 0:
                 chosen: list[bytes] = rng.choices(pieces, k=rng.randint(1, 5))
                 chosen.sort(key=operator.itemgetter(2))  # by their descriptors, mostly
-                yield _damaged(rng, b"".join(chosen))
+                yield damaged(rng, b"".join(chosen))
             case 1:
                 made = _made(rng, values)
-                yield _damaged(rng, made) if rng.random() < 0.3 else made
+                yield damaged(rng, made) if rng.random() < 0.3 else made
             case _:
-                yield _damaged(rng, rng.choice(whole))
+                yield damaged(rng, rng.choice(whole))
 
 
 def fate(mapper: Mapper, data: bytes, now_ms: int) -> Record | tuple[Outcome, str]:

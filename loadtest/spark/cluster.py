@@ -17,6 +17,7 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.beside import beside
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
 from loadtest.start import start_process
@@ -102,19 +103,17 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
         print(f"submitted and ready after {time.monotonic() - began:.0f} s", flush=True)
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
             sender = Sender(producer, topics.source)
-            sending = asyncio.create_task(_send(sender, rate))
-            async with asyncio.timeout(UP_S):
-                while not job.rows():  # noqa: ASYNC110 - the job's lines tell
-                    await asyncio.sleep(0.2)
-            await asyncio.sleep(FIRST_S)
-            before = job.rows()
-            await cluster.kill(first)
-            print(f"a worker and its executor killed after {before:,} readings", flush=True)
-            await asyncio.sleep(FIRST_S)
-            await cluster.start_worker()
-            await asyncio.sleep(FIRST_S)
-            sending.cancel()
-            await asyncio.wait([sending])
+            async with beside(_send(sender, rate)):
+                async with asyncio.timeout(UP_S):
+                    while not job.rows():  # noqa: ASYNC110 - the job's lines tell
+                        await asyncio.sleep(0.2)
+                await asyncio.sleep(FIRST_S)
+                before = job.rows()
+                await cluster.kill(first)
+                print(f"a worker and its executor killed after {before:,} readings", flush=True)
+                await asyncio.sleep(FIRST_S)
+                await cluster.start_worker()
+                await asyncio.sleep(FIRST_S)
             await sender.flush()
             verdict = await settled(bootstrap, topics, sender, SETTLE_S)
         code = await job.stop()

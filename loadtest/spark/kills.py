@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.beside import beside
 from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.readings import LATE, Sender, make_topics, settled
@@ -43,7 +44,6 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer,
     ):
         sender = Sender(producer, topics.source)
-        sending = asyncio.create_task(_send(sender, plan.rate, rng))
 
         def told(kill: int, moment: str) -> None:
             print(
@@ -52,11 +52,10 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
                 flush=True,
             )
 
-        await killing.rounds(job, plan.kills, rng, scans=True, told=told)
-        await job.start()
-        await asyncio.sleep(5)
-        sending.cancel()
-        await asyncio.wait([sending])
+        async with beside(_send(sender, plan.rate, rng)):
+            await killing.rounds(job, plan.kills, rng, scans=True, told=told)
+            await job.start()
+            await asyncio.sleep(5)
         await sender.flush()
         verdict = await settled(bootstrap, topics, sender, 60)
         code = await job.stop()

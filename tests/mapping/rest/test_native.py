@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from loadtest.bench.http_mutated import compare
 from mapping.record import Record
 from mapping.rest import _native, plain
 from protocols.rest.errors import RestError
@@ -86,6 +87,12 @@ def test_json_has_the_same_fate(entries: list[Any], before: str, behind: str, as
 def test_text_and_base64_have_the_same_fate(entries: list[Any], binary: bool) -> None:
     decoded = decode_text(json.dumps({"records": entries}).encode(), 100, Format.BINARY if binary else Format.TEXT)
     assert fate(_native.text_records, decoded, binary) == fate(plain.text_records, decoded, binary)
+
+
+def test_thousands_of_mutations_have_the_same_fate() -> None:
+    """A million have, by `python -m loadtest.bench.http_mutated`."""
+    decoded, records = compare(4_000, seed=2)
+    assert 1_000 < decoded < records
 
 
 def test_what_clients_send_is_not_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:

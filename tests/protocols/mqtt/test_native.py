@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from loadtest.bench.mqtt_mutated import compare
 from protocols.mqtt import receiving, usual
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.properties import TABLE, Properties
@@ -109,6 +110,13 @@ def test_packets_that_were_damaged(good: bytes, changes: list[tuple[int, int]]) 
 @given(st.binary(max_size=60))
 def test_any_bytes(stream: bytes) -> None:
     agree(5, ANNOUNCED[0], stream, 0)
+
+
+def test_thousands_of_mutations_mean_the_same() -> None:
+    """A million do, by `python -m loadtest.bench.mqtt_mutated`."""
+    done, records = compare(4_000, seed=2)
+    assert done >= 4_000
+    assert records > 500
 
 
 def test_every_property_of_a_publish_is_taken() -> None:

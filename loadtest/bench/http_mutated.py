@@ -1,0 +1,108 @@
+"""Whether C and Python make the same records of any HTTP body: bodies as load tests send them, damaged.
+
+    python -m loadtest.bench.http_mutated [--count 1000000] [--seed 1]
+
+Prints how many bodies were compared, how many were JSON of the right form, and how many records they became; the first
+difference ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from loadtest.bench.amqp_mutated import damaged
+from loadtest.numbering import Numbering
+from loadtest.run.shapes import Shape, Template
+from mapping.record import Record
+from mapping.rest import _native, plain
+from protocols.rest.errors import RestError
+from protocols.rest.media import Format
+from protocols.rest.requests import decode_json, decode_text
+
+LIMIT: Final = 100
+HEADERS: Final = (("gw.client", b"mutated"),)
+KINDS: Final = {"minimal": Format.TEXT, "typical": Format.JSON, "jms": Format.BINARY}
+TELLING: Final = b'"\\{}[]:,= \t\n0129-+.eEntfuAab/_\xc3\xa9\xf0\x9f\x98\x80\xff'
+VALUES: Final = (
+    b"null", b"true", b"-0", b"1e400", b"12345678901234567890", b'""', b'"\\u00e9\\n"', b'"\\ud83d\\ude00"', b'"YQ=="',
+    b'"YR=="', b'"a b"', b"[ ]", b'[1, "a", {"b" : null}]', b'{"a": {"a":1},"a":2}', b'"' + b"x" * 300 + b'"',
+)  # fmt: skip
+
+Fate = tuple[list[Record], list[int]] | tuple[int, str]
+
+
+def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
+    """Bodies without end, with their format."""
+    whole = {
+        form: [Template(pieces).write(number, 0.0) for pieces in shape.templates() for number in range(20)]
+        for kind, form in KINDS.items()
+        for shape in (Shape("http", kind, "t", 64, 5, Numbering(), 1),)
+    }
+    while True:
+        form = rng.choice(list(KINDS.values()))
+        records = rng.choices(whole[form], k=rng.randint(0, 3))
+        for _ in range(rng.randint(0, 2)):
+            value, key = rng.choices(VALUES, k=2)
+            records.append(b'{"value":%b,"key" : %b}' % (value, key) if rng.random() < 0.5 else b'{"value":%b}' % value)
+        rng.shuffle(records)
+        if records and rng.random() < 0.8:
+            place = rng.randrange(len(records))
+            records[place] = damaged(rng, records[place], TELLING)
+        yield form, b'{"records":[' + b",".join(records) + b"]}"
+
+
+def fate(records: Callable[..., list[Record]], entries: Sequence[Any], *last: bool) -> Fate:
+    """The records, and the places of those left to `more`; or the refusal."""
+    left: list[int] = []
+
+    def more(index: int, _entry: Any) -> Record:
+        left.append(index)
+        return Record("more", b"%d" % index, None)
+
+    try:
+        return records(entries, "t", None, HEADERS, more, *last), left
+    except RestError as error:
+        return error.status, str(error)
+
+
+def compare(count: int, seed: int) -> tuple[int, int]:
+    """(how many of so many bodies could be decoded, how many records they became).
+
+    Raises:
+        AssertionError: the first difference.
+    """
+    rng = random.Random(seed)
+    made = bodies(rng)
+    decoded = records = 0
+    for _ in range(count):
+        form, body = next(made)
+        try:
+            entries = decode_json(body, LIMIT) if form is Format.JSON else decode_text(body, LIMIT, form)
+        except RestError:
+            continue
+        decoded += 1
+        if form is Format.JSON:
+            found, wanted = fate(_native.json_records, entries), fate(plain.json_records, entries)
+        else:
+            last = form is Format.BINARY
+            found, wanted = fate(_native.text_records, entries, last), fate(plain.text_records, entries, last)
+        assert found == wanted, f"{body!r} as {form}: {found}, in Python {wanted}"
+        records += len(found[0]) if isinstance(found[0], list) else 0
+    return decoded, records
+
+
+def main() -> None:
+    """Compare, and say how many."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    decoded, records = compare(arguments.count, arguments.seed)
+    print(f"{arguments.count} bodies, all equal: {decoded} could be decoded, {records} records")
+
+
+if __name__ == "__main__":
+    main()

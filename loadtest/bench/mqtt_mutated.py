@@ -1,0 +1,115 @@
+"""Whether C and Python mean the same by any MQTT bytes: publishes as load tests send them, damaged, in runs.
+
+    python -m loadtest.bench.mqtt_mutated [--count 1000000] [--seed 1]
+
+Prints how many packets were compared, and how many became records; the first difference ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from unittest import mock
+
+from loadtest.bench.amqp_mutated import damaged
+from loadtest.clients.mqtt_wire import connect_packet
+from loadtest.clients.pace import Pace
+from loadtest.numbering import Numbering
+from loadtest.run.shapes import MESSAGES, Packets, Shape
+from mapping.mqtt import _native as mapped_in_c
+from mapping.mqtt import runs
+from mapping.mqtt.incoming import Inbound
+from mapping.rules import Rules
+from protocols.mqtt import _native, receiving, usual
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.events import PublishReceived
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
+
+NOW_MS: Final = 1_764_000_000_000
+RUN: Final = 6  # packets in a stream, at most
+ANNOUNCED: Final = (
+    Properties(topic_alias_maximum=3),
+    Properties(receive_maximum=3, retain_available=0),
+    Properties(maximum_packet_size=300, maximum_qos=1, topic_alias_maximum=1),
+)
+TELLING: Final = bytes.fromhex(
+    "00 01 02 03 08 09 0b 11 23 26 2b 2f 30 32 34 3c 40 50 62 70 7f 80 a9 bf c0 c3 e2 ed f0 ff"
+)
+"""Packet types and flags, properties, wildcards, and bytes at which UTF-8 or a length turns."""
+
+Take = Callable[..., tuple[int, int, int]]
+
+
+def streams(rng: random.Random) -> Iterator[tuple[bytes, int]]:
+    """Some packets in a row, without end, and how many they were."""
+    whole: list[bytes] = []
+    for qos in (0, 1, 2):
+        for kind in MESSAGES:
+            shape = Shape("mqtt", kind, "t", 64, 5, Numbering(), 1, qos=qos or 1)
+            found = Packets(shape, Pace(1, None))[0:20]
+            whole += found if qos else [bytes((0x30,)) + packet[1:] for packet in found]  # an identifier is text then
+    whole += [bytes((kind, 2, 0, number)) for kind in (0x40, 0x50, 0x62, 0x70) for number in range(4)]
+    while True:
+        packets = rng.choices(whole, k=rng.randint(1, RUN))
+        place = rng.randrange(len(packets))
+        if rng.random() < 0.6:
+            packets[place] = damaged(rng, packets[place], TELLING)
+        yield b"".join(packets), len(packets)
+
+
+def played(take: Take, announced: Properties, pieces: list[bytes]) -> Any:
+    """All that can be seen of a connection to which the pieces were said."""
+    with mock.patch.object(receiving, "take_usual", take):
+        connection = Connection(None)
+        connection.tick(100.0)
+        connection.receive_data(connect_packet("mutated"))
+        connection.accept(properties=announced)
+        connection.data_to_send()
+        events = [event for piece in pieces for event in connection.receive_data(piece)]
+    state = connection.state, connection.inbound.used, connection.outbound.used
+    return events, [type(one) for one in events], connection.data_to_send(), state
+
+
+def compare(count: int, seed: int) -> tuple[int, int]:
+    """(how many packets were compared, at least `count`; how many became records).
+
+    Raises:
+        AssertionError: the first difference.
+    """
+    rng = random.Random(seed)
+    inbound = Inbound(Rules(), Version.V5, "mutated")
+    made = streams(rng)
+    done = records = 0
+    while done < count:
+        stream, packets = next(made)
+        cut, announced = rng.randint(0, len(stream)), rng.choice(ANNOUNCED)
+        pieces = [stream[:cut], stream[cut:]]
+        found = played(_native.take_usual, announced, pieces)
+        assert found == played(usual.take_usual, announced, pieces), f"{stream.hex()} cut at {cut}, {announced}"
+        events = found[0]
+        for event in events:
+            if type(event) is PublishReceived:
+                inbound.to_record(event.topic, b"", 0, False, None, NOW_MS)
+                inbound.admit(event.topic)
+        wanted = runs.map_run(events, 0, inbound._admitted, NOW_MS)
+        assert mapped_in_c.map_run(events, 0, inbound._admitted, NOW_MS) == wanted, f"{stream.hex()}, mapped"
+        done += packets
+        records += len(wanted[0])
+    return done, records
+
+
+def main() -> None:
+    """Compare, and say how many."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    done, records = compare(arguments.count, arguments.seed)
+    print(f"{done} packets, all equal; the first run of each read: {records} records")
+
+
+if __name__ == "__main__":
+    main()
