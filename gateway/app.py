@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -47,8 +48,9 @@ from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
-from gateway.observe.management import Management
+from gateway.observe.management import Management, Route
 from gateway.observe.metrics import Metrics
+from gateway.operators import operator_routes
 from gateway.pauses import pauses
 from gateway.ports import check_exposure, check_ports
 from gateway.secret import secrets_in
@@ -59,6 +61,7 @@ from gateway.security.tenants import Tenants
 from gateway.security.tls import make_tls
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
+from gateway.trace.traces import Traces
 from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
@@ -244,7 +247,12 @@ class App:
         metrics.add_source("drain", self._drain.statistics)
         self._watch_kafka(kafka_log.publisher, stack)
         flow = Flow([listener.flowing for listener in self._listeners], kafka_log.publisher.budgets.flow, pauses)
-        await self._open_management(metrics, flow, security, kafka_log.topics, stack)
+        traces = Traces()
+        routes = operator_routes(self._listeners, state.sessions, kafka_log.lookup, traces)
+        await self._open_management(
+            stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
+        )
+        stack.callback(traces.stop)  # first: the management listener waits for their readers
 
         def on_hangup() -> None:
             if security.tls is not None:
@@ -289,11 +297,13 @@ class App:
 
     async def _open_management(
         self,
+        stack: contextlib.AsyncExitStack,
+        *,
         metrics: Metrics,
         flow: Flow,
         security: ListenerSecurity,
         topics: Topics,
-        stack: contextlib.AsyncExitStack,
+        routes: Sequence[Route],
     ) -> None:
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
@@ -316,6 +326,7 @@ class App:
             spark_jobs=self._config.management.spark_jobs,
             drain=self._on_drain,
             topics=partial(report, topics.queries, required=self._config.kafka.require_safe_topics),
+            more=routes,
         )
         try:
             await management.start(address)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.commands import operating
+from gateway.commands.common import LOST, NOT_STARTED, ConfigFile, fail, read_config, read_password, without_secrets
+
 if TYPE_CHECKING:
-    from gateway.config import Config
     from gateway.embedded.java import Java
-    from gateway.observe.management_client import ManagementClient
 
 app = typer.Typer(
     help="MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back.",
@@ -27,45 +28,9 @@ config_app = typer.Typer(help="Look at and check the configuration.", no_args_is
 spark_app = typer.Typer(help="Spark jobs on the topics.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spark_app, name="spark")
+operating.add_to(app)
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file (default: trivium.toml where it exists).")
-]
 Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: a free one.")]
-
-
-NOT_STARTED = 2  # as for a wrong option: somebody has to change something
-LOST = 1  # it has served: started again it may serve again
-
-
-def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
-    """Say why on standard error; returns what to raise."""
-    typer.echo(f"trivium: {text}", err=True)
-    return typer.Exit(code)
-
-
-def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
-    """Load the configuration or leave with its error."""
-    from gateway.config import ConfigError, load  # noqa: PLC0415 - a third of a second; `spark run` has no use for it
-
-    try:
-        return load(file, flags)
-    except ConfigError as error:
-        raise fail(str(error)) from error
-
-
-def without_secrets(text: str, settings: Config) -> str:
-    """What may be told of an error."""
-    from gateway.secret import Redactor, secrets_in  # noqa: PLC0415
-
-    return Redactor(secrets_in(settings)).clean(text)
-
-
-def read_password(*, confirm: bool) -> str:
-    """A password from the terminal, or from standard input where that is none."""
-    if sys.stdin.isatty():
-        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
 
 
 @app.command()
@@ -111,70 +76,6 @@ def up(
     except (StartError, LostError) as error:
         code = LOST if isinstance(error, LostError) else NOT_STARTED
         raise fail(without_secrets(str(error), settings), code) from error
-
-
-Url = Annotated[str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")]
-User = Annotated[str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")]
-
-
-def management(config: Path | None, url: str | None, user: str | None) -> ManagementClient:
-    """The management port of a gateway."""
-    from gateway.observe.management_client import ManagementClient  # noqa: PLC0415
-
-    if url is None:
-        settings = read_config(config)
-        address = settings.management.address
-        tls = settings.security.tls_cert is not None and not address.is_loopback
-        url = f"{'https' if tls else 'http'}://{address}"
-    if not url.startswith(("http://", "https://")):
-        raise fail(f"--url: {url} is no address of HTTP")
-    return ManagementClient(url, None if user is None else (user, read_password(confirm=False)))
-
-
-@app.command("drain")
-def drain(
-    config: ConfigFile = None,
-    url: Url = None,
-    user: User = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
-) -> None:
-    """Send the clients of a gateway away at a rate, then stop it (section `drain` of its configuration)."""
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
-
-    gateway = management(config, url, user)
-    try:
-        gateway.ask("/drain", "POST")
-    except NoAnswer as error:
-        raise fail(str(error), LOST) from error
-    if wait and not gateway.wait_gone(timeout):
-        raise fail(f"the gateway still answers after {timeout:g} s", LOST)
-
-
-@app.command("flow")
-def flow(
-    config: ConfigFile = None,
-    url: Url = None,
-    user: User = None,
-    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
-) -> None:
-    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
-    from gateway.observe.flow_view import Source, print_once, watch  # noqa: PLC0415
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
-
-    source = Source(management(config, url, user), client=client, limit=limit)
-    try:
-        if once or as_json:
-            print_once(source, as_json=as_json)
-        else:
-            watch(source)
-    except NoAnswer as error:
-        raise fail(str(error), LOST) from error
-    except KeyboardInterrupt:
-        return
 
 
 @app.command("doctor")

@@ -14,6 +14,7 @@ from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.listener import AmqpListener
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
+from gateway.clients import Connected
 from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
@@ -66,6 +67,10 @@ class Listener(Protocol):
 
     def flowing(self) -> list[Flowing]:
         """What can be asked for its flow."""
+        ...
+
+    def clients(self) -> Iterable[Connected]:
+        """What operators see, trace and close."""
         ...
 
 

@@ -60,6 +60,21 @@ class Share:
             self._is_left()
 
 
+class Slices:
+    """The turns of one coroutine that looks through much: `await slices.rest()` between its pieces."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + SLICE_S
+
+    async def rest(self) -> None:
+        """Go on in the next turn of the loop when this one was long enough."""
+        if time.perf_counter() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.perf_counter() + SLICE_S
+
+
 def in_turns(steps: Iterator[object]) -> None:
     """Do steps: some of them now, the others in later turns of the loop, a slice in each.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -169,6 +170,18 @@ def write_frame(opcode: int, payload: bytes | bytearray | memoryview = b"") -> b
 def close_frame(code: int, reason: str = "") -> bytes:
     """A Close frame (section 5.5.1); the reason is short."""
     return write_frame(CLOSE, struct.pack("!H", code) + reason.encode())
+
+
+def unmasked_frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The text and Close frames among whole frames of a server's (`write_frame`): opcode and payload."""
+    at = 0
+    while at + 2 <= len(data):
+        start = at + _HEAD_BYTES.get(data[at + 1] & 0x7F, 2)
+        end = start + _size(data, at)
+        opcode = data[at] & 0x0F
+        if opcode in (TEXT, CLOSE):
+            yield opcode, data[start:end]
+        at = end
 
 
 def _body(data: bytes, at: int) -> int:

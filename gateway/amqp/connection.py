@@ -20,6 +20,7 @@ from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
+from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
 from gateway.net.protocol_listener import STOPPING
@@ -30,6 +31,7 @@ from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import host_of
+from gateway.taps import taps
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
@@ -50,7 +52,7 @@ from protocols.amqp.events import (
     TransfersReceived,
 )
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
+from protocols.amqp.outcomes import CONNECTION_FORCED, RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
 from protocols.amqp.sasl import SaslCode
 from protocols.amqp.transactions import UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -247,6 +249,42 @@ class AmqpConnection(AttachingPeer):
             windows_total=len(self._incoming) + len(self._outgoing),
         )
 
+    # clients.Connected
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return f"amqp/{self.container_id}@{self.pump.peer}" if self.container_id and self.alive else ""
+
+    @property
+    def socket(self) -> Pump:
+        """See `gateway.clients.Connected`."""
+        return self.pump
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        since = self.services.wall_clock() / 1000 - self.pump.age_s
+        view = ClientView(
+            id=self.identifier,
+            protocol="amqp",
+            kind="connection",
+            principal=self.principal or "",
+            address=self.pump.peer,
+            since=since,
+        )
+        if whole:
+            view.version = "1.0"
+            view.flow = self.flow()
+            links: Iterator[IncomingLink | OutgoingLink] = itertools.chain(self._incoming, self._outgoing)
+            flows = [link.flow() for link in itertools.islice(links, SUBSCRIPTIONS)]
+            view.subscriptions = [SubscriptionView(one.name, topic=one.topic, to_kafka=one.to_kafka) for one in flows]
+            view.subscriptions_total = len(self._incoming) + len(self._outgoing)
+        return view
+
+    def kick(self) -> None:
+        """Close the connection with `amqp:connection:forced`."""
+        self._close(Error(CONNECTION_FORCED, CLOSED))
+
     def statistics(self) -> tuple[int, int, int, int, int, int]:
         """(senders, receivers, credit, unanswered, unsettled, window) now."""
         return (
@@ -367,6 +405,8 @@ class AmqpConnection(AttachingPeer):
         rates = self.services.rates
         rate = rates.sender(identity, host_of(self.pump.peer), rates.connection())
         self.rate = None if rate is None else CreditPause(rate, self.subject)
+        if taps.watchers:
+            taps.named(self.pump, self.identifier)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name)
 

@@ -19,6 +19,8 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
+from gateway.security.identity import Identity
+
 LEAVE_S: Final = 1.0  # a connection that is to end is kept for a request that may be on its way
 
 
@@ -69,8 +71,10 @@ Message = RawRequestMessage | _ErrInfo | Prepared
 class RequestsInTurn(web.RequestHandler):
     """aiohttp's connection, but for what runs its requests."""
 
-    __slots__ = ("_direct", "_leaves_at")
+    __slots__ = ("_direct", "_leaves_at", "_opened", "identity")
 
+    identity: Identity | None  # whose request was looked at last; None: nobody's
+    _opened: float  # when, by the loop's clock
     _direct: Abandoned | None  # the request that is served directly; the next ones wait for its answer
     _leaves_at: float | None  # it is to end with the next answer, or by then if nothing is asked
 
@@ -83,6 +87,23 @@ class RequestsInTurn(web.RequestHandler):
             and self._direct is None
             and not (self._paused or self._reading_paused or self._buffer_paused)
         )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self.identity = None
+        self._opened = self._loop.time()
+
+    @property
+    def age_s(self) -> float:
+        """For how long the connection has been open."""
+        return self._loop.time() - self._opened
+
+    def kick(self) -> None:
+        """End it: behind the answer to what was asked, if that comes within `LEAVE_S`."""
+        self.prepare_to_leave()
+        self.close()
+        self._loop.call_later(LEAVE_S, self.force_close)
 
     # drain.Departing
 

@@ -31,6 +31,7 @@ from gateway.net.unread import Unread
 from gateway.pauses import SLOW_READER, pauses
 from gateway.security.origins import Hosts
 from gateway.security.throttle import address_of
+from gateway.taps import taps
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +113,8 @@ class HttpConnection(RequestsInTurn):
             self._cache["peername"] = self.source.peername  # where aiohttp remembers it
         if self._strangers is not None:
             self._stranger = self._strangers.enter(address_of(self.peer), cast("asyncio.Transport", transport).abort)
+        if taps.watchers:
+            taps.opened(self)
 
     def pause_writing(self) -> None:
         """The kernel takes no more of an answer: it is counted until it is read. The next request waits for that."""
@@ -319,6 +322,8 @@ class HttpConnection(RequestsInTurn):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
+        if taps.watchers:
+            taps.closed(self, str(exc) if exc is not None else "")
         self._forget()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from flowcontrol.budget import Budget
+from gateway.clients import Connected
 from gateway.config import Address
 from gateway.drain import Departing
 from gateway.flow import Flowing
@@ -68,6 +69,10 @@ class ProtocolListener(Listener, abc.ABC):
 
     def flowing(self) -> list[Flowing]:
         """What can be asked for its flow."""
+        return [pump.handler for pump in self.pumps]
+
+    def clients(self) -> list[Connected]:
+        """Every connection, also those that have not logged in."""
         return [pump.handler for pump in self.pumps]
 
     def stop_taking(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, cast
 
 from flowcontrol.budget import UNBOUNDED, UNCOUNTED, Budget
+from gateway.clients import ClientView, Connected
 from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.proxied import Source, certificate
@@ -21,13 +22,14 @@ from gateway.net.writes import Writes
 from gateway.pauses import SLOW_READER, pauses
 from gateway.security.throttle import address_of
 from gateway.spawn import Spawn
+from gateway.taps import taps
 from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
 LINGER_S: Final = 1.0  # how long a closed connection is drained, so that its last bytes are not lost in a reset
 
 
-class Handler(EventHandler, Protocol):
+class Handler(EventHandler, Connected, Protocol):
     """What a session does with a connection's events."""
 
     def connected(self, pump: Pump) -> None:
@@ -53,8 +55,16 @@ class _Nobody:
 
     subject = ""
     load = 0
+    identifier = ""
+    principal = None
+    socket = None
 
     def flow(self) -> None: ...
+
+    def view(self, *, whole: bool) -> ClientView:
+        raise AssertionError("nobody is asked who is gone")
+
+    def kick(self) -> None: ...
 
 
 NOBODY: Final[Handler] = _Nobody()
@@ -64,8 +74,8 @@ class Pump(ReadingHalf):
     """One socket with one sans-io connection and the session that gives it meaning."""
 
     __slots__ = (
-        "_alarms", "_lost", "_outgoing", "_strangers", "_timer", "_timer_at", "_unread", "_writes", "flushing", "peer",
-        "source", "writable",
+        "_alarms", "_lost", "_opened", "_outgoing", "_strangers", "_timer", "_timer_at", "_unread", "_writes",
+        "flushing", "peer", "source", "writable",
     )  # fmt: skip
 
     handler: Handler
@@ -94,6 +104,7 @@ class Pump(ReadingHalf):
         self._writes = writes if writes is not None else Writes()
         self._alarms = alarms if alarms is not None else Alarms()
         self.peer = ""  # its address, for logs
+        self._opened = 0.0  # when, by the clock
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self.writable = True  # whether the write buffer is below its mark, and its reader's share
         self._outgoing = outgoing
@@ -114,9 +125,12 @@ class Pump(ReadingHalf):
         if self._strangers is not None:
             self._stranger = self._strangers.enter(address_of(self.peer), self.abort)
             self._strangers = None
+        if taps.watchers:
+            taps.opened(self)
+        now = self._opened = self._clock()
         try:
             self.handler.connected(self)
-            self._dispatch(self.connection.tick(self._clock()))
+            self._dispatch(self.connection.tick(now))
             self.flush()
         except Exception as error:  # our bug: contained in this connection
             self.fail(error)
@@ -156,6 +170,8 @@ class Pump(ReadingHalf):
         except Exception as error:
             self.fail(error)
         self._closed = True
+        if taps.watchers:
+            taps.closed(self, str(exc) if exc is not None else "")
         self._events = None
         self._disarm()
         self.identified()
@@ -181,6 +197,11 @@ class Pump(ReadingHalf):
     def closed(self) -> bool:
         """Whether the socket is gone."""
         return self._closed
+
+    @property
+    def age_s(self) -> float:
+        """For how long the socket has been open."""
+        return self._clock() - self._opened
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task of the application; its failure ends this connection."""

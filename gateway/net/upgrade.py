@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from gateway.clients import Connected
 from gateway.config import Address
 from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
@@ -177,6 +178,10 @@ class WebSocketListener(HttpServer):
 
     def flowing(self) -> list[Flowing]:
         """None: they are the subprotocol's, from the upgrade on."""
+        return []
+
+    def clients(self) -> list[Connected]:
+        """None: likewise."""
         return []
 
     def statistics(self) -> Statistics:

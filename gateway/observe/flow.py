@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
 from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
-from gateway.turns import SLICE_S
+from gateway.turns import Slices
 
 LOOK_S: Final = 1.0  # between two looks at Kafka
 CONNECTIONS: Final = 100  # that are told, unless somebody asks for more
@@ -65,12 +65,11 @@ class Flow:
         paused = self._pauses.open()
         total = 0
         chosen: list[tuple[bool, int, int, Flowing]] = []
-        until = time.perf_counter() + SLICE_S
+        slices = Slices()
         for connections in self._connections:
             for number, connection in enumerate(list(connections())):
-                if not number % BETWEEN and time.perf_counter() >= until:
-                    await asyncio.sleep(0)
-                    until = time.perf_counter() + SLICE_S
+                if not number % BETWEEN:
+                    await slices.rest()
                 subject = connection.subject
                 if client not in subject:
                     continue
@@ -82,9 +81,7 @@ class Flow:
                     heapq.heappushpop(chosen, entry)
         told: list[ConnectionFlow] = []
         for *_, connection in sorted(chosen, reverse=True, key=lambda entry: entry[:3]):
-            if time.perf_counter() >= until:
-                await asyncio.sleep(0)
-                until = time.perf_counter() + SLICE_S
+            await slices.rest()
             found = connection.flow()
             if found is not None:
                 found.paused = [*paused.get(found.subject, ()), *found.paused]

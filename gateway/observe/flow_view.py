@@ -93,7 +93,7 @@ def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
 def _paused(snapshot: Snapshot) -> Table:
     table = _table("Paused now", ("whose", "why"), ("for",))
     for each in snapshot.paused[:PAUSED]:
-        table.add_row(plain(each.subject), each.reason, _since(each.since, snapshot.at), style="yellow")
+        table.add_row(plain(each.subject), each.reason, since(each.since, snapshot.at), style="yellow")
     return _or_nothing(table, "nobody")
 
 
@@ -106,7 +106,7 @@ def _clients(connections: list[ConnectionFlow], now: float, *, wide: bool) -> Ta
     for each in connections:
         to_kafka = sum(window.unsettled for window in each.windows if window.to_kafka)
         to_client = sum(window.unsettled for window in each.windows if not window.to_kafka)
-        reasons = [f"{pause.reason} {_since(pause.since, now)}".strip() for pause in each.paused]
+        reasons = [f"{pause.reason} {since(pause.since, now)}".strip() for pause in each.paused]
         reasons += sorted({window.paused.reason for window in each.windows if window.paused is not None})
         table.add_row(
             plain(each.client),
@@ -169,8 +169,9 @@ def size(count: float) -> str:
     return f"{count:.1f} {_UNITS[unit]}" if unit and count < 10 else f"{count:.0f} {_UNITS[unit]}"
 
 
-def _since(since: float | None, now: float) -> str:
-    return "" if since is None else f"{max(0.0, now - since):,.1f} s"
+def since(began: float | None, now: float) -> str:
+    """For how long something has been so; "" when that is not known."""
+    return "" if began is None else f"{max(0.0, now - began):,.1f} s"
 
 
 def _clock(at: float) -> str:

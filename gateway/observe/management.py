@@ -1,9 +1,9 @@
-"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/console`, `/drain`, nothing else.
+"""The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/clients`, `/console`, and so on.
 
 `/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
-no name. What `/ready` misses, what `/metrics` counts, and what `/flow` and `/console` tell of clients is told freely on
-loopback; seen from elsewhere it needs a password and the right `admin` when a password is needed anywhere. So does
-`POST /drain`, which sends the clients away and stops the gateway.
+no name. Everything else is free on loopback, that is, where the listener's address is in 127.0.0.0/8, ::1 or localhost:
+whoever asks is on this machine. Seen from elsewhere it needs a password and the right `admin`: figures, what is told of
+clients, and what is done to them (`POST /drain`, `DELETE /clients/{id}`, `POST /trace`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import binascii
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -43,6 +43,43 @@ Admit = Callable[[str, str, str], Awaitable[bool]]
 """Whether this user, password and peer (`host:port`) may look."""
 
 
+class Route(NamedTuple):
+    """An operation of another part, for those who may look."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+def answer(told: object, status: int = 200) -> web.Response:
+    """An answer in JSON, of this moment."""
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(status=status, body=msgspec.json.encode(told), content_type=JSON, headers=headers)
+
+
+def bad(why: str, status: int = 400) -> web.Response:
+    """A refusal, with a sentence."""
+    return web.Response(status=status, text=f"{why}\n")
+
+
+def login_of(request: web.Request) -> tuple[str, str]:
+    """User and password of HTTP Basic [RFC 7617]; two empty ones where there are none."""
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return "", ""
+    try:
+        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return (user, password) if colon else ("", "")
+
+
+def peer_of(request: web.Request) -> str:
+    """Who asks, as `host:port`; "" when he is gone."""
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return f"{peer[0]}:{peer[1]}" if peer else ""
+
+
 class Management:
     """An HTTP server for operators."""
 
@@ -60,7 +97,9 @@ class Management:
         spark_jobs: Sequence[Address] = (),  # whose metrics `/console` shows too
         drain: Callable[[], None] | None = None,  # sends the clients away, then stops the gateway; None: nobody may
         topics: Topics,  # what `/topics` tells
+        more: Sequence[Route] = (),  # what other parts serve here
     ) -> None:
+        self._more = more
         self._topics = topics
         self._metrics = metrics
         self._ready = ready
@@ -87,6 +126,8 @@ class Management:
         if self._drain is not None:
             app.router.add_post("/drain", self._guard(self._begin_drain))
         app.router.add_get("/topics", self._guard(self._tell_topics))
+        for route in self._more:
+            app.router.add_route(route.method, route.path, self._guard(route.handler))
         app.router.add_get("/console/events", self._guard(self._console.events))
         for path in FILES:
             app.router.add_get(path, self._guard(self._console.file))
@@ -137,7 +178,7 @@ class Management:
             body.update(details)
         return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
 
-    def _guard(self, answer: Handler) -> Handler:
+    def _guard(self, handler: Handler) -> Handler:
         """Answer those only who may look."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -147,7 +188,7 @@ class Management:
                 return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
             if not admitted:
                 return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
-            return await answer(request)
+            return await handler(request)
 
         return guarded
 
@@ -164,15 +205,13 @@ class Management:
     async def _tell_flow(self, request: web.Request) -> web.Response:
         limit = request.query.get("limit", str(CONNECTIONS))
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= MOST_CONNECTIONS):
-            return web.Response(status=400, text=f"limit: a number from 1 to {MOST_CONNECTIONS}\n")
-        snapshot = await self._flow.snapshot(int(limit), request.query.get("client", ""))
-        headers = {"Cache-Control": "no-store"}
-        return web.Response(body=msgspec.json.encode(snapshot), content_type=JSON, headers=headers)
+            return bad(f"limit: a number from 1 to {MOST_CONNECTIONS}")
+        return answer(await self._flow.snapshot(int(limit), request.query.get("client", "")))
 
     async def _tell_topics(self, request: web.Request) -> web.Response:
         wanted = request.query.get("safe")
         if wanted not in {None, "true", "false"}:
-            return web.Response(status=400, text="safe: true or false\n")
+            return bad("safe: true or false")
         try:
             told = await self._topics()
         except Refused as refused:
@@ -180,17 +219,9 @@ class Management:
         if wanted is not None:
             shown = [topic for topic in told.topics if topic.safe == (wanted == "true")]
             told = msgspec.structs.replace(told, topics=shown)
-        return web.Response(body=msgspec.json.encode(told), content_type=JSON, headers={"Cache-Control": "no-store"})
+        return answer(told)
 
     async def _admitted(self, request: web.Request) -> bool:
-        """HTTP Basic [RFC 7617]."""
         assert self._admit is not None
-        scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "basic":
-            return False
-        try:
-            user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            return False
-        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-        return bool(colon) and await self._admit(user, password, f"{peer[0]}:{peer[1]}" if peer else "")
+        user, password = login_of(request)
+        return bool(user) and await self._admit(user, password, peer_of(request))

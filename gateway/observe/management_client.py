@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 ANSWER_S: Final = 10.0
@@ -36,10 +38,23 @@ class ManagementClient:
             with _DIRECT.open(request, timeout=ANSWER_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
-            with error:
-                raise NoAnswer(error.read(200).decode(errors="replace").strip() or str(error)) from error
+            raise _refused(error) from error
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(f"{url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
+
+    def stream(self, path: str, document: Mapping[str, object], limit_s: float) -> Iterator[bytes]:
+        """The lines of an answer that goes on for so many seconds; NoAnswer, also from within."""
+        url = self._base + path
+        headers = {**self._headers, "Content-Type": "application/json"}
+        body = json.dumps(document).encode()
+        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - checked by the command
+        try:
+            with _DIRECT.open(request, timeout=limit_s + ANSWER_S) as answer:
+                yield from answer
+        except urllib.error.HTTPError as error:
+            raise _refused(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswer(f"{url}: {getattr(error, 'reason', error)}") from error
 
     def wait_gone(self, limit_s: float) -> bool:
         """Wait until nobody answers any more; False when somebody does after so many seconds."""
@@ -51,3 +66,9 @@ class ManagementClient:
                 return True
             time.sleep(POLL_S)
         return False
+
+
+def _refused(error: urllib.error.HTTPError) -> NoAnswer:
+    """What the gateway says instead."""
+    with error:
+        return NoAnswer(error.read(500).decode(errors="replace").strip() or str(error))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 from collections.abc import Iterable, Mapping
 from typing import Annotated, cast
 
 import msgspec
 
+from gateway.clients import Connected
 from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.net.http_server import HttpConnection, HttpServer
@@ -28,6 +30,7 @@ from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.concurrency import ConcurrencyLimit, ConcurrencyStatistics
 from gateway.rest.server.cors import Cors
+from gateway.rest.server.listed import listed
 from gateway.rest.server.openapi_pages import Documents, load_contract
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
@@ -187,6 +190,11 @@ class RestListener(HttpServer):
     def flowing(self) -> list[Flowing]:
         """What can be asked for its flow: WebSockets, streams of events, requests and uploads that produce."""
         return [*self._live.flowing(), *self._events.flowing(), *self._overload.flowing()]
+
+    def clients(self) -> Iterable[Connected]:
+        """Connections, streams of events, WebSockets and consumers."""
+        connections = listed(tuple(self.connections))
+        return itertools.chain(connections, self._events.departing(), self._live.departing(), self._consumers.listed())
 
     def statistics(self) -> RestStatistics:
         """Counts so far."""

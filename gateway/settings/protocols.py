@@ -283,8 +283,8 @@ class ManagementConfig(Section):
     """`/healthy`, `/ready` and `/metrics`."""
 
     address: Address = Address("127.0.0.1:8081")
-    """`/healthy`, `/ready`, `/metrics`. Beyond loopback `/metrics` and `POST /drain` need a password when clients need
-    one"""
+    """`/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/clients`, `/console`, `POST /trace` and `POST /drain`.
+    Beyond loopback all but the first two need a password with the right `admin` when clients need one"""
     spark_jobs: Annotated[tuple[Address, ...], Field(max_length=32)] = ()
     """where Spark jobs tell their metrics (`run.metrics` of a job file). The console shows those jobs too, and asks
     them only while somebody looks"""

@@ -24,6 +24,11 @@ class FrameBuffer:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> bytes:
+        """What waits, which stays."""
+        return bytes(self._waiting)
+
     def join(self, data: bytes) -> bytes:
         """Put `data` behind what waits; give both, or b"" while the first packet is still not whole."""
         waiting = self._waiting

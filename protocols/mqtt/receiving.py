@@ -58,6 +58,11 @@ class Receiver(Sender):
         self._grace: float | None = None
         self._draining = False  # DISCONNECT came, and what was asked before it may still be answered
 
+    @property
+    def begun(self) -> bytes:
+        """What was read and is not parsed yet: the begin of a packet, or what was sent ahead of CONNACK."""
+        return self._frames.waiting
+
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
         """Parse whole packets; keep the rest."""
         position, size, needed = 0, len(buffer), SMALLEST

@@ -6,6 +6,7 @@ is no message of ours is answered, and the connection goes on; what breaks WebSo
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Final
 
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -126,6 +127,11 @@ class LiveConnection:
         return []
 
     # the session's side
+
+    @property
+    def frames(self) -> FrameReader:
+        """A reader of what comes from here on, beside the connection's own."""
+        return copy.copy(self._frames)
 
     def send(self, payload: bytes) -> None:
         """Send a text message; nothing after a Close frame (section 5.5.1)."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.clients import CLOSED, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.connack import announcement, farewell, judge_will, pending_will, session_expiry
@@ -32,11 +33,12 @@ from gateway.security.identity import Identity
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import host_of
 from gateway.security.turns import Busy
+from gateway.taps import taps
 from mapping.outcomes import Outcome
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.packets import Connect
+from protocols.mqtt.packets import Connect, Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 
@@ -168,6 +170,47 @@ class Client(ClientPort):
             paused=[] if shared is None else [shared],
         )
 
+    # clients.Connected
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return "" if self.session is None else f"mqtt/{self.client_id}"
+
+    @property
+    def principal(self) -> str | None:
+        """See `gateway.clients.Connected`."""
+        return None if self.session is None else self.session.principal
+
+    @property
+    def socket(self) -> Pump | None:
+        """See `gateway.clients.Connected`."""
+        return self._pump
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        session, pump = self.session, self._pump
+        assert session is not None
+        assert pump is not None
+        since = self._services.wall_clock() / 1000 - pump.age_s
+        view = ClientView(
+            id=self.identifier,
+            protocol="mqtt",
+            kind="connection",
+            principal=session.principal,
+            address=pump.peer,
+            since=since,
+        )
+        if whole:
+            view.version = VERSIONS[self.version]
+            view.flow = self.flow()
+            view.subscriptions, view.subscriptions_total = session.subscription_views()
+        return view
+
+    def kick(self) -> None:
+        """DISCONNECT 0x98; 3.1.1 has no words for it. The will is published."""
+        self.disconnect(ReasonCode.ADMINISTRATIVE_ACTION, CLOSED)
+
     @property
     def windows(self) -> tuple[int, int]:
         """Messages on the way from the client, and to it, that are not acknowledged."""
@@ -298,6 +341,8 @@ class Client(ClientPort):
             services.sessions.leave(session, with_will=True)
             return []
         log.info("client connected", client=self.client_id, principal=identity.name, peer=pump.peer, present=present)
+        if taps.watchers:
+            taps.named(pump, f"mqtt/{self.client_id}")
         ahead = self._connection.accept(
             present,
             announcement(connect, own_id, asked, proof, session.expiry, services.config),
@@ -408,6 +453,7 @@ class Client(ClientPort):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
 
 
+VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
 _REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 _WAITING: Final = frozenset(
     {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}

@@ -6,12 +6,14 @@ is nothing but these records. What is delivered from the log is queued in the lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.clients import SUBSCRIPTIONS, SubscriptionView
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.counters import Counters
@@ -140,6 +142,13 @@ class Session:
     def kept(self) -> bool:
         """Whether it has records in Kafka."""
         return self.journal is not None
+
+    def subscription_views(self) -> tuple[list[SubscriptionView], int]:
+        """The first `SUBSCRIPTIONS` of its subscriptions, as operators see them, and how many there are."""
+        own, shared = self.subscriptions.by_filter, self.shares.subscriptions
+        first = itertools.islice(itertools.chain(own.values(), shared.values()), SUBSCRIPTIONS)
+        views = [SubscriptionView(each.options.topic_filter, qos=each.options.qos) for each in first]
+        return views, len(own) + len(shared)
 
     # records
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
+from string import printable
 from typing import Annotated, Final
+from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -17,6 +19,7 @@ from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
+from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
 from gateway.kafka.groups.progress import Chunk
@@ -62,6 +65,7 @@ HEARTBEATS: Final = 20  # a second: of these each new consumer has its share; bu
 SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
 LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # two may be lost
 LEAST_PREFETCH: Final = 1024 * 1024
+_PLAIN: Final = printable.replace("/", "").replace("%", "")  # of a group's name in an id
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
 
 
@@ -92,11 +96,19 @@ class Instance:
     """One consumer that a client created."""
 
     __slots__ = (
-        "answered", "closed", "embedded", "group", "last_commit", "member", "name", "owner", "pattern", "polls",
-        "unread", "used", "users", "wait_ms",
+        "answered", "closed", "consumers", "embedded", "group", "last_commit", "made_ms", "member", "name", "owner",
+        "pattern", "polls", "unread", "used", "users", "wait_ms",
     )  # fmt: skip
 
-    def __init__(self, group: str, name: str, embedded: Format, *, owner: Identity, member: Member, now: float) -> None:
+    socket = None  # its requests come through any connection
+    subject = ""  # it is never paused
+
+    def __init__(  # noqa: PLR0917 - what it is made of
+        self, consumers: Consumers, group: str, name: str, embedded: Format, owner: Identity, member: Member
+    ) -> None:
+        now = consumers.clock()
+        self.consumers = consumers
+        self.made_ms = consumers.wall_clock()
         self.group = group
         self.name = name
         self.embedded = embedded
@@ -112,6 +124,33 @@ class Instance:
         self.wait_ms = 0  # of a poll that does not say it, where the dialect has it from the consumer
         self.closed = False
 
+    # clients.Connected
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`: no group and name make the same one as others."""
+        return f"http/consumer/{quote(self.group, safe=_PLAIN)}/{self.name}"
+
+    @property
+    def principal(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return self.owner.name
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        view = ClientView(
+            id=self.identifier, protocol="http", kind="consumer", principal=self.owner.name, since=self.made_ms / 1000
+        )
+        if whole:
+            topics = sorted({*self.member.topics, *(place.topic for place in self.member.assignment())})
+            view.subscriptions = [SubscriptionView(topic) for topic in topics[:SUBSCRIPTIONS]]
+            view.subscriptions_total = len(topics)
+        return view
+
+    def kick(self) -> None:
+        """Delete it: what its client has confirmed is committed, and whoever asks for it gets 404."""
+        self.consumers.close(self)
+
 
 class Consumers(OperationSet):
     """All instances of this process, by group and name."""
@@ -123,7 +162,8 @@ class Consumers(OperationSet):
         self._names = services.names
         self._spawn = services.spawn
         self._outgoing = services.publisher.budgets.outgoing
-        self._clock = services.clock
+        self.clock = services.clock  # monotonic seconds
+        self.wall_clock = services.wall_clock  # epoch milliseconds
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
@@ -172,7 +212,7 @@ class Consumers(OperationSet):
         except BaseException:
             del self._instances[key]
             raise
-        instance = Instance(group, name, create.embedded, owner=grant.identity, member=member, now=self._clock())
+        instance = Instance(self, group, name, create.embedded, grant.identity, member)
         self._instances[key] = instance
         if self._draining:  # it began before
             await self._close(instance, delivered=False)
@@ -202,7 +242,7 @@ class Consumers(OperationSet):
             self._lookup,
             auto_commit=default.enable_auto_commit if create.enable_auto_commit is None else create.enable_auto_commit,
             spawn=self._spawn,
-            clock=self._clock,
+            clock=self.clock,
         )
 
     def find(self, grant: Grant, group: str, name: str) -> Instance:
@@ -213,14 +253,21 @@ class Consumers(OperationSet):
         if not instance.owner.is_same_client(grant.identity):
             raise forbidden("another client's consumer")
         instance.owner = grant.identity  # a newer token may name other groups
-        instance.used = self._clock()
+        instance.used = self.clock()
         return instance
+
+    def listed(self) -> list[Instance]:
+        """All that are made."""
+        return [instance for instance in self._instances.values() if instance is not None]
+
+    def close(self, instance: Instance) -> None:
+        """End an instance, for an operator; without effect when it has ended."""
+        if not instance.closed:
+            self._spawn(self._close(instance, delivered=False))
 
     def with_patterns(self) -> list[Instance]:
         """Those that are subscribed to a pattern."""
-        return [
-            instance for instance in self._instances.values() if instance is not None and instance.pattern is not None
-        ]
+        return [instance for instance in self.listed() if instance.pattern is not None]
 
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends.
@@ -282,7 +329,7 @@ class Consumers(OperationSet):
         member = instance.member
         if not member.is_assigned:
             raise RestError(409, NOT_SUBSCRIBED, fault=Fault.NOT_ASSIGNED)
-        deadline = self._clock() + limits.timeout_ms / 1000
+        deadline = self.clock() + limits.timeout_ms / 1000
         instance.users += 1
         self._counts.polling += 1
         try:
@@ -299,7 +346,7 @@ class Consumers(OperationSet):
         finally:
             self._counts.polling -= 1
             instance.users -= 1
-            instance.used = self._clock()
+            instance.used = self.clock()
 
     async def _page(
         self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
@@ -310,7 +357,7 @@ class Consumers(OperationSet):
         names = call.grant.names
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
-        await member.wait(max(0.0, deadline - self._clock()))
+        await member.wait(max(0.0, deadline - self.clock()))
         size = page_size(self._outgoing, max_bytes)
         page, chunks = _fill(member, instance.embedded, size, stuck, shown, names)
         if stuck and not chunks:  # look once at the other partitions
@@ -322,7 +369,7 @@ class Consumers(OperationSet):
             raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
         answer = records_answer(page.finish(), instance.embedded)
         instance.unread = call.request.transport
-        instance.answered = self._clock()
+        instance.answered = self.clock()
         try:
             await call.begin(answer)
             await answer.write_eof()  # raises when the client has left: then nothing was delivered
@@ -340,7 +387,7 @@ class Consumers(OperationSet):
 
     def _commit_when_due(self, instance: Instance) -> None:
         member = instance.member
-        now = self._clock()
+        now = self.clock()
         if member.auto_commit and now - instance.last_commit >= COMMIT_INTERVAL_S and member.has_uncommitted:
             instance.last_commit = now
             self._spawn(self._auto_commit(instance))
@@ -376,7 +423,7 @@ class Consumers(OperationSet):
 
     def _reap(self) -> None:
         self.start()  # first: a failure below must not end it
-        oldest = self._clock() - self._config.consumer_idle_s
+        oldest = self.clock() - self._config.consumer_idle_s
         for instance in list(self._instances.values()):
             if instance is None:
                 continue
@@ -394,7 +441,7 @@ class Consumers(OperationSet):
         self._draining = True
         if self._timer is not None:
             self._timer.cancel()
-        instances = [instance for instance in self._instances.values() if instance is not None]
+        instances = self.listed()
         if instances:
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
 

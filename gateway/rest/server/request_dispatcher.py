@@ -133,6 +133,7 @@ class RequestDispatcher:
         client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
         connection = cast("HttpConnection", request.protocol)
         connection.identified()
+        connection.identity = client.grant.identity
         work.client = self.concurrency.enter(connection, client.grant.identity)
         work.call = call = Call(request, operation, client, self._bodies, self)
         if work.fields:

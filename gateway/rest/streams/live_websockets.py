@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, fullest, shown, subject
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
@@ -56,7 +57,7 @@ from protocols.websocket import POLICY_VIOLATION, SERVICE_RESTART
 
 log = structlog.get_logger(__name__)
 
-SUBSCRIPTIONS: Final = 256  # of one connection
+MOST_SUBSCRIPTIONS: Final = 256  # of one connection
 PRODUCING: Final = 1024  # produce messages of one connection that wait for Kafka; more are not read
 STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
@@ -157,6 +158,44 @@ class LiveSession:
             paused=[] if shared is None else [shared],
         )
 
+    # clients.Connected
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return "" if self.left else f"http/{self.pump.peer}"
+
+    @property
+    def principal(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return self.grant.identity.name
+
+    @property
+    def socket(self) -> Pump:
+        """See `gateway.clients.Connected`."""
+        return self.pump
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        view = ClientView(
+            id=self.identifier,
+            protocol="http",
+            kind="websocket",
+            principal=self.principal,
+            address=self.pump.peer,
+            since=self.live.services.wall_clock() / 1000 - self.pump.age_s,
+        )
+        if whole:
+            view.flow = self.flow()
+            flows = [each.flow() for each in self._subscriptions.values()]
+            view.subscriptions = [SubscriptionView(one.name, topic=one.topic) for one in flows[:SUBSCRIPTIONS]]
+            view.subscriptions_total = len(flows)
+        return view
+
+    def kick(self) -> None:
+        """Close the connection with 1008."""
+        self._end(CLOSED)
+
     # for subscriptions
 
     @property
@@ -227,8 +266,8 @@ class LiveSession:
     def _subscribe(self, message: Subscribe) -> None:
         if message.id in self._subscriptions:
             raise RestError(409, "There is a subscription with this id")
-        if len(self._subscriptions) >= SUBSCRIPTIONS:
-            raise RestError(422, f"A connection has at most {SUBSCRIPTIONS} subscriptions")
+        if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
+            raise RestError(422, f"A connection has at most {MOST_SUBSCRIPTIONS} subscriptions")
         if self._draining:
             raise busy("The gateway is shutting down")
         subscription = Subscription(self, self.grant, self.live.readers, message)
@@ -298,8 +337,11 @@ class LiveSession:
         self.pump.close()
 
     def _expired(self) -> None:
+        self._end("the token is no longer good")
+
+    def _end(self, reason: str) -> None:
         self._leave_all()
-        self.connection.close(POLICY_VIOLATION, "the token is no longer good")
+        self.connection.close(POLICY_VIOLATION, reason)
         self.pump.flush()
 
     def _leave_all(self) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
+from gateway.clients import ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.net.writes import Writes
@@ -82,7 +83,8 @@ class EventStream:
         self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
         self.form = form_of(Format(call.query["format"]), call.grant.names)
         self._peer = call.connection.peer
-        self._principal = call.grant.identity.name
+        self.principal = call.grant.identity.name  # whose it is
+        self._since = streams.wall_clock() / 1000
         self._topic = topic
         self._streams = streams
         self._left = limit
@@ -136,7 +138,7 @@ class EventStream:
     @property
     def subject(self) -> str:
         """See `gateway.flow.Flowing`."""
-        return subject("http", self._principal, self._peer)
+        return subject("http", self.principal, self._peer)
 
     def flow(self) -> ConnectionFlow:
         """See `gateway.flow.Flowing`: a browser grants nothing, only its socket slows."""
@@ -145,12 +147,38 @@ class EventStream:
         return ConnectionFlow(
             protocol="http",
             peer=self._peer,
-            principal=shown(self._principal),
+            principal=shown(self.principal),
             subject=self.subject,
             unwritten=self.socket.unwritten,
             windows=[events],
             windows_total=1,
         )
+
+    # clients.Connected
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return "" if self.left else f"http/{self._peer}"
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        view = ClientView(
+            id=self.identifier,
+            protocol="http",
+            kind="stream",
+            principal=self.principal,
+            address=self._peer,
+            since=self._since,
+        )
+        if whole:
+            view.flow = self.flow()
+            view.subscriptions, view.subscriptions_total = [SubscriptionView(self._topic)], 1
+        return view
+
+    def kick(self) -> None:
+        """End the answer behind its last event."""
+        self.end()
 
     # feeds.Sink
 

@@ -81,6 +81,15 @@ class StreamSocket(asyncio.Protocol):
         elif self._pending:
             self.flush_now()
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """What it writes to; None before it begins, and when the connection is gone."""
+        return self._transport
+
+    @transport.setter
+    def transport(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
     def send(self, data: bytes) -> None:
         """Write soon; chunks of the answer, whole ones."""
         self._pending.append(data)

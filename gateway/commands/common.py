@@ -1,0 +1,66 @@
+"""What the commands have in common: where the configuration comes from, how a command ends, whom it asks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+    from gateway.observe.management_client import ManagementClient
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file (default: trivium.toml where it exists).")
+]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")]
+User = Annotated[str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")]
+
+NOT_STARTED = 2  # as for a wrong option: somebody has to change something
+LOST = 1  # it has served: started again it may serve again
+
+
+def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
+    """Say why on standard error; returns what to raise."""
+    typer.echo(f"trivium: {text}", err=True)
+    return typer.Exit(code)
+
+
+def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
+    """Load the configuration or leave with its error."""
+    from gateway.config import ConfigError, load  # noqa: PLC0415 - a third of a second; `spark run` has no use for it
+
+    try:
+        return load(file, flags)
+    except ConfigError as error:
+        raise fail(str(error)) from error
+
+
+def without_secrets(text: str, settings: Config) -> str:
+    """What may be told of an error."""
+    from gateway.secret import Redactor, secrets_in  # noqa: PLC0415
+
+    return Redactor(secrets_in(settings)).clean(text)
+
+
+def read_password(*, confirm: bool) -> str:
+    """A password from the terminal, or from standard input where that is none."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def management(config: Path | None, url: str | None, user: str | None) -> ManagementClient:
+    """The management port of a gateway."""
+    from gateway.observe.management_client import ManagementClient  # noqa: PLC0415
+
+    if url is None:
+        settings = read_config(config)
+        address = settings.management.address
+        tls = settings.security.tls_cert is not None and not address.is_loopback
+        url = f"{'https' if tls else 'http'}://{address}"
+    if not url.startswith(("http://", "https://")):
+        raise fail(f"--url: {url} is no address of HTTP")
+    return ManagementClient(url, None if user is None else (user, read_password(confirm=False)))

@@ -1,0 +1,139 @@
+"""Commands that ask a gateway that runs: `drain`, `flow`, `clients`, `kick`, `trace`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import typer
+
+from gateway.commands.common import LOST, ConfigFile, Url, User, fail, management
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make them commands of the program."""
+    for name, command in (("drain", drain), ("flow", flow), ("clients", clients), ("kick", kick), ("trace", trace)):
+        app.command(name)(command)
+
+
+def drain(
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
+) -> None:
+    """Send the clients of a gateway away at a rate, then stop it (section `drain` of its configuration)."""
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    gateway = management(config, url, user)
+    try:
+        gateway.ask("/drain", "POST")
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+    if wait and not gateway.wait_gone(timeout):
+        raise fail(f"the gateway still answers after {timeout:g} s", LOST)
+
+
+def flow(
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
+) -> None:
+    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
+    from gateway.observe.flow_view import Source, print_once, watch  # noqa: PLC0415
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    source = Source(management(config, url, user), client=client, limit=limit)
+    try:
+        if once or as_json:
+            print_once(source, as_json=as_json)
+        else:
+            watch(source)
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+    except KeyboardInterrupt:
+        return
+
+
+def clients(
+    client: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One client in detail, by its id; an AMQP container id will do.")
+    ] = None,
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    protocol: Annotated[str, typer.Option(metavar="mqtt|amqp|http", help="Only those of a protocol.")] = "",
+    principal: Annotated[str, typer.Option(help="Only those that have logged in by this name.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only those whose names begin so.")] = "",
+    after: Annotated[str, typer.Option(metavar="ID", help="Only those behind this id.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many at most.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/operations.md).")] = False,
+) -> None:
+    """Show the clients of all protocols, or one of them in detail."""
+    from gateway.observe.client_view import print_clients  # noqa: PLC0415
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    gateway = management(config, url, user)
+    if client is not None:
+        path = _path(client)
+    else:
+        asked = {"protocol": protocol, "principal": principal, "prefix": prefix, "after": after, "limit": limit}
+        path = f"/clients?{urlencode(asked)}"
+    try:
+        print_clients(gateway.ask(path), whole=client is not None, as_json=as_json)
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+
+
+def kick(
+    client: Annotated[str, typer.Argument(metavar="ID", help="As `trivium clients` shows it.")],
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+) -> None:
+    """Close a client's connections, or delete an HTTP consumer; it may come back."""
+    from gateway.observe.client_view import closed_in  # noqa: PLC0415
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+
+    try:
+        closed = closed_in(management(config, url, user).ask(_path(client), "DELETE"))
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+    typer.echo(f"{closed} closed")
+
+
+def _path(client: str) -> str:
+    return f"/clients/{quote(client, safe='/@:')}"
+
+
+def trace(
+    client: Annotated[str, typer.Option(metavar="ID", help="The client of this id, also when it comes later.")] = "",
+    topic: Annotated[str, typer.Option(help="What all clients say of this topic.")] = "",
+    address: Annotated[str, typer.Option(metavar="HOST[:PORT]", help="All connections from there.")] = "",
+    config: ConfigFile = None,
+    url: Url = None,
+    user: User = None,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="For so long.")] = 30.0,
+    lines: Annotated[int, typer.Option(min=1, max=10_000, help="So many at most.")] = 10_000,
+    payload: Annotated[int, typer.Option(min=0, max=1024, help="Bytes of each payload that are shown.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines (docs/operations.md).")] = False,
+) -> None:
+    """Show what clients and the gateway say to each other: packets, frames, requests. Ctrl-C ends it."""
+    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+    from gateway.observe.trace_view import print_trace  # noqa: PLC0415
+
+    chosen = {name: text for name, text in (("client", client), ("topic", topic), ("address", address)) if text}
+    if len(chosen) != 1:
+        raise fail("one of --client, --topic and --address is needed")
+    wanted = {**chosen, "seconds": seconds, "lines": lines, "payload": payload}
+    try:
+        print_trace(management(config, url, user).stream("/trace", wanted, seconds), as_json=as_json)
+    except NoAnswer as error:
+        raise fail(str(error), LOST) from error
+    except KeyboardInterrupt:
+        return

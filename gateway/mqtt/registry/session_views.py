@@ -1,0 +1,73 @@
+"""MQTT sessions as operators see them, with a connection or without."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiokafka import TopicPartition
+
+from gateway.clients import SUBSCRIPTIONS, ClientView, SessionView, SubscriptionView
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Refused
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.state.records import NEVER, InflightRecord, Places, SessionRecord, decode_inflight
+
+PARTITIONS: Final = 1000  # of a session whose lag is looked up; of one with more it is not told
+
+
+class SessionViews:
+    """Looks at one session."""
+
+    def __init__(self, sessions: Sessions, lookup: Lookup) -> None:
+        """`lookup` is asked for the ends of the log."""
+        self._sessions = sessions
+        self._lookup = lookup
+
+    async def of(self, client_id: str) -> SessionView | None:
+        """The session of a client id; None: there is none."""
+        live = self._sessions.live.get(client_id)
+        if live is not None and not live.kept:
+            return SessionView(kept=False)
+        if live is not None:
+            return await self._view(live.describe(self._sessions.owner), live.inflight_record())
+        record = self._sessions.record(client_id)
+        if record is None:
+            return None
+        return await self._view(record, decode_inflight(self._sessions.parts.store.inflight.get(client_id)))
+
+    async def away(self, client_id: str) -> ClientView | None:
+        """The client of a session without a connection at this gateway; None: there is none."""
+        record = self._sessions.record(client_id)
+        if record is None:
+            return None
+        filters = [SubscriptionView(one.options.topic_filter, qos=one.options.qos) for one in record.subscriptions]
+        return ClientView(
+            id=f"mqtt/{client_id}",
+            protocol="mqtt",
+            kind="session",
+            principal=record.principal,
+            subscriptions=filters[:SUBSCRIPTIONS],
+            subscriptions_total=len(filters),
+            session=await self.of(client_id),
+        )
+
+    async def _view(self, record: SessionRecord, inflight: InflightRecord | None) -> SessionView:
+        return SessionView(
+            kept=True,
+            expiry_s=None if record.expiry == NEVER else record.expiry,
+            gone_at=None if record.gone_at is None else record.gone_at / 1000,
+            gateway=record.owner,
+            in_flight=0 if inflight is None else len(inflight.messages),
+            lag=None if inflight is None else await self._lag(inflight.reached),
+        )
+
+    async def _lag(self, reached: Places) -> int | None:
+        """How many records lie behind the places; None: too many places, or Kafka does not answer."""
+        places = {TopicPartition(topic, number): at for topic, ats in reached.items() for number, at in ats.items()}
+        if len(places) > PARTITIONS:
+            return None
+        try:
+            ends = await self._lookup.ends(places, led=True) if places else {}
+        except Refused:
+            return None
+        return sum(max(0, end - places[place]) for place, end in ends.items())

@@ -1,0 +1,69 @@
+"""`/clients` of the management listener: the list, one client, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from gateway.clients import PROTOCOLS
+from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
+from gateway.observe.management import Route, answer, bad
+
+PATH: Final = "/clients"
+KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
+
+Acted = Callable[[web.Request, str, str], None]
+"""Told of an administrator's act: its request, what it was, and on what."""
+
+
+class ClientPages:
+    """The three operations."""
+
+    def __init__(self, clients: Clients, acted: Acted) -> None:
+        self._clients = clients
+        self._acted = acted
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        one = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
+        return [Route("GET", PATH, self._list), Route("GET", one, self._look), Route("DELETE", one, self._kick)]
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        asked = request.query
+        unknown = set(asked) - KNOWN
+        if unknown:
+            return bad(f"{min(unknown)}: expected {', '.join(sorted(KNOWN))}")
+        if asked.get("protocol", "") not in {"", *PROTOCOLS}:
+            return bad(f"protocol: expected {', '.join(PROTOCOLS)}")
+        limit = asked.get("limit", str(PAGE))
+        if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= LARGEST_PAGE):
+            return bad(f"limit: a number from 1 to {LARGEST_PAGE}")
+        texts = {name: asked[name] for name in asked if name != "limit"}
+        return answer(await self._clients.page(Query(limit=int(limit), **texts)))
+
+    async def _look(self, request: web.Request) -> web.StreamResponse:
+        wanted = _id(request)
+        found = await self._clients.look(wanted)
+        return answer(Page(found)) if found else _nobody(wanted)
+
+    async def _kick(self, request: web.Request) -> web.StreamResponse:
+        wanted = _id(request)
+        closed = await self._clients.kick(wanted)
+        if not closed:
+            return _nobody(wanted)
+        self._acted(request, "kick", wanted)
+        return answer({"closed": closed})
+
+
+def _id(request: web.Request) -> str:
+    """A client's id, as it is: a path's own rules (dots, slashes in a row) say nothing here."""
+    return unquote(request.raw_path.partition("?")[0].removeprefix(PATH + "/"))
+
+
+def _nobody(wanted: str) -> web.Response:
+    """404; a name that somebody has made up is not repeated but in JSON."""
+    return web.Response(status=404, text=f"no client has the id {msgspec.json.encode(wanted[:200]).decode()} here\n")

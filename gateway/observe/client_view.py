@@ -1,0 +1,109 @@
+"""`trivium clients` and `trivium kick`: what `/clients` tells, in a terminal."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gateway.clients import ClientView
+from gateway.observe.clients import Page
+from gateway.observe.flow_view import PIPE_COLUMNS, plain, since, size
+from gateway.observe.management_client import NoAnswer
+
+DETAIL_COLUMN = 14
+Document = TypeVar("Document")
+
+
+class _Closed(msgspec.Struct):
+    closed: int
+
+
+def closed_in(document: bytes) -> int:
+    """How many clients a DELETE has closed; NoAnswer."""
+    return _decoded(document, _Closed).closed
+
+
+def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
+    """Print a page of the list, or all about one client; NoAnswer."""
+    if as_json:
+        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII: nothing that a terminal would obey
+        return
+    page = _decoded(document, Page)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    if whole:
+        for view in page.clients:
+            console.print(_details(view))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("id", "kind", "user", "address", "since"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for view in page.clients:
+        table.add_row(plain(view.id), view.kind, plain(view.principal), view.address, _when(view.since))
+    console.print(table)
+    if page.next is not None:
+        console.print(plain(f"more: --after '{page.next}'"))
+
+
+def _details(view: ClientView) -> Table:
+    """A line for each thing that is known."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(width=DETAIL_COLUMN)
+    table.add_column(overflow="fold")
+    connected = f"since {_when(view.since)} from {view.address}" if view.since is not None else "no"
+    facts = [("id", view.id), ("kind", view.kind), ("user", view.principal), ("connected", connected)]
+    facts += [("protocol", f"{view.protocol} {view.version}".strip())]
+    if view.session is not None:
+        facts.append(("session", _session(view)))
+    if view.flow is not None:
+        now = datetime.now().astimezone().timestamp()
+        paused = ", ".join(f"{pause.reason} {since(pause.since, now)}".strip() for pause in view.flow.paused)
+        facts.append(("paused", paused or "no"))
+        facts.append(("to Kafka", f"{size(view.flow.bytes)} of {size(view.flow.bytes_limit)}"))
+        facts.append(("unwritten", size(view.flow.unwritten)))
+        for window in view.flow.windows:
+            way = "to Kafka" if window.to_kafka else "to the client"
+            counts = f"granted {window.granted:,}, outstanding {window.outstanding:,}, unsettled {window.unsettled:,}"
+            facts.append(("window", f"{window.name} {window.topic} ({way}): {counts}"))
+    for one in view.subscriptions:
+        qos = "" if one.qos is None else f" QoS {one.qos}"
+        way = "sends to" if one.to_kafka else "receives"
+        facts.append((way, f"{one.name}{qos}{f' ({one.topic})' if one.topic else ''}"))
+    if view.subscriptions_total > len(view.subscriptions):
+        facts.append(("", f"and {view.subscriptions_total - len(view.subscriptions):,} more"))
+    for name, text in facts:
+        table.add_row(name, plain(text))
+    return table
+
+
+def _session(view: ClientView) -> str:
+    session = view.session
+    assert session is not None
+    if not session.kept:
+        return "ends with the connection"
+    parts = ["kept for ever" if session.expiry_s is None else f"kept for {session.expiry_s:,} s without a connection"]
+    if session.gone_at is not None:
+        parts.append(f"without one since {_when(session.gone_at)}")
+    parts.append(f"{session.in_flight:,} in flight")
+    if session.lag is not None:
+        parts.append(f"{session.lag:,} records behind")
+    if session.gateway:
+        parts.append(f"at gateway {session.gateway}")
+    return ", ".join(parts)
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _decoded(document: bytes, kind: type[Document]) -> Document:
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except msgspec.DecodeError as error:
+        raise NoAnswer(f"this is no gateway of this version: {error}") from error

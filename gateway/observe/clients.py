@@ -1,0 +1,138 @@
+"""The clients of all protocols in one list: found, looked at and closed by operators.
+
+Nothing is kept: the listeners are asked, in slices of the event loop's turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from gateway.clients import ClientView, Connected, SessionView, is_meant
+from gateway.pauses import Pauses
+from gateway.turns import Slices
+
+log = structlog.get_logger(__name__)
+
+PAGE: Final = 100  # clients, unless somebody asks for more
+LARGEST_PAGE: Final = 1_000
+BETWEEN: Final = 64  # clients between two looks at the clock
+MQTT: Final = "mqtt/"
+
+
+class Query(msgspec.Struct, frozen=True):
+    """Which clients are wanted."""
+
+    protocol: str = ""
+    principal: str = ""
+    prefix: str = ""  # how their names begin: an id behind its protocol
+    after: str = ""  # only ids behind this one
+    limit: int = PAGE
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A part of the list, sorted by id."""
+
+    clients: list[ClientView]
+    next: str | None = None  # what to give as `after` for the next part; None: this was the last
+
+
+class SessionLook(Protocol):
+    """`gateway.mqtt.registry.session_views.SessionViews`."""
+
+    def of(self, client_id: str) -> Awaitable[SessionView | None]:
+        """The session of a client id."""
+        ...
+
+    def away(self, client_id: str) -> Awaitable[ClientView | None]:
+        """The client of a session that has no connection here."""
+        ...
+
+
+class Clients:
+    """All clients of this gateway."""
+
+    def __init__(
+        self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionLook, pauses: Pauses
+    ) -> None:
+        """Each of `listeners` gives those of one; `sessions` knows MQTT's."""
+        self._listeners = listeners
+        self._sessions = sessions
+        self._pauses = pauses
+
+    async def all(self) -> AsyncIterator[Connected]:
+        """Everybody, also those that have not logged in."""
+        slices = Slices()
+        for clients in self._listeners:
+            for number, client in enumerate(clients()):
+                if not number % BETWEEN:
+                    await slices.rest()
+                yield client
+
+    async def page(self, query: Query) -> Page:
+        """A part of the list; who comes or goes meanwhile may be in it or not, and nobody else is missed or doubled."""
+        start = f"{query.protocol}/{query.prefix}" if query.protocol else ""
+        chosen: list[tuple[str, Connected]] = []
+        most = query.limit + 1
+        last: str | None = None  # ids behind it are not on the page
+        async for client in self.all():
+            name = client.identifier
+            if not name or name <= query.after or not name.startswith(start) or (last is not None and name > last):
+                continue
+            if query.prefix and not start and not name.partition("/")[2].startswith(query.prefix):
+                continue
+            if query.principal and client.principal != query.principal:
+                continue
+            chosen.append((name, client))
+            if len(chosen) >= 4 * most:  # sorted in pieces: fifty thousand at once would take a while
+                chosen = sorted(chosen, key=_by_id)[:most]
+                last = chosen[-1][0]
+        chosen = sorted(chosen, key=_by_id)[:most]
+        there = [client for name, client in chosen[: query.limit] if client.identifier == name]
+        more = len(chosen) > query.limit
+        return Page([client.view(whole=False) for client in there], chosen[query.limit - 1][0] if more else None)
+
+    async def find(self, wanted: str) -> list[Connected]:
+        """The connected clients of an id; of a container id, without an address, all its connections."""
+        exact: list[Connected] = []
+        others: list[Connected] = []
+        async for client in self.all():
+            name = client.identifier
+            if name == wanted:
+                exact.append(client)
+            elif is_meant(wanted, name):
+                others.append(client)
+        return exact or others
+
+    async def look(self, wanted: str) -> list[ClientView]:
+        """All about the clients of an id; an MQTT session without a connection is one."""
+        found = [client for client in await self.find(wanted) if client.identifier]
+        paused = self._pauses.open() if found else {}
+        views = []
+        for client in found:
+            view = client.view(whole=True)
+            if view.flow is not None:
+                view.flow.paused = [*paused.get(client.subject, ()), *view.flow.paused]
+            views.append(view)
+        if wanted.startswith(MQTT):
+            client_id = wanted.removeprefix(MQTT)
+            for view in views:
+                view.session = await self._sessions.of(client_id)
+            away = None if views else await self._sessions.away(client_id)
+            views += [] if away is None else [away]
+        return views
+
+    async def kick(self, wanted: str) -> int:
+        """Close the clients of an id; how many there were."""
+        found = [client for client in await self.find(wanted) if client.identifier]
+        for client in found:
+            client.kick()
+            log.info("closed by an operator", client=wanted)
+        return len(found)
+
+
+def _by_id(entry: tuple[str, Connected]) -> str:
+    return entry[0]

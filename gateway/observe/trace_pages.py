@@ -1,0 +1,75 @@
+"""`POST /trace` of the management listener: a trace's lines, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.observe.client_pages import Acted
+from gateway.observe.clients import Clients
+from gateway.observe.management import Route, bad
+from gateway.trace.traces import TooManyTracesError, Trace, TraceError, Traces, Wanted
+
+LINES: Final = "application/x-ndjson"
+LOOK_S: Final = 1.0  # between two looks whether the reader is still there
+LAST_S: Final = 1.0  # for the last line
+
+
+class TracePages:
+    """The operation."""
+
+    def __init__(self, clients: Clients, traces: Traces, acted: Acted) -> None:
+        self._clients = clients
+        self._traces = traces
+        self._acted = acted
+
+    def routes(self) -> list[Route]:
+        """Where it is."""
+        return [Route("POST", "/trace", self._trace)]
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=Wanted)
+        except msgspec.MsgspecError as error:
+            return bad(str(error))
+        try:
+            trace = self._traces.begin(wanted)
+        except TraceError as error:
+            return bad(str(error), 429 if isinstance(error, TooManyTracesError) else 400)
+        why = "the reader left"
+        try:
+            self._acted(request, "trace", wanted.client or wanted.topic or wanted.address)
+            answer = web.StreamResponse(headers={"Content-Type": LINES, "Cache-Control": "no-store"})
+            await answer.prepare(request)
+            with suppress(TimeoutError):
+                why = "time"
+                async with asyncio.timeout(wanted.seconds):
+                    async for client in self._clients.all():
+                        trace.look_at(client)
+                    why = await _copy(trace, request, answer)
+        finally:
+            self._traces.end(trace, why)
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(LAST_S):
+                while rest := await trace.read(0):
+                    await answer.write(rest)
+                await answer.write(trace.summary())
+                await answer.write_eof()
+                return answer
+        if request.transport is not None:
+            request.transport.abort()  # who has not read until now is not waited for
+        return answer
+
+
+async def _copy(trace: Trace, request: web.Request, answer: web.StreamResponse) -> str:
+    """Give the lines to the reader, until the trace is over or he has left: why."""
+    while (lines := await trace.read(LOOK_S)) is not None:
+        if request.transport is None or request.transport.is_closing():
+            return "the reader left"
+        if lines:
+            await answer.write(lines)
+    return "lines"

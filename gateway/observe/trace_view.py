@@ -1,0 +1,45 @@
+"""`trivium trace`: the lines of `POST /trace`, in a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from gateway.observe.flow_view import plain
+from gateway.observe.management_client import NoAnswer
+
+ARROWS = {"in": "->", "out": "<-", "": "--"}  # from the client, to it
+KINDS = ("packet", "frame", "request", "answer", "message", "event", "body", "close", "connection", "end")
+HEAD = frozenset({"at", "client", "address", "dir"})
+
+
+def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
+    """Print lines as they come; NoAnswer when what comes is none."""
+    console = Console(soft_wrap=True, highlight=False)
+    for line in lines:
+        try:
+            told = json.loads(line)
+        except ValueError as error:
+            raise NoAnswer("this is no gateway of this version") from error
+        if as_json:
+            print(json.dumps(told), flush=True)  # noqa: T201 - ASCII: nothing that a terminal would obey
+        else:
+            console.print(_text(told))
+
+
+def _text(told: dict[str, Any]) -> Text:
+    at = datetime.fromtimestamp(told["at"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    who = told.get("client") or told.get("address", "")
+    kind = next((name for name in KINDS if name in told), "")
+    what = str(told[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {told.get(kind, '')}".strip()
+    rest = " ".join(f"{name}={_value(one)}" for name, one in told.items() if name not in HEAD and name != kind)
+    return plain(f"{at}  {who}  {ARROWS[told.get('dir', '')]}  {what} {rest}".rstrip())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) and value and " " not in value else json.dumps(value, ensure_ascii=False)

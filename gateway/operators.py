@@ -1,0 +1,28 @@
+"""What operators may see of clients, and do to them, over the management listener: made of the listeners' parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.listeners import Listener
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.session_views import SessionViews
+from gateway.observe.client_pages import ClientPages
+from gateway.observe.clients import Clients
+from gateway.observe.management import Route
+from gateway.observe.trace_pages import TracePages
+from gateway.pauses import pauses
+from gateway.trace.traces import Traces
+
+
+def operator_routes(listeners: Sequence[Listener], sessions: Sessions, lookup: Lookup, traces: Traces) -> list[Route]:
+    """The operations of `/clients` and `/trace`."""
+    clients = Clients([listener.clients for listener in listeners], SessionViews(sessions, lookup), pauses)
+    return [*ClientPages(clients, _acted).routes(), *TracePages(clients, traces, _acted).routes()]
+
+
+def _acted(request: web.Request, what: str, on: str) -> None:
+    """An administrator has done something."""

@@ -1,0 +1,225 @@
+"""HTTP/1.1 as lines of a trace: heads of requests and answers, sizes, the messages of streams; never a body.
+
+Of a head those fields are shown that are known to hold no secret, and of a query the values of known parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.secret import BLANK
+from gateway.trace.shown import Line, cut, shown_bytes
+
+HEAD_END: Final = b"\r\n\r\n"
+PIPELINED: Final = 256
+LARGEST_HEAD: Final = 128 * 1024
+REQUEST: Final = re.compile(rb"[A-Z]{3,10} \S+ HTTP/1\.[01]\r\n")
+ANSWER: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
+FIELDS: Final = frozenset(
+    {
+        "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect",
+        "host", "last-event-id", "origin", "retry-after", "sec-websocket-protocol", "transfer-encoding", "upgrade",
+        "user-agent",
+    }
+)  # fmt: skip
+PARAMETERS: Final = frozenset(
+    {
+        "async", "duration", "format", "from", "group", "limit", "max_bytes", "offset", "partition", "timeout",
+        "timestamp",
+    }
+)  # fmt: skip
+USERINFO: Final = re.compile(r"(?<=//)[^/@]*@")
+EVENTS: Final = "text/event-stream"
+SWITCHING: Final = 101
+EVENT_END: Final = b"\n\n"
+
+Unit = tuple[str, bytes, int]
+"""What it is (`request`, `answer`, `end` or `event`), its bytes, and how long its body was."""
+
+
+class Half:
+    """One direction of a connection: heads, and how long the bodies behind them are."""
+
+    __slots__ = ("_body", "_buffer", "_chunked", "_edge", "_left", "_pattern", "_seen", "bare", "over", "streams")
+
+    def __init__(self, pattern: re.Pattern[bytes], *, streams: bool = False) -> None:
+        """`pattern`: how a head begins; what comes before the first one is skipped. `streams`: amid a stream's body."""
+        self._pattern = pattern
+        self._buffer = bytearray()
+        self._edge = 0  # where in the buffer begins what was read last
+        self._seen = False  # a head: from there on it is known where the next one begins
+        self._left = 0  # bytes of a body that are to come
+        self._chunked = streams
+        self._body = 0  # bytes of the body so far
+        self.streams = streams  # the body is a stream of events
+        self.over = False  # another protocol follows
+        self.bare: deque[bool] = deque(maxlen=PIPELINED)  # whether the next answers have heads only, as to HEAD
+
+    def split(self, data: bytes, kind: str) -> Iterator[Unit]:
+        """What is whole with these bytes."""
+        buffer = self._buffer
+        self._edge = len(buffer)
+        buffer += data
+        while buffer and not self.over:
+            if self._left:
+                taken = min(self._left, len(buffer))
+                self._left -= taken
+                self._body += taken
+                if self.streams:
+                    yield from self._events(bytes(buffer[:taken]))
+                del buffer[:taken]
+                if not self._left and not self._chunked:
+                    yield self._end()
+            elif self._chunked:
+                size = self._chunk_size(buffer)
+                if size is None:
+                    return
+                self._left, self._chunked = size, size > 0
+                if not size:
+                    yield self._end()
+            else:
+                found = self._next_head(buffer)
+                if found is None:
+                    return
+                yield kind, found, 0
+                if not self._has_body:
+                    yield self._end()
+
+    @property
+    def _has_body(self) -> bool:
+        """Whether something follows the head."""
+        return self._left > 0 or self._chunked or self.over
+
+    def _end(self) -> Unit:
+        size, self._body, self.streams = self._body, 0, False
+        return "end", b"", size
+
+    def _events(self, data: bytes) -> Iterator[Unit]:
+        for one in data.split(EVENT_END):
+            if one.strip():
+                yield "event", one, len(one)
+
+    @staticmethod
+    def _chunk_size(buffer: bytearray) -> int | None:
+        """Take a chunk's size (RFC 9112 section 7.1); 0 for the last one, None: it is not whole."""
+        if buffer[:2] == b"\r\n":
+            del buffer[:2]
+        end = buffer.find(b"\r\n")
+        if end < 0:
+            return None
+        try:
+            size = int(bytes(buffer[:end]).partition(b";")[0], 16)
+        except ValueError:
+            size = 0
+        del buffer[: end + 2]
+        if not size and buffer[:2] == b"\r\n":
+            del buffer[:2]
+        return max(0, size)
+
+    def _begin(self, buffer: bytearray) -> int:
+        """Where the first head begins, or may: at the begin of a line, or of what was read at once."""
+        for found in self._pattern.finditer(buffer):
+            at = found.start()
+            if at in {0, self._edge} or buffer[at - 1 : at] == b"\n":
+                return at
+        if len(buffer) > LARGEST_HEAD:
+            return len(buffer)
+        return buffer.rfind(b"\n") + 1
+
+    def _next_head(self, buffer: bytearray) -> bytes | None:
+        """Take a head; None: it is not whole, or none begins here."""
+        if buffer[:2] == b"\r\n":  # behind the last chunk
+            del buffer[:2]
+        if not self._seen:
+            del buffer[: self._begin(buffer)]
+            if self._pattern.match(buffer) is None:
+                return None
+        end = buffer.find(HEAD_END)
+        if end < 0:
+            if len(buffer) > LARGEST_HEAD:
+                buffer.clear()
+                self._seen = False
+            return None
+        head = bytes(buffer[:end])
+        del buffer[: end + len(HEAD_END)]
+        self._seen = True
+        fields = dict(_fields(head))
+        length = fields.get("content-length", "0")
+        self._left = int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else 0
+        self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
+        self.streams = fields.get("content-type", "").startswith(EVENTS)
+        found = ANSWER.match(head)
+        if found is not None:
+            status = int(found[1])
+            self.over = status == SWITCHING
+            bare = status >= 200 and bool(self.bare) and self.bare.popleft()
+            if bare or status < 200 or status in {204, 304}:
+                self._left, self._chunked = 0, False
+        return head
+
+
+class HttpDecoder:
+    """One connection's requests and answers; a `gateway.trace.traces.Decoder`."""
+
+    def __init__(self, payload: int, *, streams: bool = False) -> None:
+        """`payload`: bytes of each event of a stream that are shown; `streams`: it is amid such a stream."""
+        self._requests = Half(REQUEST)
+        self._answers = Half(ANSWER, streams=streams)
+        self._payload = payload
+        self._topical = False  # the last request named the topic
+
+    def units(self, data: bytes, *, sent: bool) -> Iterator[Unit]:
+        """What is whole with these bytes; the end of a body tells its size, if it had one."""
+        if self._answers.over:
+            return
+        half, kind = (self._answers, "answer") if sent else (self._requests, "request")
+        for unit in half.split(data, kind):
+            if unit[0] == "request":
+                self._answers.bare.append(unit[1].startswith(b"HEAD "))
+            if unit[0] != "end" or unit[2]:
+                yield unit
+
+    def concerns(self, unit: Unit, topic: bytes) -> bool:
+        """Whether a request names a topic in its path; its answer and its stream are told too."""
+        if unit[0] == "request":
+            self._topical = topic in unit[1].split(b"\r\n", 1)[0]
+        return self._topical
+
+    def line(self, unit: Unit, *, sent: bool) -> Line:
+        """What is told of it."""
+        kind, data, size = unit
+        if kind == "event":
+            line: Line = {"event": size}
+            if self._payload:
+                line["payload"] = shown_bytes(data, self._payload)
+            return line
+        if kind == "end":
+            return {"body": size}
+        first, _, _ = data.partition(b"\r\n")
+        if kind == "request":
+            method, _, rest = first.decode("latin-1").partition(" ")
+            line = {"request": method, "target": target(rest.rpartition(" ")[0])}
+        else:
+            line = {"answer": int(first[9:12])}
+        line["fields"] = {name: cut(value) for name, value in _fields(data) if name in FIELDS}
+        return line
+
+
+def target(text: str) -> str:
+    """What a request is for, without what may be a secret."""
+    path, mark, query = text.partition("?")
+    path = USERINFO.sub(f"{BLANK}@", path)
+    parts = []
+    for part in query.split("&") if mark else ():
+        name, equals, _ = part.partition("=")
+        parts.append(part if name in PARAMETERS else f"{cut(name, 32)}{equals}{BLANK if equals else ''}")
+    return cut(path + mark + "&".join(parts), 1024)
+
+
+def _fields(head: bytes) -> Iterator[tuple[str, str]]:
+    for field in head.split(b"\r\n")[1:]:
+        name, _, value = field.decode("latin-1").partition(":")
+        yield name.strip().lower(), value.strip()

@@ -1,0 +1,149 @@
+"""MQTT's packets as lines of a trace, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from gateway.secret import BLANK
+from gateway.trace.shown import Line, cut, shown, shown_bytes, shown_pairs
+from protocols.errors import PeerError
+from protocols.mqtt import packets
+from protocols.mqtt.decoding import decode_packet
+from protocols.mqtt.framing import read_length
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reasons import PacketType
+
+KEPT: Final = 4 * 1024  # bytes of a packet that are looked at; the rest of a larger one is skipped
+VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
+
+NAMING: Final = frozenset({PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE})
+
+Packet = tuple[int, bytes, int]
+"""First byte, the body or its beginning, and the body's whole length."""
+
+
+class Packets:
+    """One direction's packets, from bytes that are cut anywhere."""
+
+    __slots__ = ("_buffer", "_skip")
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """`begun`: what came before of a packet that is not whole."""
+        self._buffer = bytearray(begun)
+        self._skip = 0
+
+    def split(self, data: bytes) -> Iterator[Packet]:
+        """Those that are whole, or as whole as they will be looked at."""
+        buffer = self._buffer
+        if self._skip:
+            data, self._skip = data[self._skip :], max(0, self._skip - len(data))
+        buffer += data
+        at, size = 0, len(buffer)
+        while at + 2 <= size:
+            try:
+                header = read_length(bytes(buffer[at + 1 : at + 5]), 0, min(4, size - at - 1))
+            except PeerError:
+                at = size  # no MQTT: the connection ends for it
+                break
+            if header is None:
+                break
+            length, start, _ = header
+            start += at + 1
+            if start + min(length, KEPT) > size:
+                break
+            end = start + length
+            yield buffer[at], bytes(buffer[start : min(end, start + KEPT)]), length
+            self._skip = max(0, end - size)
+            at = min(end, size)
+        del buffer[:at]
+
+
+class MqttDecoder:
+    """One connection's packets; a `gateway.trace.traces.Decoder`."""
+
+    def __init__(self, version: Version | None, begun: bytes, payload: int) -> None:
+        """`version`: None before CONNECT; `payload`: bytes of each that are shown."""
+        self._version = version or Version.V5
+        self._packets = (Packets(begun), Packets())
+        self._payload = payload
+
+    def units(self, data: bytes, *, sent: bool) -> Iterator[Packet]:
+        """The packets that are whole with these bytes."""
+        return self._packets[sent].split(data)
+
+    @staticmethod
+    def concerns(packet: Packet, topic: bytes) -> bool:
+        """Whether a packet names a topic: a PUBLISH to it, or to one below it; what may have it in a filter.
+
+        A topic alias hides it.
+        """
+        first, body, _ = packet
+        kind = first >> 4
+        if kind == PacketType.PUBLISH:
+            name = body[2 : 2 + int.from_bytes(body[:2])]
+            return name == topic or name.startswith(topic + b"/")
+        return kind in NAMING and topic in body
+
+    def line(self, packet: Packet, *, sent: bool) -> Line:
+        """What is told of a packet."""
+        first, body, length = packet
+        try:
+            decoded = decode_packet(first, body, self._version)
+        except PeerError as error:
+            kind = PacketType(first >> 4).name if first >> 4 else "reserved"
+            return {"packet": kind, "bytes": length, "note": "large" if len(body) < length else error.reason}
+        if isinstance(decoded, packets.Connect):
+            self._version = decoded.version
+        return described(decoded, self._payload, length - len(body))
+
+
+def described(packet: packets.Packet, payload: int, cut_off: int = 0) -> Line:
+    """A packet's fields; `cut_off`: bytes of its payload that are not in it."""
+    line: Line = {"packet": type(packet).__name__.upper()}
+    for name, value in zip(packet.__struct_fields__, msgspec.structs.astuple(packet), strict=True):
+        if value is None:
+            continue
+        if name == "payload":
+            line["bytes"] = len(value) + cut_off
+            if payload:
+                line["payload"] = shown_bytes(value, payload)
+        elif name in {"password", "username"}:
+            line[name] = BLANK  # a password may stand in the wrong place, and a token is often the user name
+        elif name == "version":
+            line[name] = VERSIONS[value]
+        elif name == "properties":
+            line.update(_properties(value))
+        elif name == "will":
+            line[name] = described(value, payload) | {"packet": "will"}
+        elif name == "reason_code":
+            line[name] = f"0x{value:02X}"
+        elif name == "reason_codes":
+            line[name] = shown([f"0x{code:02X}" for code in value])
+        elif name == "subscriptions":
+            line[name] = shown([f"{cut(one.topic_filter)} QoS {one.qos}" for one in value])
+        else:
+            line[name] = shown(value)
+    return line
+
+
+def _properties(properties: Properties) -> Line:
+    line: Line = {}
+    for name, value in msgspec.structs.asdict(properties).items():
+        if value is None or value == ():
+            continue
+        if name == "authentication_data":
+            line[name] = BLANK
+        elif name == "user_properties":
+            line[name] = shown_pairs(value)
+        else:
+            line[name] = shown(value)
+    return line
+
+
+def of_connect(connect: Any, payload: int) -> Line:
+    """The line of a CONNECT that came before the trace knew whose it was."""
+    return described(connect, payload)

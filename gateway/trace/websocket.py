@@ -1,0 +1,66 @@
+"""The messages of HTTP's live WebSockets as lines of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.trace.shown import Line, shown_bytes
+from protocols.websocket import TEXT, FrameReader, unmasked_frames
+
+KEPT: Final = 4096  # bytes of a message that are looked at
+CLOSE: Final = "close"
+
+Message = tuple[bytes, int, str]
+"""The begin of a message, its length, and `close` for a Close frame."""
+
+
+class WebSocketDecoder:
+    """One connection's messages; a `gateway.trace.traces.Decoder`."""
+
+    def __init__(self, frames: FrameReader | None, payload: int) -> None:
+        """`frames`: reads on where the connection's own reader is; `payload`: bytes of each message that are shown."""
+        self._frames = frames if frames is not None else FrameReader(TEXT)
+        self._begun = bytearray()
+        self._size = 0
+        self._payload = payload
+
+    def units(self, data: bytes, *, sent: bool) -> Iterator[Message]:
+        """The messages that are whole with these bytes."""
+        if sent:  # what is written is always whole
+            for opcode, payload in unmasked_frames(data):
+                if opcode == TEXT:
+                    yield payload[:KEPT], len(payload), ""
+                elif payload:
+                    yield payload, len(payload), CLOSE
+            return
+        received = self._frames.receive(data)
+        at = 0
+        for end in received.ends:
+            self._gather(received.payload[at:end])
+            yield bytes(self._begun), self._size, ""
+            self._begun.clear()
+            self._size = 0
+            at = end
+        self._gather(received.payload[at:])
+        if received.close is not None:
+            yield received.close, len(received.close), CLOSE
+
+    def _gather(self, part: bytes) -> None:
+        self._size += len(part)
+        self._begun += part[: KEPT - len(self._begun)]
+
+    @staticmethod
+    def concerns(message: Message, topic: bytes) -> bool:
+        """Whether a message names a topic."""
+        return topic in message[0]
+
+    def line(self, message: Message, *, sent: bool) -> Line:
+        """What is told of a message."""
+        data, size, kind = message
+        if kind == CLOSE:
+            return {"close": int.from_bytes(data[:2]), "reason": shown_bytes(data[2:], 128)}
+        line: Line = {"message": size}
+        if self._payload:
+            line["payload"] = shown_bytes(data, self._payload)
+        return line
