@@ -126,12 +126,14 @@ class Budget:
 
     # Those who wait for their share
 
+    def lacks(self, size: int) -> bool:
+        """Whether so many bytes are not free here."""
+        return self._most_bytes - self.bytes - self.promised < size
+
     def tightest(self, size: int) -> Budget:
-        """This one or the parent: where so many bytes are further from being free."""
+        """This one or a parent: where so many bytes are not free."""
         parent = self.parent
-        if parent is None or self._most_bytes - self.bytes - self.promised < size:
-            return self
-        return parent if parent._most_bytes - parent.bytes - parent.promised < size else self
+        return self if parent is None or self.lacks(size) or not parent.lacks(size) else parent.tightest(size)
 
     def enter(self, waiter: ConnectionBudget, size: int) -> None:
         """Have `waiter` look again when `size` bytes are free."""
@@ -155,6 +157,49 @@ class Budget:
         free = self._most_bytes - self.bytes - self.promised
         if self._wake_at <= free:  # what somebody lacks is not bytes: no look at everybody for each record
             self._wake_at = min(self._most_bytes, free + self._most_bytes // 16)
+
+
+class GroupBudget(Budget):
+    """A group that counts as one among those who share the parent, such as all topics of a tenant.
+
+    The group may have no more on the way than is free in the parent, and of its members nobody more than is left of
+    that: so groups have equal shares, whatever number of senders each has, and senders equal shares of their group's.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, parent: Budget) -> None:
+        super().__init__(parent.bytes_limit, parent.records_limit, parent)
+        self._whole = parent
+
+    @property
+    def _held(self) -> int:
+        return self.bytes + self.promised
+
+    def allows(self, size: int, records: int) -> bool:
+        """See `Budget.allows`."""
+        return self._whole.allows(self._held + size, self.records + records)
+
+    @property
+    def free(self) -> int:
+        """See `Budget.free`."""
+        return max(0, self._whole.free - self._held)
+
+    def lacks(self, size: int) -> bool:
+        """See `Budget.lacks`."""
+        return self._whole.lacks(self._held + size)
+
+    def tightest(self, size: int) -> Budget:
+        """It is the group's share that is used up."""
+        return self
+
+    def enter(self, waiter: ConnectionBudget, size: int) -> None:
+        """See `Budget.enter`: what the group gives back is free for it, and the group has less; so half of it does."""
+        self._whole.enter(waiter, (self._held + size + self._whole.free) // 2)
+
+    def leave(self, waiter: ConnectionBudget) -> None:
+        """See `Budget.leave`."""
+        self._whole.leave(waiter)
 
 
 UNBOUNDED: Final = Budget(sys.maxsize, sys.maxsize)

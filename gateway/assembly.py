@@ -212,7 +212,14 @@ async def open_log(
     process.keep_on("topics", topics.run)
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
-        kafka, config.budget, topics, spawn=spawn, clock=process.loop.time, wall_clock=wall_clock, rng=process.rng
+        kafka,
+        config.budget,
+        topics,
+        spawn=spawn,
+        clock=process.loop.time,
+        wall_clock=wall_clock,
+        rng=process.rng,
+        tenancy=Tenancy(config.security.tenants.enabled),
     )
     stack.push_async_callback(publisher.stop)
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)

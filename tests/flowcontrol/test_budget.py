@@ -1,8 +1,10 @@
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowcontrol.budget import Budget, BudgetError
+from flowcontrol.budget import Budget, BudgetError, ConnectionBudget, GroupBudget
 
 
 @given(
@@ -73,3 +75,75 @@ def test_nothing_is_refused_over_the_limit():
 def test_limits_must_be_positive():
     with pytest.raises(ValueError, match="positive"):
         Budget(0, 1)
+
+
+class Sender:
+    """A greedy one: it takes one byte after the other, as long as its gate is open."""
+
+    def __init__(self, topic: Budget) -> None:
+        self.topic = topic
+        self.budget = ConnectionBudget(10_000, 10_000)
+
+    def send(self) -> bool:
+        if not self.budget.gate.is_open:
+            return False
+        self.topic.take(1)
+        self.budget.take(1, 1, self.topic)
+        return True
+
+    def answered(self) -> None:
+        self.topic.give(1)
+        self.budget.give(1)
+
+
+def shares(*senders: list[Sender]) -> list[int]:
+    """What each group has on the way when all have sent for long and Kafka answers in order, most slowly."""
+    sent: deque[Sender] = deque()
+    for _ in range(200):
+        for sender in (sender for group in senders for sender in group):
+            for _ in range(400):
+                if sender.send():
+                    sent.append(sender)
+        for _ in range(min(len(sent), 100)):
+            sent.popleft().answered()
+    return [sum(sender.budget.bytes for sender in group) for group in senders]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_groups_have_equal_shares_whatever_number_of_senders_each_has(grouped: bool) -> None:
+    """A tenant with 49 greedy connections and one with a single one: a greedy group gets at most twice the other's."""
+    process = Budget(10_000, 10_000)
+    tenants = [GroupBudget(process) if grouped else process for _ in range(2)]
+    many = [Sender(Budget(10_000, 10_000, tenants[0])) for _ in range(49)]
+    one = [Sender(Budget(10_000, 10_000, tenants[1]))]
+    of_many, of_one = shares(many, one)
+    assert process.bytes == of_many + of_one
+    assert (of_one * 2.5 > of_many) is grouped, (of_many, of_one)
+    # A modest one, of whichever group, is not kept from sending.
+    for tenant in tenants:
+        modest = Sender(Budget(10_000, 10_000, tenant))
+        assert modest.send()
+    assert process.gate.is_open
+
+
+def test_a_groups_budget_is_exact_and_wakes_those_who_wait() -> None:
+    process = Budget(800, 800)
+    tenant, other = GroupBudget(process), GroupBudget(process)
+    greedy, second = Sender(Budget(800, 800, tenant)), Sender(Budget(800, 800, other))
+    while greedy.send():
+        pass
+    held = greedy.budget.bytes
+    assert tenant.bytes == process.bytes == held
+    assert greedy.budget.waits_for is tenant
+    assert tenant.free == max(0, 700 - 2 * held)
+    while second.send():
+        pass
+    for _ in range(second.budget.bytes):
+        second.answered()
+    assert second.budget.gate.is_open
+    for _ in range(held // 2):
+        greedy.answered()
+    assert greedy.budget.gate.is_open, "half of it was answered"
+    for _ in range(held - held // 2):
+        greedy.answered()
+    assert process.bytes == tenant.bytes == 0

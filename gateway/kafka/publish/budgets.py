@@ -12,12 +12,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from flowcontrol.budget import Budget, ConnectionBudget
+from flowcontrol.budget import Budget, ConnectionBudget, GroupBudget
 from gateway.config import BudgetConfig
 from gateway.flow import BudgetFlow, budget_flow
 from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
 from gateway.statistics import gauge
+from mapping.tenants import NO_TENANTS, Tenancy
 
+TENANTS: Final = 200  # that the metrics tell of, those with the most on the way
 OUTGOING: Final = "outgoing"  # what the budget of all receivers is called
 
 
@@ -26,6 +28,9 @@ class BudgetStatistics(msgspec.Struct, frozen=True):
 
     limit_bytes: Annotated[int, gauge("bytes submitted and not answered at which nobody is asked for more")]
     topic_bytes: Annotated[dict[str, int], gauge("bytes submitted and not answered", "topic")]
+    tenant_bytes: Annotated[
+        dict[str, int], gauge("bytes submitted and not answered, of the 200 tenants with the most", "tenant")
+    ]
     outgoing_limit_bytes: Annotated[int, gauge("bytes on the way to clients, of which each may have what is free")]
     outgoing_bytes: Annotated[int, gauge("bytes sent to clients that they have neither read nor settled")]
     outgoing_receivers: Annotated[int, gauge("receivers that hold a part of these")]
@@ -33,14 +38,19 @@ class BudgetStatistics(msgspec.Struct, frozen=True):
 
 
 class Budgets:
-    """One for the process, which each topic's has for its parent, and a connection's of its own."""
+    """One for the process, which each topic's has for its parent, and a connection's of its own.
 
-    def __init__(self, limits: BudgetConfig) -> None:
+    A tenant's topics have one between theirs and the process's.
+    """
+
+    def __init__(self, limits: BudgetConfig, tenancy: Tenancy = NO_TENANTS) -> None:
         self.process = Budget(limits.process_bytes, limits.process_records)  # bytes and records of the whole process
         self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
         # bytes on their way to clients; its records are the receivers that hold some
         self.outgoing = Budget(limits.outgoing_bytes, sys.maxsize)
         self._limits = limits
+        self._tenancy = tenancy
+        self._tenants: dict[str, GroupBudget] = {}
         self._topics: dict[str, Budget] = {}
         self._kept: set[str] = set()
 
@@ -48,9 +58,19 @@ class Budgets:
         """The budget of a topic; it goes with `forget` unless it is kept."""
         budget = self._topics.get(name)
         if budget is None:
-            budget = Budget(self._limits.topic_bytes, self._limits.process_records, parent=self.process)
+            budget = Budget(self._limits.topic_bytes, self._limits.process_records, parent=self._above(name))
             budget.gate.subscribe(partial(pauses.turned, TOPIC_BUDGET, f"topic {name}"))
             self._topics[name] = budget
+        return budget
+
+    def _above(self, topic: str) -> Budget:
+        """The budget that a topic's is a part of: its tenant's, or the process's."""
+        tenant = self._tenancy.of(topic).tenant
+        if tenant is None:
+            return self.process
+        budget = self._tenants.get(tenant)
+        if budget is None:
+            budget = self._tenants[tenant] = GroupBudget(self.process)
         return budget
 
     def keep(self, name: str) -> Budget:
@@ -77,7 +97,12 @@ class Budgets:
         """The process's, that of what goes out, and those of so many topics that have the most in them."""
         fullest = heapq.nlargest(topics, self._topics.items(), key=lambda item: item[1].bytes)
         whole = (budget_flow(PROCESS, self.process), budget_flow(OUTGOING, self.outgoing))
-        return [*whole, *(budget_flow(f"topic {name}", each) for name, each in fullest)]
+        tenants = heapq.nlargest(topics, self._tenants.items(), key=lambda item: item[1].bytes)
+        return [
+            *whole,
+            *(budget_flow(f"tenant {name}", each) for name, each in tenants),
+            *(budget_flow(f"topic {name}", each) for name, each in fullest),
+        ]
 
     def statistics(self) -> BudgetStatistics:
         """As of now."""
@@ -85,6 +110,10 @@ class Budgets:
         return BudgetStatistics(
             limit_bytes=self.process.bytes_limit,
             topic_bytes={name: each.bytes for name, each in self._topics.items()},
+            tenant_bytes={
+                name: each.bytes
+                for name, each in heapq.nlargest(TENANTS, self._tenants.items(), key=lambda item: item[1].bytes)
+            },
             outgoing_limit_bytes=outgoing.bytes_limit,
             outgoing_bytes=outgoing.bytes,
             outgoing_receivers=outgoing.records,

@@ -32,6 +32,7 @@ from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
+from mapping.tenants import NO_TENANTS, Tenancy
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,10 @@ class Publisher:
         clock: Callable[[], float],  # monotonic seconds; the loop's
         wall_clock: Callable[[], int],  # milliseconds since the epoch
         rng: random.Random,  # breaks ties where a sender without a name is placed
+        tenancy: Tenancy = NO_TENANTS,  # whose the topics are
     ) -> None:
         # bytes and records submitted and not settled, of the process, of topics and of connections
-        self.budgets = Budgets(limits)
+        self.budgets = Budgets(limits, tenancy)
         self.budget = self.budgets.process  # that of the whole process
         # its gate: when it shuts, stop reading from clients and stop granting credit
         self.gate: Gate = self.budget.gate

@@ -282,6 +282,8 @@ class Client(ClientPort):
         """Go on with an exchange of AUTH, before CONNACK or for a re-authentication (section 4.12)."""
         assert self._dialogue is not None  # the connection refuses AUTH without a method
         step = await self._dialogue.receive(event)
+        if isinstance(step, Done) and self.grant is not None and not self._is_of_its_tenant(step.identity):
+            self.disconnect(ReasonCode.NOT_AUTHORIZED, "the tenant is another one")
         if self._connection.is_open or self._connection.connect is None:
             return []
         return await self._judged(self._connection.connect, step)
@@ -295,6 +297,15 @@ class Client(ClientPort):
             return []
         assert self._dialogue is not None
         return await self._admit(connect, step.identity, self._dialogue.properties(step.data))
+
+    def _is_of_its_tenant(self, identity: Identity) -> bool:
+        """Whether who authenticates again has the tenant that its session belongs to."""
+        assert self._pump is not None
+        assert self.grant is not None
+        try:
+            return self._services.place(identity, self._pump.peercert).tenant == self.grant.identity.tenant
+        except NoTenantError:
+            return False
 
     def _refuse(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> list[Any]:
         if not self._is_over:
