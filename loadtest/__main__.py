@@ -213,7 +213,8 @@ async def faults(options: argparse.Namespace) -> int:
     """Run it; 0 when everything held that must."""
     allow_files()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-faults-"))
-    outcomes = await run_faults(directory, bench.Plan(**chosen(options, bench.Plan._fields)), options.only, say)
+    plan = bench.Plan(**chosen(options, bench.Plan._fields))
+    outcomes = await run_faults(directory, plan, options.only, say, secured=options.secured)
     say(f"report: {directory / 'faults.md'}, {directory / 'faults.html'}")
     report = Report("faults")
     for outcome in outcomes:

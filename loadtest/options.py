@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from loadtest.faults import bench
+from loadtest.faults.cluster import LOGINS
 from loadtest.run import commands
 from loadtest.scenarios import (
     amqp_kills,
@@ -160,6 +161,9 @@ def arguments(description: str | None) -> argparse.Namespace:
     for name in going_wrong._fields:
         value = getattr(going_wrong, name)
         broken.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value:g}")
+    broken.add_argument(
+        "--secured", choices=tuple(LOGINS), help="those of three brokers alone, which ask the gateway who it is, here"
+    )
     broken.add_argument("--only", action="append", default=[], help="faults whose name begins so; may be given again")
     rolls = scenario("rolling", "three gateways behind a balancer, each restarted by drain under load")
     roll = rolling.Plan()

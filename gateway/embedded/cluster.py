@@ -287,12 +287,14 @@ class Command:
         if self._ready_file is None:
             return
         brokers = sorted(self._cluster.brokers.items())
+        secured = self._cluster.secured
         facts: dict[str, Any] = {
             "pid": os.getpid(),
             "bootstrap_servers": self._cluster.bootstrap_servers,
             "nodes": {node: broker.pid for node, broker in brokers if broker.is_running},
             "addresses": {node: broker.bootstrap_servers for node, broker in brokers},
-            "secured": {name: self._cluster.servers(name) for name in LISTENERS if self._cluster.secured is not None},
+            "secured": {name: self._cluster.servers(name) for name in LISTENERS if secured is not None},
+            "secrets": None if secured is None else str(secured.ca.parent),
         }
         fresh = self._ready_file.with_name(f".{self._ready_file.name}.new")
         fresh.write_text(json.dumps(facts) + "\n")

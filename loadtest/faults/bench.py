@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from loadtest.faults.cluster import COPIES
+from loadtest.faults.cluster import COPIES, KafkaCluster
 from loadtest.faults.kafka import Kafka
 from loadtest.faults.load import Load, Sample, Stored, Terms
 from loadtest.faults.proxy import Proxy
@@ -216,7 +216,7 @@ class Bench:
         *,
         say: Callable[[str], None] = print,
         tiny: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
-        cluster: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
+        cluster: Callable[[], contextlib.AbstractAsyncContextManager[KafkaCluster]] | None = None,
     ) -> None:
         """`proxy` stands before a second listener of `kafka`.
 
@@ -234,26 +234,27 @@ class Bench:
         """One fault."""
         self._say(f"{fault.name}: {fault.what}")
         async with contextlib.AsyncExitStack() as stack:
-            kafka = self._kafka
+            kafka, login = self._kafka, dict[str, str]()
             if fault.tiny:
                 assert self._tiny is not None
                 kafka = await stack.enter_async_context(self._tiny())
-            if fault.in_sync:
-                assert self._cluster is not None
-                kafka = await stack.enter_async_context(self._cluster())
             host, port = self._proxy.address
             bootstrap = f"{host}:{port}" if fault.proxied else kafka.bootstrap_servers
-            gateway = await stack.enter_async_context(self._gateway(fault, bootstrap))
+            if fault.in_sync:
+                assert self._cluster is not None
+                kafka = cluster = await stack.enter_async_context(self._cluster())
+                bootstrap, login = cluster.way()
+            gateway = await stack.enter_async_context(self._gateway(fault, bootstrap, login))
             outcome = await self._run(fault, gateway, kafka)
         for problem in outcome.problems:
             self._say(f"  {problem}")
         return outcome
 
     @contextlib.asynccontextmanager
-    async def _gateway(self, fault: Fault, bootstrap: str) -> AsyncIterator[GatewayProcess]:
+    async def _gateway(self, fault: Fault, bootstrap: str, login: Mapping[str, str]) -> AsyncIterator[GatewayProcess]:
         directory = self._directory / fault.name.replace(" ", "-").replace(",", "")
         directory.mkdir(parents=True, exist_ok=True)
-        gateway = GatewayProcess(directory, bootstrap, environment=self.plan.settings())
+        gateway = GatewayProcess(directory, bootstrap, environment={**self.plan.settings(), **login})
         try:
             await gateway.start()
             yield gateway

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
@@ -22,6 +23,27 @@ from loadtest.start import start_process
 START_S: Final = 180.0
 COPIES: Final = 3
 _POLL_S: Final = 0.05
+LOGINS: Final[Mapping[str, Mapping[str, str]]] = {
+    "TLS": {"security_protocol": "SSL", "ssl_certfile": "client.pem", "ssl_keyfile": "client.key"},
+    "SASL": {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "gateway",
+        "sasl_password_file": "password",
+    },
+}
+"""The gateway's keys of `[kafka]` for a listener of secured brokers; files are those of the cluster."""
+_FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "sasl_password_file")
+_READ, _WRITE, _CREATE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALLOW = 3, 4, 5, 8, 10, 3
+_TOPIC, _GROUP, _CLUSTER, _TRANSACTION = 2, 3, 4, 5
+_LITERAL, _PREFIXED = 3, 4
+RIGHTS: Final = (
+    (_TOPIC, "*", _LITERAL, (_DESCRIBE, _READ, _WRITE, _DESCRIBE_CONFIGS)),
+    (_GROUP, "*", _LITERAL, (_DESCRIBE, _READ)),
+    (_CLUSTER, "kafka-cluster", _LITERAL, (_CREATE, _DESCRIBE)),
+    (_TRANSACTION, "trivium-", _PREFIXED, (_DESCRIBE, _WRITE)),
+)
+"""What docs/operations.md says that a gateway needs."""
 _PREFERRED: Final = 0  # ElectLeaders' election_type
 _UNNECESSARY: Final = 84  # it leads already
 
@@ -73,9 +95,13 @@ class ElectPreferred(Request[_ElectLeaders]):  # type: ignore[misc]
 class KafkaCluster:
     """Three brokers in a directory; see `Kafka`, whose `kill` is the loss of all of them."""
 
-    def __init__(self, directory: Path) -> None:
-        """Nothing runs yet."""
+    def __init__(self, directory: Path, listener: str | None = None) -> None:
+        """Nothing runs yet.
+
+        `listener`: of `LOGINS`; the brokers ask who everybody is, and a gateway comes to this one.
+        """
         self._directory = directory
+        self._listener = listener
         self._ready = directory / "ready.json"
         self._facts: dict[str, Any] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -90,6 +116,17 @@ class KafkaCluster:
     def bootstrap_servers(self) -> str:
         """Where they listen."""
         return str(self._facts["bootstrap_servers"])
+
+    def way(self) -> tuple[str, dict[str, str]]:
+        """Where a gateway finds them, and its settings for that, by environment."""
+        if self._listener is None:
+            return self.bootstrap_servers, {}
+        secrets = Path(self._facts["secrets"])
+        login = {"ssl_cafile": "ca.pem", **LOGINS[self._listener]}
+        settings = {name: str(secrets / value) if name in _FILES else value for name, value in login.items()}
+        return self._facts["secured"][self._listener], {
+            f"TRIVIUM_KAFKA__{name.upper()}": settings[name] for name in login
+        }
 
     @property
     def is_running(self) -> bool:
@@ -108,6 +145,7 @@ class KafkaCluster:
         else:
             self._ready.unlink(missing_ok=True)
             argv = [sys.executable, "-m", "gateway.embedded.cluster", "--directory", str(self._directory / "data")]
+            argv += [] if self._listener is None else ["--secured"]
             with (self._directory / "cluster.log").open("ab") as log:
                 self._process = await start_process(
                     *command_line(*argv, "--ready-file", str(self._ready)),
@@ -145,6 +183,16 @@ class KafkaCluster:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
 
+    async def grant(self) -> None:
+        """Allow the gateway what it needs, over the plain listener, where everybody may."""
+        async with self._admin() as admin:
+            for kind, name, pattern, operations in RIGHTS:
+                for operation in operations:
+                    request = CreateAclsRequest(kind, name, pattern, "User:gateway", "*", operation, _ALLOW)
+                    answer = await admin._send_to_controller(request)
+                    if answer.creation_responses[0][0]:
+                        raise RuntimeError(f"Kafka does not allow it: {answer}")
+
     async def leaders(self, topic: str) -> dict[int, int]:
         """Who leads each partition of a topic."""
         async with self._admin() as admin:
@@ -172,12 +220,14 @@ class KafkaCluster:
 
 
 @asynccontextmanager
-async def three_brokers(directory: Path) -> AsyncIterator[KafkaCluster]:
-    """Start them."""
+async def three_brokers(directory: Path, listener: str | None = None) -> AsyncIterator[KafkaCluster]:
+    """Start them; `listener`: as in `KafkaCluster`."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    cluster = KafkaCluster(directory)
+    cluster = KafkaCluster(directory, listener)
     try:
         await cluster.start()
+        if listener is not None:
+            await cluster.grant()
         yield cluster
     finally:
         await cluster.stop()

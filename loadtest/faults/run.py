@@ -18,29 +18,37 @@ def table(plan: Plan) -> list[Fault]:
     return [*of_kafka.faults(plan), *of_cluster.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
 
 
-async def run(directory: Path, plan: Plan, only: list[str], say: Callable[[str], None]) -> list[Outcome]:
-    """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory."""
+async def run(
+    directory: Path, plan: Plan, only: list[str], say: Callable[[str], None], *, secured: str | None = None
+) -> list[Outcome]:
+    """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory.
+
+    `secured`: those of three brokers alone, by this listener of theirs (`loadtest.faults.cluster.LOGINS`).
+    """
     outcomes: list[Outcome] = []
     async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
         bench = Bench(
             directory, plan, kafka, proxy, say=say, tiny=lambda: tiny_kafka(directory / "tiny", say),
-            cluster=lambda: three_brokers(directory / "cluster"),
+            cluster=lambda: three_brokers(directory / "cluster", secured),
         )  # fmt: skip
         for fault in table(plan):
+            if secured is not None and not fault.in_sync:
+                continue
             if only and not any(fault.name.startswith(name) for name in only):
                 continue
             if not kafka.is_running:
                 await kafka.start()
             outcomes.append(await bench.run(fault))
-            write(directory, plan, outcomes)
+            write(directory, plan, outcomes, secured)
     return outcomes
 
 
-def write(directory: Path, plan: Plan, outcomes: list[Outcome]) -> None:
+def write(directory: Path, plan: Plan, outcomes: list[Outcome], secured: str | None) -> None:
     """The report of what there is so far."""
     rate = f"{plan.rate:g} messages a second of each protocol" if plan.rate else "as fast as answered"
     note = (
         f"{plan.connections} connections of each protocol, windows of {plan.window}, {plan.size} bytes, {rate};"
+        f"{'' if secured is None else f'; by the listener {secured}, with ACLs'};"
         f" budget {plan.budget} MiB, delivery timeout {plan.delivery_timeout:g} s; load average"
         f" {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} processors."
     )

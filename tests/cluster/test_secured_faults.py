@@ -1,0 +1,28 @@
+"""`python -m loadtest faults --secured` in short: a leader is lost, and the gateway has to log in anew."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from loadtest.faults import of_cluster
+from loadtest.faults.bench import Bench, Plan
+from loadtest.faults.cluster import LOGINS, three_brokers
+from loadtest.faults.proxy import Proxy
+
+pytestmark = pytest.mark.cluster
+PLAN = Plan(connections=2, window=10, rate=50, before=0.5, after=0.1, short=0.5, patience=120)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("listener", LOGINS)
+async def test_nothing_is_lost_with_a_leader_whichever_way_the_gateway_logs_in(tmp_path: Path, listener: str) -> None:
+    (fault,) = (one for one in of_cluster.faults(PLAN) if one.name == "leader killed")
+    async with three_brokers(tmp_path / "cluster", listener) as cluster:
+        unused = Proxy(("127.0.0.1", 0))
+        bench = Bench(tmp_path, PLAN, cluster, unused, cluster=lambda: contextlib.nullcontext(cluster))
+        outcome = await bench.run(fault)
+    assert outcome.problems == []
+    assert min(verdict.acknowledged for verdict in outcome.stored.verdicts.values()) > 20
