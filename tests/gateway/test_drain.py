@@ -7,7 +7,7 @@ import itertools
 import json
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -19,9 +19,11 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config import DrainConfig
 from gateway.drain import TICK_S, Drain
+from gateway.listeners import make_mqtt
 from protocols.mqtt import packets
 from protocols.rest.live_messages import SUBPROTOCOL
 from tests.support.amqp import ThreadedSender
+from tests.support.assembled import assembled
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import PahoClient, RawClient
 
@@ -36,6 +38,7 @@ redirect = "other.example:5673"
 [drain]
 lead_s = 2
 """
+NewTopic = Callable[..., Awaitable[str]]
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60}
 
 
@@ -137,6 +140,27 @@ async def test_hurry_ends_the_lead() -> None:
     hurry.set()
     await asyncio.wait_for(running, 10)
     assert not hall.connections[0].left
+
+
+async def test_what_kafka_has_answered_is_acknowledged_before_the_end(bootstrap: str, new_topic: NewTopic) -> None:
+    topic = await new_topic()
+    async with assembled(bootstrap, create=False, mqtt={"address": "127.0.0.1:0"}) as made:
+        listener = make_mqtt(*made)
+        await listener.start()
+        host, _, port = listener.bound.rpartition(":")
+        client = await RawClient.connect((host, int(port)))
+        (leaving,) = listener.departing()
+        client.send(packets.Publish(f"{topic}/a", b"1", 1, packet_id=7))
+        async with asyncio.timeout(60):
+            for waits in (False, True):  # asked in each turn of the loop
+                while (leaving.load > 0) is waits:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        assert not leaving.may_leave, "its acknowledgement comes at the end of the turn"
+        leaving.leave()  # as all that are left are told in the end
+        assert [type(one) for one in await client.expect_end()] == [packets.Puback, packets.Disconnect]
+        client.drop()
+        listener.stop_taking()
+        await listener.stop(10)
 
 
 async def answers_ready(gateway: GatewayProcess) -> tuple[int, dict[str, Any]]:

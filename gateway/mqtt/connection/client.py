@@ -398,11 +398,12 @@ class Client(ClientPort):
 
     @property
     def may_leave(self) -> bool:
-        """Whether Kafka has answered for every message; their acknowledgements are written with the DISCONNECT."""
-        return self.session is None or not self.session.budget.records
+        """Whether Kafka has answered for every message, and the client knows."""
+        return self.session is None or not (self.session.budget.records or (self._incoming and self._incoming.waiting))
 
     def leave(self) -> None:
-        """DISCONNECT 0x8B, or 0x9C where another server is known."""
+        """DISCONNECT 0x8B, or 0x9C where another server is known, behind the acknowledgements that are due."""
+        self.answered()
         self.disconnect(*farewell(self._services.config, ReasonCode.SERVER_SHUTTING_DOWN))
 
     def taken_over(self) -> None:

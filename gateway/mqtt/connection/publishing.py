@@ -291,6 +291,11 @@ class Incoming:
         connection.send_pubacks(good)
         counters.acknowledged += len(good)
 
+    @property
+    def waiting(self) -> int:
+        """Messages at QoS 1 and 2 that wait for PUBACK or PUBREC."""
+        return len(self._acks)
+
     def end(self) -> None:
         """The connection is gone."""
         if self._rate is not None:
