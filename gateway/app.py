@@ -21,6 +21,7 @@ from gateway.assembly import (
     ListenerSecurity,
     Process,
     compile_rules,
+    load_certificates,
     open_listener_security,
     open_log,
     open_state,
@@ -40,10 +41,9 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.listeners import Listener, make_listeners
+from gateway.listeners import ProtocolSide, make_servers
 from gateway.net.descriptors import descriptors
-from gateway.net.listener import ListenError, listen_error
-from gateway.net.proxied import check_proxies
+from gateway.net.listener import Listener, ListenError, listen_error
 from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
@@ -52,13 +52,12 @@ from gateway.observe.management import Management, Route
 from gateway.observe.metrics import Metrics
 from gateway.operators import operator_routes
 from gateway.pauses import pauses
-from gateway.ports import check_exposure, check_ports
+from gateway.ports import check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tenants import Tenants
-from gateway.security.tls import make_tls
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
 from gateway.trace.traces import Traces
@@ -88,9 +87,9 @@ def check(config: Config) -> None:
         check_exposure(config)
         check_proxies(config)
         AccessList(config.security.access)
-        Tenants(config.security)
-        check_logins(config.security)
-        make_tls(config.security)
+        Tenants(config.security, listeners(config))
+        check_logins(config.security, {login for one in listeners(config) for login in one.logins})
+        load_certificates(config)
         Authenticator(config.security)
         logins.of(config.kafka)
     except (ConfigError, RuleError) as error:
@@ -122,7 +121,7 @@ class App:
         self._hurry = asyncio.Event()  # nobody is sent away at a rate, or no more
         self._drain = Drain(
             config.drain,
-            lambda: self._listeners,
+            lambda: self._servers,
             settle_s=config.drain_timeout_s / 2,
             lead_s=LEAD_S if config.kafka.bootstrap_servers is not None else 0.0,
         )
@@ -132,7 +131,7 @@ class App:
         self._served = False
         self._broker = broker
         self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
-        self._listeners: list[Listener] = []
+        self._servers: list[ProtocolSide] = []
         self._management: Management | None = None
         self._publisher: Publisher | None = None
         self._state: StateTopics | None = None
@@ -221,17 +220,20 @@ class App:
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics
-        self._listeners = make_listeners(process, security, kafka_log, state)
-        stack.push_async_callback(self._stop_listeners)
-        for listener in self._listeners:
-            await listener.start()
+        self._servers = make_servers(process, security, kafka_log, state)
+        stack.push_async_callback(self._stop_servers)
+        for server in self._servers:
+            await server.start()
 
         lag = LoopLag(loop)
         lag.start()
         stack.callback(lag.stop)
         metrics = Metrics()
+        for server in self._servers:
+            metrics.add_source(server.name, server.statistics)
         for listener in self._listeners:
-            metrics.add_source(listener.name, listener.statistics)
+            labels = {"listener": listener.name, "protocol": listener.settings.protocol}
+            metrics.add_source("listener", listener.statistics, labels=labels)
         for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
         metrics.add_source("event_loop", lag.statistics)
@@ -246,17 +248,16 @@ class App:
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
         self._watch_kafka(kafka_log.publisher, stack)
-        flow = Flow([listener.flowing for listener in self._listeners], kafka_log.publisher.budgets.flow, pauses)
+        flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         traces = Traces()
-        routes = operator_routes(self._listeners, state.sessions, kafka_log.lookup, traces)
+        routes = operator_routes(self._servers, state.sessions, kafka_log.lookup, traces)
         await self._open_management(
             stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
         )
         stack.callback(traces.stop)  # first: the management listener waits for their readers
 
         def on_hangup() -> None:
-            if security.tls is not None:
-                security.tls.reload()
+            security.certificates.reload()
             logins.reload()
             self._tasks.spawn(security.authenticator.reload())
 
@@ -313,14 +314,14 @@ class App:
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.
-        context = None if address.is_loopback else security.tls_context
         settings = self._config.security
+        context = None if address.is_loopback else security.certificates.context(settings.tls)
         management = self._management = Management(
             metrics,
             self._readiness,
             flow,
             admit=admit,
-            hosts=Hosts(settings, asks_nobody=address.is_loopback),
+            hosts=Hosts(settings, login_needed=not (address.is_loopback or settings.allow_anonymous)),
             origins=Origins(settings),
             ssl_context=context,
             spark_jobs=self._config.management.spark_jobs,
@@ -391,14 +392,19 @@ class App:
         left = self._config.drain_timeout_s - CLOSE_S - spent
         await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
 
-    async def _stop_listeners(self) -> None:
+    @property
+    def _listeners(self) -> list[Listener]:
+        """Those of all protocols."""
+        return [listener for server in self._servers for listener in server.listeners]
+
+    async def _stop_servers(self) -> None:
         """Stop accepting, let Kafka answer what was taken, close the connections; all within `drain_timeout_s`."""
         self._stopping = True
-        for listener in self._listeners:
-            listener.stop_taking()
+        for server in self._servers:
+            server.stop_taking()
         if self._publisher is not None:
             await self._publisher.drain(self._config.drain_timeout_s / 2)
-        ends = await asyncio.gather(*(listener.stop(CLOSE_S) for listener in self._listeners), return_exceptions=True)
-        for listener, error in zip(self._listeners, ends, strict=True):
+        ends = await asyncio.gather(*(server.stop(CLOSE_S) for server in self._servers), return_exceptions=True)
+        for server, error in zip(self._servers, ends, strict=True):
             if error is not None:  # the others have closed all the same
-                failures.tell("listener", error, listener.name)
+                failures.tell("listener", error, server.name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -50,13 +49,14 @@ from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
+from gateway.ports import listeners
 from gateway.rates import Rates
 from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.security.tenants import Tenants
-from gateway.security.tls import Tls, make_tls
+from gateway.security.tls import Certificates
 from gateway.spawn import Spawn, Tasks, keep_on
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.rules import RuleError, Rules, RuleText
@@ -96,8 +96,7 @@ class Process(msgspec.Struct, frozen=True):
 class ListenerSecurity(msgspec.Struct, frozen=True):
     """The security context that all listeners share."""
 
-    tls: Tls | None  # the certificate, which can be reloaded; None: plain text
-    tls_context: ssl.SSLContext | None  # what the listeners open TLS connections with
+    certificates: Certificates  # what the listeners open TLS connections with; they can be reloaded
     authenticator: Authenticator  # checks logins
     tenants: Tenants  # finds whose clients they are
     access_list: AccessList  # the rights of identities
@@ -154,22 +153,30 @@ def compile_rules(config: Config) -> Rules:
     return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
 
 
+def load_certificates(config: Config) -> Certificates:
+    """The TLS of all listeners, management's among them; ConfigError names a file that cannot be used."""
+    certificates = Certificates()
+    certificates.context(config.security.tls)
+    for one in listeners(config):
+        certificates.context(one.tls, one.tls_key)
+    return certificates
+
+
 async def open_listener_security(process: Process) -> ListenerSecurity:
     """TLS, logins, the access list, mapping rules and tracing."""
     config = process.config
-    tls = make_tls(config.security)
+    certificates = load_certificates(config)
     authenticator = Authenticator(config.security)
     await authenticator.start()
     process.stack.push_async_callback(authenticator.stop)
     process.keep_on("authentication", authenticator.run)
     tracing = make_tracing(config.observe)
     rules = compile_rules(config)
-    tenants = Tenants(config.security)
+    tenants = Tenants(config.security, listeners(config))
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
     return ListenerSecurity(
-        tls=tls,
-        tls_context=tls.context if tls is not None else None,
+        certificates=certificates,
         authenticator=authenticator,
         tenants=tenants,
         access_list=AccessList(

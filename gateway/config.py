@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.secret import is_secret_name
 from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, LimitsConfig, MappingConfig
+from gateway.settings.listeners import ListenerConfig
 from gateway.settings.protocols import (
     AddressRule,
     AmqpConfig,
@@ -111,6 +112,7 @@ __all__ = [
     "HttpConfig",
     "KafkaConfig",
     "LimitsConfig",
+    "ListenerConfig",
     "LogConfig",
     "ManagementConfig",
     "MqttConfig",
@@ -138,6 +140,8 @@ class Config(BaseSettings):
     drain_timeout_s: Annotated[float, Field(gt=0, le=10)] = 8.0
     """how long a stop may take by Ctrl-C, or once clients have been sent away (`drain`); at most 10. Half of it is for
     Kafka's answers to what is in flight"""
+    listeners: tuple[ListenerConfig, ...] = ()
+    """all listeners but management's, in the place of the addresses of the sections; see [below](#listeners)"""
     kafka: KafkaConfig = KafkaConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
     budget: BudgetConfig = BudgetConfig()

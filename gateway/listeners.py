@@ -1,7 +1,11 @@
-"""Makes the protocols' listeners out of the parts that `gateway.assembly` has made."""
+"""Makes the protocols' servers, and their listeners, out of the parts that `gateway.assembly` has made.
+
+All listeners of a protocol share one server: its sessions, readers and producers are there once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -11,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
 from gateway.clients import Connected
@@ -25,29 +29,32 @@ from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.listener import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
-from gateway.mqtt.listener import MqttListener
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketListener
-from gateway.rest.listener import RestListener
+from gateway.mqtt.listener import MqttServer
+from gateway.net.listener import Listener
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketServer
+from gateway.ports import listeners
+from gateway.rest.listener import RestServer
 from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.rest.services import RestServices
-from gateway.security.origins import Hosts, Origins
+from gateway.security.entrance import Entrance
+from gateway.security.origins import Origins
 
 
-class Listener(Protocol):
-    """One protocol at one address, from accepted sockets to Kafka and back."""
+class ProtocolSide(Protocol):
+    """One protocol, from its listeners' accepted sockets to Kafka and back."""
 
     name: str
+    listeners: list[Listener]
+
+    def add(self, listener: Listener) -> None:
+        """Serve this one, too; before the start."""
+
+    def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
+        """What a new socket of a listener is spoken by."""
+        ...
 
     async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-
-    @property
-    def bound(self) -> str:
-        """The address really bound, `HOST:PORT`."""
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new connections are accepted."""
+        """Listen; ListenError when an address cannot be had."""
 
     def departing(self) -> Iterable[Departing]:
         """All that are connected to it now."""
@@ -74,40 +81,45 @@ class Listener(Protocol):
         ...
 
 
-def make_listeners(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Listener]:
-    """The listeners of all protocols, in the order in which they start; none of them listens yet."""
+def make_servers(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[ProtocolSide]:
+    """All protocols with their listeners, in the order in which they start; none of them listens yet."""
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
     amqp = make_amqp(process, security, log, state)
-    mqtt.proxies = security.proxies if config.mqtt.proxy_protocol else None
-    amqp.proxies = security.proxies if config.amqp.proxy_protocol else None
-    origins = Origins(config.security, login_in_protocol=True)
+    origins = Origins(config.security)
     mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt), origins)
     amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp}, origins)
     rest = make_rest(process, security, log, state, {"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
-    rest.proxies = security.proxies if config.http.proxy_protocol else None
-    listeners: list[Listener] = [mqtt, amqp, rest]
-    for name, address, endpoint, limit_s, proxies in (
-        ("mqtt", config.mqtt.websocket_address, mqtt_websockets, config.mqtt.connect_timeout_s, mqtt.proxies),
-        ("amqp", config.amqp.websocket_address, amqp_websockets, config.amqp.open_timeout_s, amqp.proxies),
+    servers: list[ProtocolSide] = [mqtt, amqp, rest]
+    for name, endpoint, limit_s in (
+        ("mqtt_websocket", mqtt_websockets, config.mqtt.connect_timeout_s),
+        ("amqp_websocket", amqp_websockets, config.amqp.open_timeout_s),
     ):
-        if address is not None:
-            websockets = WebSocketListener(
-                name,
-                address,
-                endpoint,
-                security.tls_context,
-                Hosts(config.security),
-                handshake_timeout_s=limit_s,
+        websockets = WebSocketServer(
+            name, endpoint, config.security, handshake_timeout_s=limit_s, strangers=security.strangers
+        )
+        open_listeners(websockets, process, security)
+        servers.append(websockets)
+    return servers
+
+
+def open_listeners(server: ProtocolSide, process: Process, security: ListenerSecurity) -> None:
+    """Give a server its protocol's listeners, as configured; they do not listen yet."""
+    for settings in listeners(process.config):
+        if settings.protocol == server.name:
+            listener = Listener(
+                settings,
+                Entrance(settings.name, security.authenticator, settings.logins, security.tenants.at(settings.name)),
+                server.accept,
+                tls=security.certificates.context(settings.tls, settings.tls_key),
                 strangers=security.strangers,
+                proxies=security.proxies if settings.proxy_protocol else None,
             )
-            websockets.proxies = proxies
-            listeners.append(websockets)
-    return listeners
+            server.add(listener)
 
 
-def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttListener:
-    """MQTT's listener."""
+def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttServer:
+    """MQTT's server."""
     log.topics.declare(refused_topic(log.kafka.max_request_bytes))
     services = MqttServices(
         config=process.config.mqtt,
@@ -117,8 +129,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         sessions=state.sessions,
         opening=state.opening,
         retained=state.retained,
-        login=Login(security.authenticator, wall_clock),
-        place=security.tenants.at("mqtt"),
+        login=Login(wall_clock),
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
         answers=Answers(),
@@ -128,13 +139,14 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         clock=process.loop.time,
         wall_clock=wall_clock,
     )
-    listener = MqttListener(services, process.spawn, security.tls_context, security.strangers)
-    log.live_reader.fan_out.written = listener.writes.written
-    return listener
+    server = MqttServer(services, process.spawn, security.strangers)
+    log.live_reader.fan_out.written = server.writes.written
+    open_listeners(server, process, security)
+    return server
 
 
-def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpListener:
-    """AMQP's listener; the producers of its transactions go on in the background until the process ends."""
+def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpServer:
+    """AMQP's server; the producers of its transactions go on in the background until the process ends."""
     config = process.config.amqp
     producer_pool = TransactionalProducerPool(
         log.kafka,
@@ -155,14 +167,14 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         groups=log.groups,
         names=state.groups,
         transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
-        authenticator=security.authenticator,
-        place=security.tenants.at("amqp"),
         access=security.access_list,
         rates=security.rates,
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 16),
     )
-    return AmqpListener(services, process.spawn, security.tls_context, security.strangers)
+    server = AmqpServer(services, process.spawn, security.strangers)
+    open_listeners(server, process, security)
+    return server
 
 
 def make_rest(
@@ -171,8 +183,8 @@ def make_rest(
     log: Log,
     state: State,
     websockets: Mapping[str, WebSocketEndpoint] | None = None,
-) -> RestListener:
-    """HTTP's listener; `websockets`: what is served at these paths beside its own."""
+) -> RestServer:
+    """HTTP's server; `websockets`: what is served at these paths beside its own."""
     services = RestServices(
         config=process.config.http,
         publisher=log.publisher,
@@ -182,11 +194,9 @@ def make_rest(
         catch_up_reader=log.catch_up_reader,
         groups=log.groups,
         names=state.groups,
-        authenticator=security.authenticator,
-        place=security.tenants.at("http"),
         access_list=security.access_list,
         origins=Origins(process.config.security, more=process.config.http.cors_origins),
-        hosts=Hosts(process.config.security),
+        security=process.config.security,
         rules=security.rules,
         keyed=KeyedRequests(
             state.requests,
@@ -208,4 +218,6 @@ def make_rest(
         strangers=security.strangers,
         rates=security.rates,
     )
-    return RestListener(services, tls=security.tls_context, websockets=websockets)
+    server = RestServer(services, websockets=websockets)
+    open_listeners(server, process, security)
+    return server

@@ -1,4 +1,4 @@
-"""What operators may see of clients, and do to them, over the management listener: made of the listeners' parts."""
+"""What operators may see of clients, and do to them, over the management listener: made of the servers' parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.listeners import Listener
+from gateway.listeners import ProtocolSide
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.observe.client_pages import ClientPages
@@ -18,9 +18,9 @@ from gateway.pauses import pauses
 from gateway.trace.traces import Traces
 
 
-def operator_routes(listeners: Sequence[Listener], sessions: Sessions, lookup: Lookup, traces: Traces) -> list[Route]:
+def operator_routes(servers: Sequence[ProtocolSide], sessions: Sessions, lookup: Lookup, traces: Traces) -> list[Route]:
     """The operations of `/clients` and `/trace`."""
-    clients = Clients([listener.clients for listener in listeners], SessionViews(sessions, lookup), pauses)
+    clients = Clients([server.clients for server in servers], SessionViews(sessions, lookup), pauses)
     return [*ClientPages(clients, _acted).routes(), *TracePages(clients, traces, _acted).routes()]
 
 

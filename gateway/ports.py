@@ -1,31 +1,121 @@
-"""Which addresses the gateway and its embedded broker listen on: no port twice, none for everybody by accident."""
+"""The listeners of a configuration: which there are, no port twice, nobody's by accident, and no login that cannot be.
+
+They are the `[[listeners]]`, or where there are none those of the sections (`mqtt.address` and the like), which have
+all logins and the TLS that `security` has. All else sees them as `ListenerSettings`, whichever way they were written.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
+from typing import Final
 
-from gateway.config import Address, Config, ConfigError
+from gateway.config import Address, AmqpConfig, Config, ConfigError, HttpConfig, MqttConfig, SecurityConfig
 from gateway.embedded.storage import HOST
+from gateway.settings.listeners import ListenerProtocol, ListenerSettings, TlsConfig
+from gateway.settings.values import LoginMethod
 
-EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
+EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - of IPv4, of IPv6, which is bound alone; compared with only
+RESERVED: Final = frozenset({"management", "kafka", "kafka_pid", "pid"})
+"""Names that the ready file has for something else."""
+_SHORT: Final[tuple[tuple[ListenerProtocol, str, str], ...]] = (
+    ("mqtt", "mqtt", "address"),
+    ("amqp", "amqp", "address"),
+    ("http", "http", "address"),
+    ("mqtt_websocket", "mqtt", "websocket_address"),
+    ("amqp_websocket", "amqp", "websocket_address"),
+)
+"""The listeners of sections: protocol and name, section, key of the address."""
+_NEEDS: Final[dict[LoginMethod, str]] = {
+    "anonymous": "security.allow_anonymous",
+    "password": "security.password_file or security.plugins",
+    "scram": "security.scram_file",
+    "token": "security.oauth",
+    "certificate": "a client CA (tls.client_ca), or proxy_protocol with security.proxy_common_names",
+}
 
 
-def listeners(config: Config) -> list[tuple[str, Address]]:
-    """Every listener's key and address."""
-    addresses = [
-        ("mqtt.address", config.mqtt.address),
-        ("mqtt.websocket_address", config.mqtt.websocket_address),
-        ("amqp.address", config.amqp.address),
-        ("amqp.websocket_address", config.amqp.websocket_address),
-        ("http.address", config.http.address),
-        ("management.address", config.management.address),
-    ]
-    return [(key, address) for key, address in addresses if address is not None]
+def listeners(config: Config) -> tuple[ListenerSettings, ...]:
+    """All listeners but management's.
+
+    Raises:
+        ConfigError: two have one name, a way to log in is not configured, or nobody could log in; names the key.
+    """
+    found = tuple(_listed(config) if config.listeners else _of_sections(config))
+    for one in found:
+        if not one.logins:
+            raise ConfigError(
+                "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
+                " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect to"
+                f" {one.key}"
+            )
+    return found
+
+
+def _of_sections(config: Config) -> Iterator[ListenerSettings]:
+    for protocol, section, key in _SHORT:
+        settings: MqttConfig | AmqpConfig | HttpConfig = getattr(config, section)
+        address: Address | None = getattr(settings, key)
+        if address is not None:
+            tls = config.security.tls
+            yield ListenerSettings(
+                name=protocol,
+                protocol=protocol,
+                address=address,
+                key=f"{section}.{key}",
+                tls_key="security.tls_",
+                tls=tls,
+                proxy_protocol=settings.proxy_protocol,
+                logins=_logins(config.security, tls, proxied=settings.proxy_protocol),
+                max_connections=None,
+            )
+
+
+def _listed(config: Config) -> Iterator[ListenerSettings]:
+    """Those of `[[listeners]]`; the sections' own would be others beside them."""
+    for section in (config.mqtt, config.amqp, config.http):
+        usual = type(section)()
+        for key in ("address", "websocket_address", "proxy_protocol"):
+            if getattr(section, key, None) != getattr(usual, key, None):
+                name = type(section).__name__.removesuffix("Config").lower()
+                raise ConfigError(f"{name}.{key}: there are [[listeners]], so it has to be said there")
+    names: set[str] = set()
+    for one in config.listeners:
+        key = f"listeners.{one.name}"
+        if one.name in names or one.name in RESERVED:
+            what = "is there twice" if one.name in names else "is not free"
+            raise ConfigError(f"{key}: the name {what}: give it another")
+        names.add(one.name)
+        tls = None if one.plain else one.tls or config.security.tls
+        logins = _logins(config.security, tls, proxied=one.proxy_protocol)
+        if one.logins is not None:
+            for login in one.logins:
+                if login not in logins:
+                    raise ConfigError(f"{key}.logins: {login} needs {_NEEDS[login]}")
+            logins = frozenset(one.logins)
+        yield ListenerSettings(
+            name=one.name,
+            protocol=one.protocol,
+            address=one.address,
+            key=f"{key}.address",
+            tls_key=f"{key}.tls." if one.tls is not None else "security.tls_",
+            tls=tls,
+            proxy_protocol=one.proxy_protocol,
+            logins=logins,
+            max_connections=one.max_connections,
+        )
+
+
+def _logins(security: SecurityConfig, tls: TlsConfig | None, *, proxied: bool) -> frozenset[LoginMethod]:
+    """All ways to log in that there can be at a listener."""
+    certified = (tls is not None and tls.client_ca is not None) or (proxied and security.proxy_common_names)
+    return security.logins | {"certificate"} if certified else security.logins
 
 
 def check_ports(config: Config) -> None:
     """Refuse two listeners on one port; ConfigError: names both keys."""
-    taken = listeners(config)
+    taken = [(one.key, one.address) for one in listeners(config)]
+    taken.append(("management.address", config.management.address))
     if config.kafka.bootstrap_servers is None:
         taken.append(("embedded.port", Address(f"{HOST}:{config.embedded.port}")))
         taken.append(("embedded.controller_port", Address(f"{HOST}:{config.embedded.controller_port}")))
@@ -39,8 +129,20 @@ def check_ports(config: Config) -> None:
 
 
 def _meet(one: str, other: str) -> bool:
-    one, other = ("127.0.0.1" if host == "localhost" else host for host in (one, other))
-    return one == other or not EVERY_ADDRESS.isdisjoint((one, other))
+    if "localhost" in (one, other):  # both families
+        near = (one, other, "127.0.0.1", "::1")
+        return one == other or any(_meet(host, other if one == "localhost" else one) for host in near[2:])
+    return one == other or ((":" in one) == (":" in other) and (one in EVERY_ADDRESS or other in EVERY_ADDRESS))
+
+
+def check_proxies(config: Config) -> None:
+    """ConfigError: a listener expects headers of balancers, and nobody's would be believed."""
+    for one in listeners(config):
+        if one.proxy_protocol and not config.security.trusted_proxies:
+            section = one.key.rpartition(".")[0]
+            raise ConfigError(
+                f"{section}.proxy_protocol: needs security.trusted_proxies, the networks of the balancers"
+            )
 
 
 def check_exposure(config: Config) -> list[str]:
@@ -56,24 +158,27 @@ def check_exposure(config: Config) -> list[str]:
         ConfigError: names every such listener's key.
     """
     security = config.security
-    exposed = [(key, address) for key, address in listeners(config) if not address.is_loopback]
-    passwords = security.password_file is not None or bool(security.plugins)
-    open_ones = [
-        f"{key}: {address} can be reached from other machines without authentication"
-        for key, address in exposed
-        if not (passwords if key == "management.address" else security.authenticates) or not security.authenticates
+    exposed = [one for one in listeners(config) if not one.address.is_loopback]
+    open_ones = [(one.key, one.address) for one in exposed if not one.authenticates]
+    in_clear = [
+        (one.key, one.address, "passwords" if "password" in one.logins else "tokens")
+        for one in exposed
+        if one.tls is None and not one.logins.isdisjoint(("password", "token"))
+    ]
+    management = config.management.address
+    if not management.is_loopback:
+        if not security.takes_passwords:
+            open_ones.append(("management.address", management))
+        if security.tls is None and security.takes_passwords:
+            in_clear.append(("management.address", management, "passwords"))
+    warnings = [
+        f"{key}: {address} can be reached from other machines without authentication" for key, address in open_ones
     ]
     if open_ones and not security.insecure:
         raise ConfigError(
-            "; ".join(open_ones)
+            "; ".join(warnings)
             + " (set security.allow_anonymous = false with security.password_file, security.scram_file,"
-            " security.plugins or security.oauth, or security.tls_require_client_cert; or allow it with"
-            " security.insecure or --insecure)"
+            " security.plugins or security.oauth, or security.tls_require_client_cert; for one of [[listeners]],"
+            " logins without anonymous; or allow it with security.insecure or --insecure)"
         )
-    warnings = list(open_ones)
-    if security.tls_cert is None and (passwords or security.oauth.enabled):
-        secrets = "passwords" if passwords else "tokens"
-        warnings += [
-            f"{key}: {address} takes {secrets} unencrypted: security.tls_cert is not set" for key, address in exposed
-        ]
-    return warnings
+    return warnings + [f"{key}: {address} takes {what} unencrypted: it has no TLS" for key, address, what in in_clear]

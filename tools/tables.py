@@ -38,6 +38,7 @@ from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.native import NativeStatistics
 from gateway.net.descriptors import DescriptorStatistics
+from gateway.net.listener import ListenerStatistics
 from gateway.net.proxied import ProxyStatistics
 from gateway.net.strangers import StrangersStatistics
 from gateway.net.upgrade import Statistics as UpgradeStatistics
@@ -50,6 +51,7 @@ from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
 from gateway.security.tenants import TenantsStatistics
+from gateway.settings.listeners import ListenerConfig, TlsConfig
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 from spark_sinks.statistics import QueryStatistics
@@ -70,6 +72,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "MQTT": {"mqtt": MqttStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
+    "Listeners": {"listener": ListenerStatistics, "proxy_protocol": ProxyStatistics},
     "Into Kafka": {
         "publisher": PublisherStatistics,
         "budget": BudgetStatistics,
@@ -81,7 +84,6 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "authentication": AuthenticationStatistics,
         "kafka_login": LoginStatistics,
         "strangers": StrangersStatistics,
-        "proxy_protocol": ProxyStatistics,
         "limits": RateStatistics,
         "group_names": GroupNamesStatistics,
         "tenants": TenantsStatistics,
@@ -165,8 +167,8 @@ def _default(value: Any) -> str:
     return f"`{value}`" if isinstance(value, str | Path) else f"`{json.dumps(value)}`"
 
 
-def job_part(model: type[BaseModel]) -> str:
-    """The table of a part of a job file; ValueError for a key without a description."""
+def entry(model: type[BaseModel]) -> str:
+    """The table of a part of a job file, or of an entry of a list; ValueError for a key without a description."""
     rows = ["| key | default | meaning |\n|---|---|---|\n"]
     for name, field in model.model_fields.items():
         if name not in _descriptions(model) or name in {"job", "name"}:
@@ -264,10 +266,12 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
+    (CONFIGURATION, "a listener", functools.partial(entry, ListenerConfig)),
+    (CONFIGURATION, "TLS of a listener", functools.partial(entry, TlsConfig)),
     (METRICS, "metrics", metrics),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
-    *((SPARK, name, functools.partial(job_part, model)) for name, model in JOB_PARTS.items()),
+    *((SPARK, name, functools.partial(entry, model)) for name, model in JOB_PARTS.items()),
     (SPARK, "aggregates", aggregates),
     (SPARK, "decoders", decoders),
     (DECISIONS / "README.md", "decisions", decisions),

@@ -89,11 +89,11 @@ class AmqpConnection(AttachingPeer):
         self._register.add(self)
         services.counts.connections += 1
         certificate = pump.peercert
-        authenticator = services.authenticator
-        self._login = Login(authenticator, peer=pump.peer, certificate=certificate)
-        certified = authenticator.identify_certificate(certificate) is not None
-        self._connection.mechanisms = authenticator.offers(certificate=certified)
-        self._connection.allow_without_sasl = authenticator.anonymous() is not None
+        entrance = pump.entrance
+        self._login = Login(entrance, peer=pump.peer, certificate=certificate)
+        certified = entrance.identify_certificate(certificate) is not None
+        self._connection.mechanisms = entrance.offers(certificate=certified)
+        self._connection.allow_without_sasl = entrance.anonymous() is not None
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Act on events; a login is awaited."""
@@ -385,7 +385,7 @@ class AmqpConnection(AttachingPeer):
         if self.services.is_closed:
             self._connection.close(self.services.farewell())
             return
-        identity = self._identity if event.with_sasl else self.services.authenticator.anonymous()
+        identity = self._identity if event.with_sasl else self.pump.entrance.anonymous()
         if identity is None:
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
             return
@@ -393,7 +393,7 @@ class AmqpConnection(AttachingPeer):
         if access.by_certificate:
             identity = identity.with_certificate(self.pump.peercert)
         try:
-            identity = self.services.place(identity, self.pump.peercert)
+            identity = self.pump.entrance.place(identity, self.pump.peercert)
         except NoTenantError as error:
             self.services.counts.refused_logins += 1
             self._connection.close(Error(UNAUTHORIZED_ACCESS, str(error)))
@@ -408,7 +408,7 @@ class AmqpConnection(AttachingPeer):
         if taps.watchers:
             taps.named(self.pump, self.identifier)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
-        self._log.info("connection opened", principal=identity.name)
+        self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine forgets them at the end of this turn

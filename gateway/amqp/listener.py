@@ -1,8 +1,7 @@
-"""AMQP's listener: each socket becomes an AMQP connection."""
+"""AMQP's server: each socket becomes an AMQP connection."""
 
 from __future__ import annotations
 
-import ssl
 from typing import Final
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.counters import AmqpStatistics
 from gateway.amqp.services import Services
-from gateway.net.protocol_listener import ProtocolListener
+from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
 from protocols.amqp.connection import Connection
@@ -19,14 +18,12 @@ from protocols.amqp.endpoints import Limits
 WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 
 
-class AmqpListener(ProtocolListener):
+class AmqpServer(ProtocolServer):
     """Everything AMQP of one process."""
 
-    def __init__(
-        self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
-    ) -> None:
+    def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
-        super().__init__("amqp", config.address, spawn, tls, strangers, outgoing=services.publisher.budgets.outgoing)
+        super().__init__("amqp", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._open: set[AmqpConnection] = set()
         self._limits = Limits(

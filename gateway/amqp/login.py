@@ -1,11 +1,11 @@
-"""AMQP's login: SASL mechanisms, judged by the gateway's own authentication."""
+"""AMQP's login: SASL mechanisms, as far as the listener takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.security.authentication import Authenticator
+from gateway.security.entrance import Entrance
 from gateway.security.exchange import Done, Exchange, Failed
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue
@@ -17,11 +17,11 @@ from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 class Login:
     """One SASL dialogue. SCRAM takes several steps, every other mechanism one."""
 
-    __slots__ = ("_authenticator", "_certificate", "_exchange", "_peer")
+    __slots__ = ("_certificate", "_entrance", "_exchange", "_peer")
 
-    def __init__(self, authenticator: Authenticator, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
+    def __init__(self, entrance: Entrance, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
         """`certificate` is the client's verified one, as `SSLObject.getpeercert()` gives it."""
-        self._authenticator = authenticator
+        self._entrance = entrance
         self._peer = peer
         self._certificate = certificate
         self._exchange: Exchange | None = None
@@ -29,7 +29,7 @@ class Login:
     async def step(self, event: SaslInitReceived | SaslResponseReceived) -> Continue | Done | Failed:
         """Take what the peer said; the answer is a challenge or the verdict."""
         if isinstance(event, SaslInitReceived):
-            self._exchange = self._authenticator.exchange(event.mechanism, peer=self._peer)
+            self._exchange = self._entrance.exchange(event.mechanism, peer=self._peer)
             if self._exchange is None:
                 try:
                     identity = await self._prove(event.mechanism, event.response)
@@ -46,11 +46,11 @@ class Login:
         An authorization identity other than the authenticated one would be acting for somebody else, which is not
         offered: such a login is refused (RFC 4616 part 2, RFC 4422 appendix A).
         """
-        authenticator = self._authenticator
+        entrance = self._entrance
         if mechanism == "ANONYMOUS":
-            return authenticator.anonymous()
+            return entrance.anonymous()
         if mechanism == "EXTERNAL":
-            identity = authenticator.identify_certificate(self._certificate)
+            identity = entrance.identify_certificate(self._certificate)
             if identity is None or (response and response != identity.name.encode()):
                 return None
             return identity
@@ -64,5 +64,5 @@ class Login:
             name = text_of(user)
             if name is None:
                 return None
-            return await authenticator.authenticate_password(name, password, peer=self._peer)
+            return await entrance.authenticate_password(name, password, peer=self._peer)
         return None

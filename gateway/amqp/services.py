@@ -21,10 +21,8 @@ from gateway.kafka.publish.sender_partitions import Places
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.rates import Rates
-from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.tenants import Place
 from gateway.turns import Share
 from mapping.tenants import Names
 from protocols.amqp.outcomes import CONNECTION_FORCED, CONNECTION_REDIRECT, Error
@@ -46,8 +44,6 @@ class Services:
         groups: Groups,
         names: GroupNames,
         transactions: Transactions,
-        authenticator: Authenticator,
-        place: Place,
         access: AccessList,
         rates: Rates,
         wall_clock: Callable[[], int],
@@ -60,8 +56,6 @@ class Services:
         self.live_reader = live_reader
         self.groups = groups
         self.names = names  # whose the groups are
-        self.authenticator = authenticator
-        self.place = place  # finds the tenants of those who log in
         self.access = access
         self.rates = rates
         self.wall_clock = wall_clock

@@ -1,8 +1,7 @@
-"""MQTT's listener: each socket becomes a client."""
+"""MQTT's server: each socket becomes a client."""
 
 from __future__ import annotations
 
-import ssl
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from gateway.mqtt.connection.client import Client
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters, SessionStatistics
-from gateway.net.protocol_listener import ProtocolListener
+from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.pump import WRITE_HIGH, Pump
 from gateway.net.strangers import Strangers
 from gateway.spawn import Spawn
@@ -35,14 +34,12 @@ class Statistics(msgspec.Struct, frozen=True):
     messages: Counters
 
 
-class MqttListener(ProtocolListener):
+class MqttServer(ProtocolServer):
     """Everything MQTT of one process."""
 
-    def __init__(
-        self, services: Services, spawn: Spawn, tls: ssl.SSLContext | None, strangers: Strangers | None = None
-    ) -> None:
+    def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
-        super().__init__("mqtt", config.address, spawn, tls, strangers, outgoing=services.publisher.budgets.outgoing)
+        super().__init__("mqtt", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._clock = services.publisher.fence.now
         services.publisher.fence.listen(self._frozen)

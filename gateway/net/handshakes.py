@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from gateway.net.proxied import Source, Sourced
 from gateway.net.strangers import Stranger, Strangers
-from gateway.security.throttle import address_of
+from gateway.security.throttle import address_of, peer_of
 
 HANDSHAKE_S: Final = 10.0
 HANDSHAKE_BYTES: Final = 48 * 1024
@@ -33,7 +33,9 @@ class Handshakes:
 
     def accept(self) -> asyncio.BaseProtocol:
         """The protocol of a socket that was just accepted."""
-        return Handshake(self)
+        handshake = Handshake(self)
+        self.running.add(handshake)
+        return handshake
 
     def stop(self) -> None:
         """Break off all that are under way."""
@@ -63,11 +65,9 @@ class Handshake(asyncio.Protocol):
         self._transport = raw = cast("asyncio.Transport", transport)
         if self._all.strangers is not None:
             peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
-            address = address_of(f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown")
-            self._stranger = self._all.strangers.enter(address, self.abort)
+            self._stranger = self._all.strangers.enter(address_of(peer_of(peer)), self.abort)
             if not self._stranger.took(HANDSHAKE_BYTES):
                 return
-        self._all.running.add(self)
         loop = asyncio.get_running_loop()
         self._going = loop.start_tls(raw, self, self._all.tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
         self._go_on()

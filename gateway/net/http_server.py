@@ -6,7 +6,6 @@ Broken requests get answers of our own, and after an upgrade the socket is given
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, cast
@@ -18,19 +17,20 @@ from aiohttp.web_protocol import _ErrInfo
 
 from flowcontrol.bucket import RateLimit
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
-from gateway.config import Address
+from gateway.config import SecurityConfig
 from gateway.flow import subject
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
 from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
 from gateway.net.known_heads import BUDGET_BYTES, KnownHeads
-from gateway.net.listener import Bound, open_server
+from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Source, certificate
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.unread import Unread
 from gateway.pauses import SLOW_READER, pauses
+from gateway.security.entrance import Entrance
 from gateway.security.origins import Hosts
-from gateway.security.throttle import address_of
+from gateway.security.throttle import address_of, peer_of
 from gateway.taps import taps
 
 log = structlog.get_logger(__name__)
@@ -65,22 +65,24 @@ class HttpConnection(RequestsInTurn):
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "_whole", "rate", "source", "unacknowledged",
+        "_whole", "entrance", "rate", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
         self,
         server: HttpServer,
+        entrance: Entrance,
         refuse: Refuse,
+        *,
         max_bytes: int,
         max_head_bytes: int,
         strangers: Strangers | None,
-        *,
         outgoing: Budget,
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
+        self.entrance = entrance  # the listener that it came through
         self._outgoing = outgoing
         self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
@@ -325,6 +327,7 @@ class HttpConnection(RequestsInTurn):
         if taps.watchers:
             taps.closed(self, str(exc) if exc is not None else "")
         self._forget()
+        self.entrance.connections -= 1
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         super().connection_lost(exc)
@@ -366,8 +369,7 @@ class HttpConnection(RequestsInTurn):
     @property
     def peer(self) -> str:
         """The client's `host:port`."""
-        peer = self.peername  # which asks the socket once
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
+        return peer_of(self.peername)  # which asks the socket once
 
     @property
     def peercert(self) -> Mapping[str, Any] | None:
@@ -387,7 +389,8 @@ class HttpConnection(RequestsInTurn):
         """Give the socket away once the answer to the upgrade is written; this object is done with it then.
 
         Returns:
-            The transport, and what came behind the request; None when the client is gone.
+            The transport, and what came behind the request; None when the client is gone. Who takes it counts it out
+            of its entrance when it is lost.
         """
         transport, server = self.transport, self._manager
         if transport is None or server is None:
@@ -415,15 +418,15 @@ class _Behind:
         """The client is gone; so will be what it said."""
 
 
-class HttpServer(Bound, web.Server):
-    """One listening address of HTTP/1.1."""
+class HttpServer(Server, web.Server):
+    """HTTP/1.1, at each of its listeners."""
 
     def __init__(
         self,
         name: str,
         handle: Handle,
         refuse: Refuse,
-        hosts: Hosts,
+        security: SecurityConfig,
         *,
         head_timeout_s: float,
         handler_cancellation: bool = False,
@@ -433,14 +436,15 @@ class HttpServer(Bound, web.Server):
         strangers: Strangers | None = None,
         outgoing: Budget = UNBOUNDED,
     ) -> None:
-        """Nothing is bound yet.
+        """It has no listener yet.
 
-        `head_timeout_s` is the time for a request's head, and between two requests of a connection. `max_bytes` is of a
-        request's line, and of each field of its head. With `handler_cancellation`, `handle` is cancelled when its
-        client leaves. `strangers` counts what clients send before `HttpConnection.identified`, `outgoing` answers that
-        are not read.
+        `security` has the names that the gateway may be called by. `head_timeout_s` is the time for a request's head,
+        and between two requests of a connection. `max_bytes` is of a request's line, and of each field of its head.
+        With `handler_cancellation`, `handle` is cancelled when its client leaves. `strangers` counts what clients send
+        before `HttpConnection.identified`, `outgoing` answers that are not read.
         """
-        super().__init__(
+        web.Server.__init__(
+            self,
             self._checked,
             handler_cancellation=handler_cancellation,
             access_log=None,
@@ -452,45 +456,35 @@ class HttpServer(Bound, web.Server):
             max_headers=max_fields,
         )
         self.known_heads = Budget(BUDGET_BYTES, sys.maxsize)  # memory of what connections remember
-        self._name = name
+        self.name = name
+        self.listeners: list[Listener] = []
         self._handle = handle
-        self._hosts = hosts
-        self._heads = Heads(hosts, secure=False)
+        self._security = security
+        self._heads: dict[Entrance, Heads] = {}
         self._refuse = refuse
-        self._max_bytes = max_bytes
-        self._max_head_bytes = max_head_bytes
-        self._strangers = strangers
-        self._outgoing = outgoing
+        self._options = {
+            "max_bytes": max_bytes, "max_head_bytes": max_head_bytes, "strangers": strangers, "outgoing": outgoing,
+        }  # fmt: skip
 
-    def __call__(self) -> web.RequestHandler:
-        """The protocol of a new socket."""
-        return HttpConnection(
-            self,
-            self._refuse,
-            self._max_bytes,
-            self._max_head_bytes,
-            self._strangers,
-            outgoing=self._outgoing,
-            loop=self._loop,
-            **self._kwargs,
-        )
+    def add(self, listener: Listener) -> None:
+        """Serve this one, too; before the start."""
+        super().add(listener)
+        hosts = Hosts(self._security, login_needed="anonymous" not in listener.settings.logins)
+        self._heads[listener.entrance] = Heads(hosts, secure=listener.is_secure)
+
+    def accept(self, entrance: Entrance) -> HttpConnection:
+        """The connection of a new socket."""
+        return HttpConnection(self, entrance, self._refuse, loop=self._loop, **self._options, **self._kwargs)
 
     def _checked(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         try:
-            self._heads.check(request)
+            self._heads[cast("HttpConnection", request.protocol).entrance].check(request)
         except HeadError as error:
             return self._refused(error)
         return self._handle(request)
 
     async def _refused(self, error: HeadError) -> web.StreamResponse:
         return self._refuse(error.status, str(error))
-
-    async def listen(self, key: str, address: Address, tls: ssl.SSLContext | None) -> None:
-        """Bind and accept; ListenError, with the configuration's key, when the address cannot be had."""
-        self._heads = Heads(self._hosts, secure=tls is not None)
-        self._server = await open_server(
-            self, self._name, key, address, tls, strangers=self._strangers, proxies=self.proxies
-        )
 
     async def stop(self, timeout: float) -> None:
         """Let running requests end, cancel them after half of `timeout` seconds; close everything by its end."""

@@ -1,4 +1,4 @@
-"""Accepts sockets for one protocol: bind, TLS, count, stop accepting, wait until all are closed."""
+"""Listeners: bind, PROXY header, TLS, count, stop accepting; and what serves the connections of one protocol's."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final, cast
 
+import msgspec
 import structlog
 
 from gateway.config import Address
 from gateway.failures import ForeseenError
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
-from gateway.net.proxied import Proxies
+from gateway.net.proxied import Headers, Proxies
 from gateway.net.pump import Pump
 from gateway.net.strangers import Strangers
+from gateway.security.entrance import Entrance
+from gateway.security.throttle import peer_of
+from gateway.settings.listeners import ListenerSettings
+from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 
+TELL_S: Final = 60.0
 BACKLOG: Final = 4096  # a fleet that reconnects at once waits in the kernel, not in a refusal
 
 MakePump = Callable[[Callable[[Pump], None]], Pump]
@@ -37,42 +43,101 @@ class NoDescriptorsError(ForeseenError):
     """A socket was accepted in the turn of the loop in which open files were used up."""
 
 
-class Listening:
-    """Listening sockets that can pause: who connects meanwhile waits in the kernel's backlog.
+class ListenerStatistics(msgspec.Struct, frozen=True):
+    """What is counted of each listener, with its name and protocol."""
+
+    connections: Annotated[int, gauge("connections of a listener now, those that have not logged in among them")]
+    connections_total: Annotated[int, counter("connections that a listener has accepted")]
+    refused_total: Annotated[int, counter("connections closed at once: the listener had its max_connections")]
+
+
+class Listener:
+    """One listening address. It can pause: who connects meanwhile waits in the kernel's backlog.
 
     uvloop's server knows no pause, so it is closed and made anew around the same sockets, which are kept here.
     """
 
     def __init__(
-        self, factory: Factory, tls: ssl.SSLContext | None, strangers: Strangers | None, proxies: Proxies | None
+        self,
+        settings: ListenerSettings,
+        entrance: Entrance,  # how its connections know it
+        accept: Callable[[Entrance], asyncio.BaseProtocol],  # makes the protocol of one, behind TLS
+        *,
+        tls: ssl.SSLContext | None = None,  # None: plain text
+        strangers: Strangers | None = None,  # counts what is held for those whose PROXY header or TLS is not done
+        proxies: Proxies | None = None,  # the balancers that clients come through; None: they come themselves
     ) -> None:
-        self._proxies = proxies
+        self.name = settings.name
+        self.entrance = entrance
+        self.settings = settings
+        self.is_secure = tls is not None
+        self._make = accept
+        factory: Factory = self._admit
         self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
-        self._factory = factory if self._handshakes is None else self._handshakes.accept
+        if self._handshakes is not None:
+            factory = self._handshakes.accept
+        self._headers = None if proxies is None else Headers(proxies, factory, strangers)
+        self._factory = factory if self._headers is None else self._headers.accept
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
-        self.address = ""
+        self._bound = ""
+        self._accepted = self._refused = 0
+        self._told = float("-inf")
 
-    async def open(self, address: Address) -> None:
-        """Bind and accept; OSError when that is not possible."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._accept, address.host, address.port, backlog=BACKLOG)
+    async def start(self) -> None:
+        """Bind and accept; ListenError when the address cannot be had."""
+        settings = self.settings
+        address = settings.address
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                self._accept, address.host, address.port, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise ListenError(listen_error(settings.key, address, error)) from error
         self._servers = [server]
         self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
-        name = server.sockets[0].getsockname()
-        self.address = f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self._bound = peer_of(server.sockets[0].getsockname())
         descriptors.listeners.add(self)
+        log.info("listening", listener=self.name, protocol=settings.protocol, address=self._bound, tls=self.is_secure)
 
     def _accept(self) -> asyncio.BaseProtocol:
         if descriptors.paused:
             raise NoDescriptorsError  # libuv accepts nothing more then, until the server is closed in this very turn
         descriptors.accepted()
-        return self._factory() if self._proxies is None else self._proxies.accept(self._factory)
+        most = self.settings.max_connections
+        if most is not None and self.connections >= most:
+            self._refuse(most)
+            return _Closed()
+        self._accepted += 1
+        return self._factory()
+
+    def _admit(self) -> asyncio.BaseProtocol:
+        self.entrance.connections += 1
+        return self._make(self.entrance)
+
+    def _refuse(self, most: int) -> None:
+        self._refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._told >= TELL_S:
+            self._told = now
+            log.warning("connection closed", listener=self.name, max_connections=most, further="none for a minute")
+
+    @property
+    def bound(self) -> str:
+        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        return self._bound
 
     @property
     def accepting(self) -> bool:
         """Whether new sockets are accepted."""
         return any(server.is_serving() for server in self._servers)
+
+    @property
+    def connections(self) -> int:
+        """How many are open, however far they have come."""
+        headers = 0 if self._headers is None else len(self._headers.waiting)
+        handshakes = 0 if self._handshakes is None else len(self._handshakes.running)
+        return headers + handshakes + self.entrance.connections
 
     def pause(self) -> None:
         """Accept nothing; clients wait in the kernel's backlog."""
@@ -96,71 +161,64 @@ class Listening:
         self.pause()
         if self._handshakes is not None:
             self._handshakes.stop()
-        if self._proxies is not None:
-            self._proxies.stop()
+        if self._headers is not None:
+            self._headers.stop()
         for one in self._sockets:
             one.close()
         self._sockets = []
-        self.address = ""
+        self._bound = ""
+
+    def statistics(self) -> ListenerStatistics:
+        """Counts so far."""
+        return ListenerStatistics(self.connections, self._accepted, self._refused)
 
 
-class Bound:
-    """What a listening socket shows, and how it is closed."""
+class _Closed(asyncio.Protocol):
+    """A socket for which there is no place."""
 
-    _server: Listening | None = None
-    proxies: Proxies | None = None  # what clients come through; set before the start. None: they come themselves
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).abort()
+
+
+class Server:
+    """What serves the connections of some listeners, all of one protocol."""
+
+    listeners: list[Listener]
     stopped = False  # for good: it is not only waiting for free descriptors
+
+    def add(self, listener: Listener) -> None:
+        """Serve this one, too; before the start."""
+        self.listeners.append(listener)
+
+    async def start(self) -> None:
+        """Listen; ListenError when an address cannot be had."""
+        for listener in self.listeners:
+            await listener.start()
 
     @property
     def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
-        return self._server.address if self._server is not None else ""
-
-    @property
-    def accepting(self) -> bool:
-        """Whether new sockets are accepted."""
-        return self._server is not None and self._server.accepting
+        """Where the first listener is, as `HOST:PORT`; "" while not listening."""
+        return self.listeners[0].bound if self.listeners else ""
 
     def stop_accepting(self) -> None:
-        """Close the listening socket; open connections live on."""
+        """Close the listening sockets; open connections live on."""
         self.stopped = True
-        if self._server is not None:
-            self._server.close()
+        for listener in self.listeners:
+            listener.close()
 
 
-class Listener(Bound):
-    """One listening address of one protocol, and the sockets it accepted."""
+class PumpServer(Server):
+    """The pumps of one protocol, whichever listener's they are."""
 
-    def __init__(
-        self,
-        name: str,
-        address: Address,
-        make: MakePump,
-        tls: ssl.SSLContext | None,
-        strangers: Strangers | None = None,
-    ) -> None:
-        """`name` is the configuration's section and stands in errors and logs; `strangers` count TLS handshakes."""
+    def __init__(self, name: str, make: MakePump) -> None:
+        """`name` is the protocol's; it has no listener yet."""
         self.name = name
+        self.listeners = []
         self.pumps: set[Pump] = set()
         self.accepted = 0
-        self._address = address
         self._make = make
         self._lost = self._lose  # one bound method for all
-        self._tls = tls
-        self._strangers = strangers
         self._empty = asyncio.Event()
-
-    async def start(self) -> None:
-        """Bind and accept; ListenError when the address cannot be had."""
-        self._server = await open_server(
-            self.accept,
-            self.name,
-            f"{self.name}.address",
-            self._address,
-            self._tls,
-            strangers=self._strangers,
-            proxies=self.proxies,
-        )
 
     async def wait_closed(self, timeout: float) -> None:
         """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
@@ -172,44 +230,20 @@ class Listener(Bound):
         for pump in list(self.pumps):
             pump.abort()
 
-    def accept(self) -> Pump:
-        """The pump of a connection that this listener counts from now on, accepted here or handed over to it."""
+    def accept(self, entrance: Entrance) -> Pump:
+        """The pump of a connection that came through `entrance`: one that was just accepted, or was HTTP's before."""
         self.accepted += 1
         pump = self._make(self._lost)
+        pump.entrance = entrance
         self.pumps.add(pump)
         self._empty.clear()
         return pump
 
     def _lose(self, pump: Pump) -> None:
         self.pumps.discard(pump)
+        pump.entrance.connections -= 1
         if not self.pumps:
             self._empty.set()
-
-
-async def open_server(
-    factory: Factory,
-    protocol: str,
-    key: str,
-    address: Address,
-    tls: ssl.SSLContext | None,
-    *,
-    strangers: Strangers | None = None,
-    proxies: Proxies | None = None,
-) -> Listening:
-    """Bind and accept; `factory` makes the protocol of each new socket, with TLS when its handshake is done.
-
-    `protocol` is its name for the log, `key` the configuration's for the error.
-
-    Raises:
-        ListenError: the address cannot be had.
-    """
-    server = Listening(factory, tls, strangers, proxies)
-    try:
-        await server.open(address)
-    except OSError as error:
-        raise ListenError(listen_error(key, address, error)) from error
-    log.info("listening", protocol=protocol, address=server.address, tls=tls is not None)
-    return server
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

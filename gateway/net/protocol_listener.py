@@ -1,10 +1,9 @@
-"""The listener of a protocol on bare sockets: what MQTT and AMQP have in common from accepted sockets to their end."""
+"""The server of a protocol on bare sockets: what MQTT and AMQP have in common from accepted sockets to their end."""
 
 from __future__ import annotations
 
 import abc
 import asyncio
-import ssl
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -12,11 +11,10 @@ import msgspec
 
 from flowcontrol.budget import Budget
 from gateway.clients import Connected
-from gateway.config import Address
 from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
-from gateway.net.listener import Listener
+from gateway.net.listener import PumpServer
 from gateway.net.pump import Handler, Pump
 from gateway.net.strangers import Strangers
 from gateway.net.writes import Writes
@@ -26,21 +24,20 @@ from protocols.connection import Connection
 STOPPING: Final = "stopping"
 
 
-class ProtocolListener(Listener, abc.ABC):
+class ProtocolServer(PumpServer, abc.ABC):
     """A subclass makes the connections of its protocol, and closes them in the protocol's way."""
 
     def __init__(
         self,
         name: str,
-        address: Address,
         spawn: Spawn,
-        tls: ssl.SSLContext | None,
         strangers: Strangers | None,
         *,
         outgoing: Budget,
     ) -> None:
         """`strangers` counts what peers send before they have logged in, `outgoing` what they have not read."""
-        super().__init__(name, address, self._make_pump, tls, strangers)
+        super().__init__(name, self._make_pump)
+        self._strangers = strangers
         self._outgoing = outgoing
         self._spawn = spawn
         self.writes = Writes()  # of all its sockets

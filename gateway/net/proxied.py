@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final, Protocol, cast
 import msgspec
 import structlog
 
-from gateway.config import Config, ConfigError
+from gateway.net.strangers import Stranger, Strangers
+from gateway.security.throttle import address_of, peer_of
 from gateway.statistics import counter, gauge
 from protocols.proxy import HeaderParser, ProxyError, ProxyHeader
 
@@ -67,11 +68,7 @@ class Proxies:
         self._common_names = common_names
         self._counts = ProxyStatistics()
         self._told = float("-inf")
-        self.waiting: set[ProxiedSocket] = set()
-
-    def accept(self, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
-        """The protocol of a socket that was just accepted; `factory` makes the one behind the header."""
-        return ProxiedSocket(self, factory)
+        self.waiting = 0  # connections whose header is not there yet
 
     def trusts(self, peer: object) -> bool:
         """Whether a socket's `peername` is a balancer's."""
@@ -88,11 +85,6 @@ class Proxies:
             return None
         name = header.common_name if self._common_names else None
         return Source(header.source, None if name is None else {"subject": ((("commonName", name),),)})
-
-    def stop(self) -> None:
-        """Break off all that have not said their header."""
-        for socket in tuple(self.waiting):
-            socket.abort()
 
     def refuse_untrusted(self, peer: object) -> None:
         """Count a connection from elsewhere."""
@@ -112,15 +104,40 @@ class Proxies:
 
     def statistics(self) -> ProxyStatistics:
         """Counts so far."""
-        return msgspec.structs.replace(self._counts, waiting=len(self.waiting))
+        return msgspec.structs.replace(self._counts, waiting=self.waiting)
+
+
+class Headers:
+    """Those that one listener waits for."""
+
+    def __init__(
+        self, proxies: Proxies, factory: Callable[[], asyncio.BaseProtocol], strangers: Strangers | None
+    ) -> None:
+        """`factory` makes what is behind a header. Until then `strangers` counts a connection as its balancer's."""
+        self.proxies = proxies
+        self.factory = factory
+        self.strangers = strangers
+        self.waiting: set[ProxiedSocket] = set()
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """The protocol of a socket that was just accepted."""
+        socket = ProxiedSocket(self)
+        self.waiting.add(socket)
+        self.proxies.waiting += 1
+        return socket
+
+    def stop(self) -> None:
+        """Break off all that have not said their header."""
+        for socket in tuple(self.waiting):
+            socket.abort()
 
 
 class ProxiedSocket(asyncio.BufferedProtocol):
     """One socket until its header is read."""
 
-    def __init__(self, proxies: Proxies, factory: Callable[[], asyncio.BaseProtocol]) -> None:
-        self._proxies = proxies
-        self._factory = factory
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+        self._stranger: Stranger | None = None
         self._parser = HeaderParser()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._transport: asyncio.Transport | None = None
@@ -130,11 +147,15 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         """The socket is open, and nothing was read of it."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
-        if not self._proxies.trusts(peer):
-            self._proxies.refuse_untrusted(peer)
+        proxies, strangers = self._headers.proxies, self._headers.strangers
+        if not proxies.trusts(peer):
+            proxies.refuse_untrusted(peer)
             self.abort()
             return
-        self._proxies.waiting.add(self)
+        if strangers is not None:
+            self._stranger = strangers.enter(address_of(peer_of(peer)), self.abort)
+            if not self._stranger.took(BUFFER_BYTES):
+                return
         self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "it took too long")
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -170,13 +191,18 @@ class ProxiedSocket(asyncio.BufferedProtocol):
     def _refuse(self, reason: str) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            self._proxies.refuse_broken(transport.get_extra_info("peername"), reason)
+            self._headers.proxies.refuse_broken(transport.get_extra_info("peername"), reason)
             self.abort()
         self._end()
 
     def _end(self) -> None:
-        self._proxies.waiting.discard(self)
+        if self in self._headers.waiting:
+            self._headers.waiting.remove(self)
+            self._headers.proxies.waiting -= 1
         self._transport = None
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -186,15 +212,8 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing() or header is None:
             return
         self._end()
-        protocol = self._factory()
-        cast("Sourced", protocol).source = self._proxies.source(header)
+        protocol = self._headers.factory()
+        cast("Sourced", protocol).source = self._headers.proxies.source(header)
         transport.set_protocol(protocol)
         transport.resume_reading()  # as a socket that was just accepted
         protocol.connection_made(transport)
-
-
-def check_proxies(config: Config) -> None:
-    """ConfigError: a listener expects headers, and nobody's would be believed."""
-    for name in ("mqtt", "amqp", "http"):
-        if getattr(config, name).proxy_protocol and not config.security.trusted_proxies:
-            raise ConfigError(f"{name}.proxy_protocol: needs security.trusted_proxies, the networks of the balancers")

@@ -20,7 +20,8 @@ from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
 from gateway.pauses import SLOW_READER, pauses
-from gateway.security.throttle import address_of
+from gateway.security.entrance import Entrance
+from gateway.security.throttle import address_of, peer_of
 from gateway.spawn import Spawn
 from gateway.taps import taps
 from protocols.connection import Connection, ConnectionFailed
@@ -75,10 +76,11 @@ class Pump(ReadingHalf):
 
     __slots__ = (
         "_alarms", "_lost", "_opened", "_outgoing", "_strangers", "_timer", "_timer_at", "_unread", "_writes",
-        "flushing", "peer", "source", "writable",
+        "entrance", "flushing", "peer", "source", "writable",
     )  # fmt: skip
 
     handler: Handler
+    entrance: Entrance  # the listener that it came through; set before `connection_made`
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class Pump(ReadingHalf):
         self.transport = transport
         transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
         peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
-        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"  # gone already
+        self.peer = peer_of(peer)
         if self._strangers is not None:
             self._stranger = self._strangers.enter(address_of(self.peer), self.abort)
             self._strangers = None

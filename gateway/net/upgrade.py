@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
@@ -13,13 +12,13 @@ import msgspec
 from aiohttp import web
 
 from gateway.clients import Connected
-from gateway.config import Address
+from gateway.config import SecurityConfig
 from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
-from gateway.net.listener import Listener
+from gateway.net.listener import PumpServer
 from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
-from gateway.security.origins import Hosts, Origins
+from gateway.security.origins import Origins
 from gateway.statistics import counter, gauge
 from protocols.websocket import accept_token
 
@@ -45,8 +44,8 @@ class UpgradeError(Exception):
 class WebSocketEndpoint:
     """One place where WebSockets are opened: which subprotocols it speaks, and for which pages of browsers."""
 
-    def __init__(self, subprotocols: Mapping[str, Listener], origins: Origins) -> None:
-        """`subprotocols`: the listeners that serve them, by name; the one preferred most is the first."""
+    def __init__(self, subprotocols: Mapping[str, PumpServer], origins: Origins) -> None:
+        """`subprotocols`: what serves them, by name; the one preferred most is the first."""
         self._subprotocols = subprotocols
         self._origins = origins
 
@@ -57,17 +56,20 @@ class WebSocketEndpoint:
             UpgradeError: with the status and fields of the answer.
         """
         offer = check_upgrade(request)
-        if not self._origins.allow_request(request.raw_path, request.headers, secure=request.secure):
+        entrance = offer.connection.entrance
+        if not self._origins.allow_request(
+            request.raw_path, request.headers, secure=request.secure, login_in_protocol=entrance.asks_for_more
+        ):
             raise UpgradeError(403, "Pages of this origin may not connect")
         subprotocol = offer.choose(tuple(self._subprotocols))
-        listener = self._subprotocols[subprotocol]
-        if not listener.accepting:
+        server = self._subprotocols[subprotocol]
+        if server.stopped:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
 
         def take(transport: asyncio.Transport, received: bytes) -> None:
-            pump = listener.accept()
+            pump = server.accept(entrance)
             pump.source = offer.connection.source
-            WebSocket(transport, pump, listener).start(received)
+            WebSocket(transport, pump, server).start(received)
 
         return offer.accept(subprotocol, take)
 
@@ -130,50 +132,38 @@ class _SwitchingProtocols(web.StreamResponse):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What is counted about a WebSocket listener; its connections count where their subprotocol's do."""
+    """What is counted at listeners for WebSockets alone; their connections count where their subprotocol's do."""
 
     handshaking: Annotated[int, gauge("connections that are not upgraded yet")]
     requests_total: Annotated[int, counter("requests for an upgrade; what is upgraded counts with its protocol")]
 
 
-class WebSocketListener(HttpServer):
-    """A listener that opens WebSockets and nothing else, at any path."""
+class WebSocketServer(HttpServer):
+    """Opens WebSockets and nothing else, at any path."""
 
     def __init__(
         self,
         name: str,
-        address: Address,
         endpoint: WebSocketEndpoint,
-        tls: ssl.SSLContext | None,
-        hosts: Hosts,
+        security: SecurityConfig,
         *,
         handshake_timeout_s: float,
         strangers: Strangers | None = None,
     ) -> None:
-        """`name`: the subprotocol's section of the configuration; `hosts`: the names that it may be called by."""
-        self.name = f"{name}_websocket"
-        super().__init__(
-            self.name, self._open, _refusal, hosts, head_timeout_s=handshake_timeout_s, strangers=strangers
-        )
-        self._key = f"{name}.websocket_address"
-        self._address = address
+        """`name`: what listeners call the protocol; `security` has the names that the gateway may be called by."""
+        super().__init__(name, self._open, _refusal, security, head_timeout_s=handshake_timeout_s, strangers=strangers)
         self._endpoint = endpoint
-        self._tls = tls
-
-    async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        await self.listen(self._key, self._address, self._tls)
 
     def departing(self) -> Iterable[HttpConnection]:
         """None: they are the subprotocol's, from the upgrade on."""
         return ()
 
     def close_doors(self) -> None:
-        """Close the listening socket."""
+        """Close the listening sockets."""
         self.stop_accepting()
 
     def stop_taking(self) -> None:
-        """Close the listening socket; the open WebSockets are stopped by their subprotocol's own listener."""
+        """Close the listening sockets; the open WebSockets are stopped by their subprotocol's own server."""
         self.stop_accepting()
 
     def flowing(self) -> list[Flowing]:

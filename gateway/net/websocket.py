@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from gateway.net.listener import Bound
+from gateway.net.listener import Server
 from gateway.net.pump import LINGER_S
 from protocols.websocket import (
     BINARY,
@@ -35,17 +35,17 @@ _RESTARTING: Final = close_frame(SERVICE_RESTART, "the gateway stops")
 class WebSocket(asyncio.Transport, asyncio.Protocol):
     """The server's side of one WebSocket whose opening handshake is over."""
 
-    __slots__ = ("_closing", "_draining", "_frames", "_listener", "_ping", "_socket", "_user", "_writable")
+    __slots__ = ("_closing", "_draining", "_frames", "_ping", "_server", "_socket", "_user", "_writable")
 
-    def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol, listener: Bound) -> None:
+    def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol, server: Server) -> None:
         """`user` gets the bytes inside the frames, and this object as its transport.
 
-        `listener`: the subprotocol's; what is closed by us after it has stopped says that the service restarts.
+        `server`: the subprotocol's; what is closed by us after it has stopped says that the service restarts.
         """
         super().__init__(_NOTHING_EXTRA)
         self._socket = transport
         self._user = user
-        self._listener = listener
+        self._server = server
         self._frames = FrameReader()
         self._ping: bytes | None = None  # that waits for its Pong
         self._writable = True
@@ -108,7 +108,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def write_eof(self) -> None:
         """Say that no more is sent; what the peer still sends is read. Its answer closes the socket."""
         if not self._closing:
-            self._send_close(_RESTARTING if self._listener.stopped else _NORMAL)
+            self._send_close(_RESTARTING if self._server.stopped else _NORMAL)
 
     def close(self) -> None:
         """Close the socket after the bytes written, the last of which are a Close frame."""

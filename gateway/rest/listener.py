@@ -1,10 +1,9 @@
-"""The HTTP listener: aiohttp's low-level server with our own router, so that every answer is ours."""
+"""HTTP's server: aiohttp's low-level server with our own router, so that every answer is ours."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import ssl
 from collections.abc import Iterable, Mapping
 from typing import Annotated, cast
 
@@ -63,22 +62,12 @@ class RestStatistics(msgspec.Struct, frozen=True):
     live: LiveStatistics
 
 
-class RestListener(HttpServer):
-    """HTTP at one address, from the socket to Kafka."""
+class RestServer(HttpServer):
+    """HTTP of one process, from the socket to Kafka."""
 
-    name = "http"
-
-    def __init__(
-        self,
-        services: RestServices,
-        *,
-        tls: ssl.SSLContext | None = None,
-        websockets: Mapping[str, WebSocketEndpoint] | None = None,
-    ) -> None:
-        """Make the operations and their dispatcher; `websockets`: other protocols' endpoints on this port, by path."""
+    def __init__(self, services: RestServices, *, websockets: Mapping[str, WebSocketEndpoint] | None = None) -> None:
+        """Make the operations and their dispatcher; `websockets`: other protocols' endpoints beside them, by path."""
         config = services.config
-        self._config = config
-        self._tls = tls
         self._spawn = services.spawn
         self._overload = overload = OverloadGuard(services.publisher, services.rates, config.max_concurrent)
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
@@ -117,7 +106,7 @@ class RestListener(HttpServer):
             Administration(services),
             self._live,
         )
-        login = RequestLogin(services.authenticator, services.access_list, services.origins, services.place)
+        login = RequestLogin(services.access_list, services.origins)
         self._concurrency = ConcurrencyLimit(config.max_active, config.max_active_per_client)
         self._dispatcher = RequestDispatcher(
             contract,
@@ -132,10 +121,10 @@ class RestListener(HttpServer):
             compress_from=config.compress_from_bytes,
         )
         super().__init__(
-            self.name,
+            "http",
             self._dispatcher.handle,
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
-            services.hosts,
+            services.security,
             head_timeout_s=config.header_timeout_s,
             handler_cancellation=True,  # a poll whose client left must not take records
             max_bytes=config.max_header_bytes,
@@ -147,15 +136,10 @@ class RestListener(HttpServer):
         self._leaving: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listen; ListenError when the address cannot be had."""
-        await self.listen("http.address", self._config.address, self._tls)
+        """Listen; ListenError when an address cannot be had."""
+        await super().start()
         for operations in self._operations:
             operations.start()
-
-    @property
-    def port(self) -> int:
-        """The port really bound; 0 while not listening."""
-        return int(self.bound.rpartition(":")[2] or 0)
 
     def departing(self) -> Iterable[Departing]:
         """Connections that ask or are idle, streams of events, WebSockets."""
@@ -167,7 +151,7 @@ class RestListener(HttpServer):
         self.stop_accepting()
 
     def stop_taking(self) -> None:
-        """Close the listening socket: open connections are answered 503 from now on, running polls come back.
+        """Close the listening sockets: open connections are answered 503 from now on, running polls come back.
 
         Operations that would run for long, such as consumers, are ended; requests that wait for Kafka go on waiting.
         """

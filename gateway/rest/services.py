@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import HttpConfig
+from gateway.config import HttpConfig, SecurityConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.groups.membership import Groups
@@ -18,11 +18,9 @@ from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.rates import Rates
 from gateway.rest.produce.idempotency import KeyedRequests
-from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
-from gateway.security.origins import Hosts, Origins
-from gateway.security.tenants import Place
+from gateway.security.origins import Origins
 from gateway.spawn import Spawn
 from mapping.rules import Rules
 
@@ -38,11 +36,9 @@ class RestServices(msgspec.Struct, frozen=True):
     catch_up_reader: CatchUpReader  # the shared readers of the log
     groups: Groups  # shared readers of consumer groups
     names: GroupNames  # which principal owns which consumer group
-    authenticator: Authenticator  # identifies clients
-    place: Place  # finds the tenants of clients
     access_list: AccessList  # the rights of principals
     origins: Origins  # the web pages that may call
-    hosts: Hosts  # the names that the gateway may be called by
+    security: SecurityConfig  # the `security` section: the names that the gateway may be called by
     rules: Rules  # from MQTT topics to Kafka
     keyed: KeyedRequests  # requests that are done once, by their `Idempotency-Key`
     # connection arguments of an aiokafka client; see `gateway.kafka.driver.client_settings.client_settings`

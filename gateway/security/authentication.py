@@ -81,17 +81,11 @@ class Authenticator:
         `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
 
         Raises:
-            ConfigError: a plugin or a file that cannot be used, or a configuration that lets nobody in.
+            ConfigError: a plugin or a file that cannot be used.
         """
         self._config = config
         self._backend = _plugins(config)
         self._scram = _scram_users(config)
-        passwords = self._backend is not None or self._scram is not None
-        if not (passwords or config.oauth.enabled or config.takes_certificates or config.allow_anonymous):
-            raise ConfigError(
-                "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
-                " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect"
-            )
         oauth = config.oauth
         self._tokens = None
         if oauth.enabled:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-Method = Literal["anonymous", "password", "scram", "certificate", "token"]
+from gateway.settings.values import LoginMethod
 
 ANONYMOUS_NAME: Final = "anonymous"
 EVERYONE: Final = "*"
@@ -18,7 +18,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     """A client's identity; equal ones have equal rights."""
 
     name: str  # the principal of the access list
-    method: Method  # how the name was proven
+    method: LoginMethod  # how the name was proven
     groups: tuple[str, ...] = ()  # what else the proof says of the client: a token's groups or roles
     claims: tuple[tuple[str, tuple[str, ...]], ...] = ()  # those of a token that the access list asks for
     common_name: str | None = None  # of its certificate, however the name was proven; where the access list asks for it

@@ -32,14 +32,11 @@ _LINKED: Final = _DOCUMENTS | _METRICS
 class Hosts:
     """The names under which the gateway may be called."""
 
-    def __init__(self, security: SecurityConfig, *, asks_nobody: bool = False) -> None:
-        """The configured ones; where there are none: any where a login is needed, else names of this network.
-
-        `asks_nobody`: what is called by them needs no login, whatever is configured.
-        """
+    def __init__(self, security: SecurityConfig, *, login_needed: bool) -> None:
+        """The configured ones; where there are none: any where a login is needed, else names of this network."""
         listed = security.hosts
         self._listed = frozenset(name.lower() for name in listed or ())
-        self._any = ANY in self._listed or (listed is None and not security.allow_anonymous and not asks_nobody)
+        self._any = ANY in self._listed or (listed is None and login_needed)
         self._proven_by_tls = listed is None
         self._own = socket.gethostname().lower()
 
@@ -65,23 +62,20 @@ class Hosts:
 class Origins:
     """Whose pages may call."""
 
-    def __init__(
-        self, security: SecurityConfig, *, more: Collection[str] = (), login_in_protocol: bool = False
-    ) -> None:
-        """The configured ones, `more` and ours; where none are configured, those of this machine too.
-
-        With `login_in_protocol` what is opened asks for a password itself, which no browser remembers: where everybody
-        needs one, a page gains nothing by the connection.
-        """
+    def __init__(self, security: SecurityConfig, *, more: Collection[str] = ()) -> None:
+        """The configured ones, `more` and ours; where none are configured, those of this machine too."""
         listed = security.origins
         self._near = listed is None
         self._listed = frozenset(origin.lower() for origin in (*(listed or ()), *more))
-        login_needed = not security.allow_anonymous and not security.takes_certificates
-        self._any = ANY in self._listed or (login_in_protocol and login_needed and listed is None)
+        self._any = ANY in self._listed
 
-    def allow(self, origin: str, host: str, *, secure: bool) -> bool:
-        """Whether a page of `origin` may call `host`, which `Hosts` has let in: a page of the same name is ours."""
-        if self._any or origin.lower() in self._listed:
+    def allow(self, origin: str, host: str, *, secure: bool, login_in_protocol: bool = False) -> bool:
+        """Whether a page of `origin` may call `host`, which `Hosts` has let in: a page of the same name is ours.
+
+        With `login_in_protocol` what is opened asks everybody for a password itself, which no browser remembers: a page
+        gains nothing by the connection.
+        """
+        if self._any or (login_in_protocol and self._near) or origin.lower() in self._listed:
             return True
         try:
             parts = urlsplit(origin)
@@ -93,13 +87,15 @@ class Origins:
         own = parts.scheme == "https" or (parts.scheme == "http" and not secure)
         return own and bool(name) and _plain(parts.netloc) == _plain(host)
 
-    def allow_request(self, path: str, fields: Mapping[str, str], *, secure: bool) -> bool:
+    def allow_request(
+        self, path: str, fields: Mapping[str, str], *, secure: bool, login_in_protocol: bool = False
+    ) -> bool:
         """Whether a request may be served, as far as its head (`fields`) tells whose page sent it."""
         origin = fields.get("Origin")
         if origin is not None:
-            return self.allow(origin, fields.get("Host", ""), secure=secure)
+            return self.allow(origin, fields.get("Host", ""), secure=secure, login_in_protocol=login_in_protocol)
         site = fields.get("Sec-Fetch-Site")  # a page sends some requests, such as an image's, without its origin
-        if site is None or site in _OWN_PAGES or self._any:
+        if site is None or site in _OWN_PAGES or self._any or (login_in_protocol and self._near):
             return True
         return fields.get("Sec-Fetch-Mode") == "navigate" and path.partition("?")[0] in _LINKED
 

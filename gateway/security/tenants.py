@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.identity import Identity
+from gateway.settings.listeners import ListenerSettings
 from gateway.statistics import counter, gauge
 from mapping.tenants import Tenancy, is_tenant
 
@@ -48,15 +49,15 @@ class TenantsStatistics(msgspec.Struct, frozen=True):
 class Tenants:
     """Finds the tenant of clients that have logged in."""
 
-    def __init__(self, config: SecurityConfig) -> None:
-        """Check the sources; ConfigError: one can never say anything."""
+    def __init__(self, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> None:
+        """Check the sources; ConfigError: one can never say anything at any of the listeners."""
         self.tenancy = Tenancy(config.tenants.enabled)
         self._sources = [source.partition(":")[::2] for source in config.tenants.sources]
         self._required = config.tenants.required
         self._logins: Counter[str] = Counter()
         self._refused = 0
         for number, (kind, what) in enumerate(self._sources):
-            why = _never(kind, what, config)
+            why = _never(kind, what, config, listeners)
             if why is not None:
                 raise ConfigError(f"security.tenants.sources[{number}]: can never say a tenant: {why}")
 
@@ -122,14 +123,16 @@ def _said(kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] 
     return [tenant] if slash and identity.method != "anonymous" else ()
 
 
-def _never(kind: str, what: str, config: SecurityConfig) -> str | None:
+def _never(kind: str, what: str, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> str | None:
     """Why a source says nothing of any client; None: it may."""
-    if kind in ("claim", "group") and not config.oauth.enabled:
+    logins = {login for one in listeners for login in one.logins}
+    if kind in ("claim", "group") and "token" not in logins:
         return "security.oauth is not set"
     if kind == "group" and config.oauth.groups_claim is None:
         return "security.oauth.groups_claim is not set"
-    if kind == "certificate" and config.tls_client_ca is None and not (what == "CN" and config.proxy_common_names):
+    asked = [one for one in listeners if one.tls is not None and one.tls.client_ca is not None]
+    if kind == "certificate" and not asked and not (what == "CN" and "certificate" in logins):
         return "security.tls_client_ca is not set"
-    if kind == "user" and not config.identifies:
+    if kind == "user" and not logins - {"anonymous"}:
         return "every client is anonymous"
     return None

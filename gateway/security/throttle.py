@@ -50,6 +50,14 @@ class Throttle:
             penalty.waiting -= 1
 
 
+def peer_of(peername: object) -> str:
+    """`HOST:PORT` of a socket's `peername`, an IPv6 host in brackets; "unknown" when the socket was gone already."""
+    if not isinstance(peername, tuple):
+        return "unknown"
+    host, port = peername[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def address_of(peer: str) -> str:
     """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
     host = host_of(peer)

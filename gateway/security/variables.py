@@ -13,13 +13,14 @@ nobody escapes it, either.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
 
 from gateway.config import AccessRule, ConfigError, SecurityConfig
 from gateway.security.identity import ANONYMOUS_NAME, Identity
+from gateway.settings.values import LoginMethod
 
 NAME: Final = "name"
 CLIENT: Final = "client"
@@ -89,11 +90,11 @@ def claims_in(rules: Iterable[AccessRule]) -> tuple[str, ...]:
     return tuple(sorted(name.removeprefix(CLAIM) for name in found))
 
 
-def check_logins(config: SecurityConfig) -> None:
-    """ConfigError: a rule asks for what no login that is configured says of a client."""
+def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> None:
+    """ConfigError: a rule asks for what none of the `logins`, which listeners take, says of a client."""
     for number, rule in enumerate(config.access):
         for variable in _variables(rule):
-            why = _never(variable, rule.principal, config)
+            why = _never(variable, rule.principal, config, logins)
             if why is not None:
                 raise ConfigError(f"security.access[{number}]: {{{variable}}} can never have a value: {why}")
 
@@ -102,7 +103,7 @@ def _variables(rule: AccessRule) -> list[str]:
     return [name for text in (rule.topic, rule.kafka, rule.group) if text is not None for name in _BRACES.findall(text)]
 
 
-def _never(variable: str, principal: str, config: SecurityConfig) -> str | None:
+def _never(variable: str, principal: str, config: SecurityConfig, logins: Collection[LoginMethod]) -> str | None:
     """Why no client of a rule can have a variable; None: one can."""
     if variable == CLIENT:
         return None
@@ -111,10 +112,10 @@ def _never(variable: str, principal: str, config: SecurityConfig) -> str | None:
     if principal == ANONYMOUS_NAME:
         return "anonymous clients prove nothing"
     if variable == COMMON_NAME:
-        return None if config.takes_certificates else "security.tls_client_ca is not set"
+        return None if "certificate" in logins else "security.tls_client_ca is not set"
     if variable == NAME:
-        return None if config.identifies else "every client is anonymous"
-    if not config.oauth.enabled:
+        return None if set(logins) - {"anonymous"} else "every client is anonymous"
+    if "token" not in logins:
         return "security.oauth is not set"
     if variable == GROUP and config.oauth.groups_claim is None:
         return "security.oauth.groups_claim is not set"

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, IPvAnyNetwork, field_validator, model_validator
 
 from gateway.secret import SecretUrl, SecretValue
-from gateway.settings.values import Address, HostName, Origin, Section
+from gateway.settings.listeners import TlsConfig
+from gateway.settings.values import Address, HostName, LoginMethod, Origin, Section
 
 
 class AccessRule(Section):
@@ -166,24 +167,32 @@ class SecurityConfig(Section):
         return self
 
     @property
-    def authenticates(self) -> bool:
-        """Whether every client must prove who it is."""
-        return self.tls_require_client_cert or (not self.allow_anonymous and self._takes_logins)
+    def tls(self) -> TlsConfig | None:
+        """TLS of management, and of each listener that does not say otherwise."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsConfig(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            require_client_cert=self.tls_require_client_cert,
+        )
 
     @property
-    def identifies(self) -> bool:
-        """Whether a client can prove who it is."""
-        return self.takes_certificates or self._takes_logins
+    def takes_passwords(self) -> bool:
+        """Whether anything checks passwords."""
+        return self.password_file is not None or bool(self.plugins)
 
     @property
-    def takes_certificates(self) -> bool:
-        """Whether a client's certificate means anything, shown to us or to a balancer."""
-        return self.tls_client_ca is not None or self.proxy_common_names
-
-    @property
-    def _takes_logins(self) -> bool:
-        files = self.password_file is not None or self.scram_file is not None
-        return files or bool(self.plugins) or self.oauth.enabled
+    def logins(self) -> frozenset[LoginMethod]:
+        """The ways to log in that are configured, but for certificates: for these TLS or a balancer asks."""
+        configured: dict[LoginMethod, bool] = {
+            "anonymous": self.allow_anonymous,
+            "password": self.takes_passwords,
+            "scram": self.scram_file is not None,
+            "token": self.oauth.enabled,
+        }
+        return frozenset(method for method, is_configured in configured.items() if is_configured)
 
 
 class LogConfig(Section):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 MEBIBYTE = 1024 * 1024
 LARGEST_PORT = 65535
+
+
+LoginMethod = Literal["anonymous", "password", "scram", "token", "certificate"]
+"""How a client proves who it is; an anonymous one does not."""
 
 
 class ConfigError(Exception):

@@ -108,7 +108,7 @@ def test_bootstrap_servers_that_are_good() -> None:
         ({"mqtt": {"address": "127.0.0.1:5672"}}, ("mqtt.address", "amqp.address", "5672")),
         ({"http": {"address": "0.0.0.0:9092"}}, ("http.address", "embedded.port", "9092")),
         ({"management": {"address": "localhost:8080"}}, ("http.address", "management.address", "8080")),
-        ({"mqtt": {"websocket_address": "[::]:8080"}}, ("mqtt.websocket_address", "http.address", "8080")),
+        ({"mqtt": {"websocket_address": "0.0.0.0:8080"}}, ("mqtt.websocket_address", "http.address", "8080")),
     ],
 )
 def test_one_port_twice_is_refused_and_both_keys_are_named(flags: dict[str, object], keys: tuple[str, ...]) -> None:

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 
 WAIT_S = 60
 TIMEOUT = 60
 T = TypeVar("T")
 
 
-async def as_client(listener: AmqpListener, work: Callable[[BlockingConnection], T], **options: Any) -> T:
+async def as_client(listener: AmqpServer, work: Callable[[BlockingConnection], T], **options: Any) -> T:
     """Run `work` with a blocking connection in a thread."""
 
     def run() -> T:

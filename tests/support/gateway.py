@@ -30,7 +30,8 @@ class GatewayProcess:
         self.process: asyncio.subprocess.Process | None = None
         self._argv = [sys.executable, *self.program, "up", "--ready-file", str(self.ready_file)]
         for listener in ("mqtt", "amqp", "http", "management"):
-            if f"--{listener}" not in options:
+            is_told = "[[listeners]]" in config and listener != "management"
+            if not is_told and f"--{listener}" not in options:
                 self._argv += [f"--{listener}", "127.0.0.1:0"]
         if bootstrap is not None:
             self._argv += ["--bootstrap-servers", bootstrap]

@@ -266,12 +266,12 @@ class Client(ClientPort):
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            self._dialogue = login.dialogue(self._connection, method, peer=pump.peer, flush=self.flush)
+            self._dialogue = login.dialogue(pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush)
             if self._dialogue is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
         try:
-            identity = await login.identify(event, peer=pump.peer, certificate=pump.peercert)
+            identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
         except Busy as busy:
             return self._refuse(ReasonCode.SERVER_BUSY, str(busy))
         if identity is None:
@@ -323,7 +323,7 @@ class Client(ClientPort):
         if services.access.by_certificate:
             identity = identity.with_certificate(pump.peercert)
         try:
-            identity = services.place(identity, pump.peercert)
+            identity = pump.entrance.place(identity, pump.peercert)
         except NoTenantError as error:
             return self._refuse(ReasonCode.NOT_AUTHORIZED, str(error))
         own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
@@ -351,7 +351,14 @@ class Client(ClientPort):
         if self._is_over:
             services.sessions.leave(session, with_will=True)
             return []
-        log.info("client connected", client=self.client_id, principal=identity.name, peer=pump.peer, present=present)
+        log.info(
+            "client connected",
+            client=self.client_id,
+            principal=identity.name,
+            peer=pump.peer,
+            listener=pump.entrance.name,
+            present=present,
+        )
         if taps.watchers:
             taps.named(pump, f"mqtt/{self.client_id}")
         ahead = self._connection.accept(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.security.authentication import Authenticator
+from gateway.security.entrance import Entrance
 from gateway.security.exchange import Done, Exchange, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
@@ -19,12 +19,14 @@ from protocols.mqtt.reasons import ReasonCode
 class Login:
     """What tells clients apart; one for all connections."""
 
-    def __init__(self, authenticator: Authenticator, wall_clock: Callable[[], int]) -> None:
+    def __init__(self, wall_clock: Callable[[], int]) -> None:
         """`wall_clock`: epoch milliseconds."""
-        self._authenticator = authenticator
         self._wall_clock = wall_clock
 
-    async def identify(self, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None) -> Identity | None:
+    @staticmethod
+    async def identify(
+        entrance: Entrance, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None
+    ) -> Identity | None:
         """Judge a CONNECT without an authentication method; a refusal comes late by intention.
 
         A user name or a password is believed or refused; a certificate (`SSLObject.getpeercert`) counts only where
@@ -36,13 +38,12 @@ class Login:
         Raises:
             Busy: see `Authenticator.authenticate_password`.
         """
-        authenticator = self._authenticator
         if connect.username is not None or connect.password is not None:
-            return await authenticator.authenticate_password(
+            return await entrance.authenticate_password(
                 connect.username or "", connect.password or b"", peer=peer, client_id=connect.client_id
             )
-        identity = authenticator.identify_certificate(certificate)
-        return identity if identity is not None else authenticator.anonymous()
+        identity = entrance.identify_certificate(certificate)
+        return identity if identity is not None else entrance.anonymous()
 
     @staticmethod
     def refusal(connect: Connect) -> tuple[ReasonCode, str]:
@@ -51,7 +52,9 @@ class Login:
             return ReasonCode.NOT_AUTHORIZED, "authentication is needed"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
-    def dialogue(self, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]) -> Dialogue | None:
+    def dialogue(
+        self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
+    ) -> Dialogue | None:
         """Begin enhanced authentication of a client that named a method in CONNECT.
 
         CONNECT's user name, its password and the certificate have no meaning beside a method: who the client is, the
@@ -60,11 +63,11 @@ class Login:
         Returns:
             None: the method is not served; that is CONNACK 0x8C [MQTT-4.12.0-1].
         """
-        exchange = self._authenticator.exchange(method, peer=peer)
+        exchange = entrance.exchange(method, peer=peer)
         if exchange is None:
             return None
         return Dialogue(
-            self._authenticator,
+            entrance,
             connection,
             exchange,
             method=method,
@@ -82,11 +85,11 @@ class Dialogue:
     another one is refused, because its session, its subscriptions and its messages on the way belong to that user.
     """
 
-    __slots__ = ("_authenticator", "_connection", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
+    __slots__ = ("_connection", "_entrance", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
 
     def __init__(
         self,
-        authenticator: Authenticator,
+        entrance: Entrance,
         connection: Connection,
         exchange: Exchange,
         *,
@@ -95,7 +98,7 @@ class Dialogue:
         flush: Callable[[], None],
         wall_clock: Callable[[], int],
     ) -> None:
-        self._authenticator = authenticator
+        self._entrance = entrance
         self._connection = connection
         self._method = method
         self._peer = peer
@@ -128,7 +131,7 @@ class Dialogue:
             if self._exchange is not None:
                 connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "a re-authentication is under way already")
                 return Failed("AUTH 0x19 amid an exchange")
-            self._exchange = self._authenticator.exchange(self._method, peer=self._peer, user=self._user)
+            self._exchange = self._entrance.exchange(self._method, peer=self._peer, user=self._user)
             if self._exchange is None:  # the method was taken out of the configuration
                 return self._fail(Failed("the method is no longer served"))
         elif self._exchange is None:

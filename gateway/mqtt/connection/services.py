@@ -19,7 +19,6 @@ from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.rates import Rates
 from gateway.security.authorization import AccessList
-from gateway.security.tenants import Place
 from mapping.rules import Rules
 
 
@@ -34,7 +33,6 @@ class Services(msgspec.Struct, frozen=True):
     opening: Opening
     retained: Retained
     login: Login
-    place: Place
     access: AccessList
     refused_again: RefusedAgain
     answers: Answers

@@ -8,11 +8,10 @@ from typing import Final, NamedTuple, cast
 from aiohttp import web
 
 from gateway.net.http_server import HttpConnection
-from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
-from gateway.security.tenants import NoTenantError, Place
+from gateway.security.tenants import NoTenantError
 from gateway.security.turns import Busy
 from protocols.rest.errors import RestError, busy
 
@@ -32,13 +31,8 @@ class AuthenticatedClient(NamedTuple):
 class RequestLogin:
     """Finds the grant of the client behind a request, or refuses it: 401 for its login, 403 for its page's origin."""
 
-    def __init__(
-        self, authenticator: Authenticator, access_list: AccessList, origins: Origins, place: Place | None = None
-    ) -> None:
-        """`place` finds the tenants of those who log in; None: there are none."""
+    def __init__(self, access_list: AccessList, origins: Origins) -> None:
         self._origins = origins
-        self._place = place
-        self._authenticator = authenticator
         self._access_list = access_list
 
     async def authenticate(self, request: web.BaseRequest, *, token_in_query: bool = False) -> AuthenticatedClient:
@@ -69,30 +63,30 @@ class RequestLogin:
         if known is not None:
             return known
         if header is None:
-            raise self._unauthorized("Authentication is needed")
+            raise _unauthorized(connection, "Authentication is needed")
         connection.login_pending()
         try:
-            identity, expires_ms = await self._by_credentials(header, connection.peer)
+            identity, expires_ms = await _by_credentials(connection, header)
         except Busy as wait:
             raise busy(f"Logins are busy: {wait}") from None
         return self._admitted(connection, identity, expires_ms)
 
     def known(self, connection: HttpConnection, header: str | None) -> AuthenticatedClient | None:
         """The client of a connection who shows `header`, as far as nobody need be asked; None: `authenticate` it."""
-        authenticator = self._authenticator
+        entrance = connection.entrance
         identity: Identity | None = None
         expires_ms = None
         if header is None:
             if connection.ssl_context is not None or connection.source is not None:
-                identity = authenticator.identify_certificate(connection.peercert)
-            identity = identity or authenticator.anonymous()
+                identity = entrance.identify_certificate(connection.peercert)
+            identity = identity or entrance.anonymous()
         else:
             scheme, _, credentials = header.partition(" ")
             scheme = scheme.lower()
             if scheme == "basic" and (named := _name_and_password(credentials)) is not None:
-                identity = authenticator.known_password(*named)
+                identity = entrance.known_password(*named)
             elif scheme == "bearer":
-                shown = authenticator.known_token(credentials.strip(), peer=connection.peer)
+                shown = entrance.known_token(credentials.strip(), peer=connection.peer)
                 if shown is not None:
                     identity, expires_ms = shown.identity, shown.expires_ms
         return None if identity is None else self._admitted(connection, identity, expires_ms)
@@ -101,42 +95,44 @@ class RequestLogin:
         access = self._access_list
         if access.by_certificate:
             identity = identity.with_certificate(connection.peercert)
-        if self._place is not None:
-            try:
-                identity = self._place(identity, connection.peercert)
-            except NoTenantError as error:
-                raise forbidden(str(error)) from None
+        try:
+            identity = connection.entrance.place(identity, connection.peercert)
+        except NoTenantError as error:
+            raise forbidden(str(error)) from None
         return AuthenticatedClient(access.for_client(identity), expires_ms)
 
-    async def _by_credentials(self, header: str, peer: str) -> tuple[Identity, int | None]:
-        """Judge a field Authorization: who it is, and until when; RestError when it is not good."""
-        scheme, _, credentials = header.partition(" ")
-        if scheme.lower() == "basic":
-            return await self._by_password(credentials, peer), None
-        if scheme.lower() == "bearer" and self._authenticator.takes_tokens:
-            shown = await self._authenticator.authenticate_token(credentials.strip(), peer=peer)
-            if shown is None:
-                raise self._unauthorized("The token is not accepted", FAULT)
-            return shown.identity, shown.expires_ms
-        raise self._unauthorized("This authentication scheme is not served")
 
-    async def _by_password(self, credentials: str, peer: str) -> Identity:
-        """Judge the credentials of Basic; RestError when they are not good."""
-        named = _name_and_password(credentials)
-        if named is None:
-            raise self._unauthorized("The credentials are not readable")
-        user, password = named
-        identity = await self._authenticator.authenticate_password(user, password, peer=peer)
-        if identity is None:
-            raise self._unauthorized("Wrong name or password")
-        return identity
+async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Identity, int | None]:
+    """Judge a field Authorization: who it is, and until when; RestError when it is not good."""
+    scheme, _, credentials = header.partition(" ")
+    if scheme.lower() == "basic":
+        return await _by_password(connection, credentials), None
+    if scheme.lower() == "bearer" and connection.entrance.takes_tokens:
+        shown = await connection.entrance.authenticate_token(credentials.strip(), peer=connection.peer)
+        if shown is None:
+            raise _unauthorized(connection, "The token is not accepted", FAULT)
+        return shown.identity, shown.expires_ms
+    raise _unauthorized(connection, "This authentication scheme is not served")
 
-    def _unauthorized(self, message: str, fault: str = "") -> RestError:
-        """401 with a challenge for each scheme; `fault` is what was wrong with a token."""
-        challenges = [("WWW-Authenticate", BASIC_CHALLENGE)]
-        if self._authenticator.takes_tokens:
-            challenges.append(("WWW-Authenticate", BEARER_CHALLENGE + fault))
-        return RestError(401, message, headers=tuple(challenges))
+
+async def _by_password(connection: HttpConnection, credentials: str) -> Identity:
+    """Judge the credentials of Basic; RestError when they are not good."""
+    named = _name_and_password(credentials)
+    if named is None:
+        raise _unauthorized(connection, "The credentials are not readable")
+    user, password = named
+    identity = await connection.entrance.authenticate_password(user, password, peer=connection.peer)
+    if identity is None:
+        raise _unauthorized(connection, "Wrong name or password")
+    return identity
+
+
+def _unauthorized(connection: HttpConnection, message: str, fault: str = "") -> RestError:
+    """401 with a challenge for each scheme; `fault` is what was wrong with a token."""
+    challenges = [("WWW-Authenticate", BASIC_CHALLENGE)]
+    if connection.entrance.takes_tokens:
+        challenges.append(("WWW-Authenticate", BEARER_CHALLENGE + fault))
+    return RestError(401, message, headers=tuple(challenges))
 
 
 def _name_and_password(credentials: str) -> tuple[str, str] | None:

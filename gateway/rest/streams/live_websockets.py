@@ -412,7 +412,7 @@ class Live(OperationSet):
             pump = Pump(
                 connection, session, services.spawn, services.clock, self._lose, writes=self._writes, outgoing=outgoing
             )
-            pump.source = call.connection.source
+            pump.source, pump.entrance = call.connection.source, call.connection.entrance
             self._sessions[pump] = session
             self.counts.opened_total += 1
             transport.set_protocol(pump)
@@ -424,6 +424,7 @@ class Live(OperationSet):
 
     def _lose(self, pump: Pump) -> None:
         del self._sessions[pump]
+        pump.entrance.connections -= 1
         if not self._sessions:
             self._empty.set()
 

@@ -21,6 +21,7 @@ from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
 from gateway.pauses import SLOW_READER, pauses
 from gateway.rest.server.call import Call
+from gateway.security.entrance import Entrance
 from protocols.rest.streaming import LAST_CHUNK
 
 HIGH: Final = 64 * 1024  # bytes that wait here, and again in the transport, at most
@@ -45,8 +46,8 @@ class StreamSocket(asyncio.Protocol):
     """One such connection, from the request on."""
 
     __slots__ = (
-        "_closed", "_ending", "_outgoing", "_paused", "_pending", "_size", "_transport", "_unread", "_user", "_waiting",
-        "_writes", "busy", "has_capacity", "total",
+        "_closed", "_ending", "_entrance", "_outgoing", "_paused", "_pending", "_size", "_transport", "_unread",
+        "_user", "_waiting", "_writes", "busy", "has_capacity", "total",
     )  # fmt: skip
 
     def __init__(self, writes: Writes, outgoing: Budget, user: StreamUser) -> None:
@@ -69,9 +70,10 @@ class StreamSocket(asyncio.Protocol):
         self.total = 0  # bytes sent so far
         self.busy = False  # whether something was written since this was last set to False
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        """Take the socket over."""
+    def begin(self, transport: asyncio.Transport, entrance: Entrance) -> None:
+        """Take the socket over, which came through `entrance`."""
         self._transport = transport
+        self._entrance = entrance
         transport.set_protocol(self)
         transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
         if transport.is_closing():
@@ -196,6 +198,7 @@ class StreamSocket(asyncio.Protocol):
             self._forget_unread()
             self._pending.clear()
             self._transport = None
+            self._entrance.connections -= 1
             user = self._user
             del self._user  # which has this socket
             user.closed()
@@ -232,5 +235,5 @@ async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocke
     released = connection.release()
     if released is None:
         raise ConnectionResetError("the client has left")
-    socket.begin(released[0])
+    socket.begin(released[0], connection.entrance)
     return answer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.assembly import Process, open_listener_security
 from gateway.config import Address, AmqpConfig, SecurityConfig
 from gateway.identity import GatewayIdentity
@@ -19,7 +19,7 @@ from gateway.listeners import make_amqp
 from tests.support.assembled import Assembled, assembled
 
 LOCAL = Address("127.0.0.1:0")
-StartListener = Callable[..., Awaitable[AmqpListener]]
+StartListener = Callable[..., Awaitable[AmqpServer]]
 
 
 @contextlib.asynccontextmanager
@@ -28,8 +28,7 @@ async def amqp_listener(
     *,
     amqp: dict[str, Any] | None = None,
     security: SecurityConfig | None = None,
-    tls: Any = None,
-) -> AsyncIterator[AmqpListener]:
+) -> AsyncIterator[AmqpServer]:
     """AMQP's side with settings of its own, over parts that it may share with others."""
     settings = {"amqp": AmqpConfig(address=LOCAL, **(amqp or {})), "security": security or SecurityConfig()}
     async with contextlib.AsyncExitStack() as stack:
@@ -40,7 +39,7 @@ async def amqp_listener(
         stack.callback(identity.close)
         listener = make_amqp(
             process,
-            replace(shared, tls_context=tls or shared.tls_context),
+            shared,
             backend.log,
             replace(backend.state, identity=identity),
         )
@@ -60,7 +59,7 @@ async def backend(bootstrap: str) -> AsyncIterator[Assembled]:
 async def start_listener(backend: Assembled) -> AsyncIterator[StartListener]:
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(**options: Any) -> AmqpListener:
+        async def start(**options: Any) -> AmqpServer:
             return await stack.enter_async_context(amqp_listener(backend, **options))
 
         yield start
@@ -68,16 +67,16 @@ async def start_listener(backend: Assembled) -> AsyncIterator[StartListener]:
 
 
 @pytest.fixture
-async def listener(start_listener: StartListener) -> AmqpListener:
+async def listener(start_listener: StartListener) -> AmqpServer:
     return await start_listener()
 
 
 @pytest.fixture
-def own_listener() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpListener]]:
+def own_listener() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpServer]]:
     """A listener over a broker of the test's own."""
 
     @contextlib.asynccontextmanager
-    async def make(bootstrap: str) -> AsyncIterator[AmqpListener]:
+    async def make(bootstrap: str) -> AsyncIterator[AmqpServer]:
         async with assembled(bootstrap, create=True) as backend, amqp_listener(backend) as listener:
             yield listener
 

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from proton import Described, Message, Terminus, symbol
 from proton.utils import LinkDetached
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS, ROLLED_BACK, TIMED_OUT, UNKNOWN_ID
 from tests.support.amqp import body_of, data
@@ -88,7 +88,7 @@ def reader(bootstrap: str) -> Reader:
 
 
 @pytest.fixture
-async def client(listener: AmqpListener) -> AsyncIterator[TransactedClient]:
+async def client(listener: AmqpServer) -> AsyncIterator[TransactedClient]:
     async with TransactedClient(listener.bound) as client:
         yield client
 
@@ -159,7 +159,7 @@ async def test_a_rollback_leaves_nothing(client: TransactedClient, reader: Reade
 
 
 async def test_many_transactions_one_after_the_other(
-    client: TransactedClient, reader: Reader, new_topic: Any, listener: AmqpListener
+    client: TransactedClient, reader: Reader, new_topic: Any, listener: AmqpServer
 ) -> None:
     topic = await new_topic(partitions=2)
 
@@ -410,7 +410,7 @@ async def test_time_out(start_listener: Any, reader: Reader, bootstrap: str, new
 @pytest.mark.clause("AMQP-4.3")
 @pytest.mark.parametrize("how", ["coordinator closed", "connection closed", "connection lost"])
 async def test_without_its_coordinator_a_transaction_is_rolled_back(
-    listener: AmqpListener, reader: Reader, bootstrap: str, new_topic: Any, how: str
+    listener: AmqpServer, reader: Reader, bootstrap: str, new_topic: Any, how: str
 ) -> None:
     topic, source = await new_topic(), await new_topic()
     await stored(bootstrap, source, [b"in"])

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer
 from proton import Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 
 TIMEOUT = 60
 
@@ -24,7 +24,7 @@ async def read(bootstrap: str, topic: str, count: int) -> list[Any]:
         await consumer.stop()
 
 
-async def test_send_and_receive(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_send_and_receive(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic()
 
     def client() -> list[Any]:

@@ -14,7 +14,7 @@ from proton import Message, Timeout
 from proton.reactor import AtMostOnce, Copy
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.embedded.broker import EmbeddedBroker
 from protocols.amqp import outcomes
 from tests.support.amqp import body_of, until_drained
@@ -36,7 +36,7 @@ async def test_a_frozen_broker(stoppable: EmbeddedBroker, own_listener: Any) -> 
         os.kill(stoppable.pid, signal.SIGCONT)
 
 
-async def nothing_is_accepted_that_is_not_stored(listener: AmqpListener, pid: int) -> None:
+async def nothing_is_accepted_that_is_not_stored(listener: AmqpServer, pid: int) -> None:
     def client() -> tuple[int, list[int]]:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         sender = connection.create_sender(f"stalled-{uuid.uuid4().hex}")
@@ -59,7 +59,7 @@ async def nothing_is_accepted_that_is_not_stored(listener: AmqpListener, pid: in
     assert states == [outcomes.ACCEPTED] * COUNT
 
 
-async def a_drain_waits_for_what_there_is(listener: AmqpListener, pid: int) -> None:
+async def a_drain_waits_for_what_there_is(listener: AmqpServer, pid: int) -> None:
     """Part 2.6.7: credit is used up by what is available; that Kafka takes its time does not make it less."""
 
     def client() -> None:
@@ -88,7 +88,7 @@ async def a_drain_waits_for_what_there_is(listener: AmqpListener, pid: int) -> N
     await asyncio.to_thread(client)
 
 
-async def a_drain_is_answered(listener: AmqpListener, pid: int) -> None:
+async def a_drain_is_answered(listener: AmqpServer, pid: int) -> None:
     """A receiver that has what there is gets its answer, and goes on when Kafka does."""
 
     def client() -> None:

@@ -25,6 +25,7 @@ from gateway.security.user_files import scram_line
 from mapping.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from protocols.amqp import outcomes
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
+from tests.support.listeners import entrance
 
 TIMEOUT = 60
 
@@ -170,13 +171,15 @@ async def test_external_by_certificate(start_listener: Any, secured: Any, new_to
     topic = await new_topic()
     authority = trustme.CA()
     server, client = authority.issue_cert("localhost"), authority.issue_cert("device@x", common_name="device-7")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.configure_cert(context)
-    authority.configure_trust(context)
-    context.verify_mode = ssl.CERT_OPTIONAL
+    server.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    files = {
+        "tls_cert": tmp_path / "server.pem",
+        "tls_key": tmp_path / "server.pem",
+        "tls_client_ca": tmp_path / "ca.pem",
+    }
     rules = (AccessRule(principal="device-7", action="publish", topic=topic),)
-    listener = await start_listener(security=secured(access=rules), tls=context)
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    listener = await start_listener(security=secured(access=rules, **files))
     client.private_key_pem.write_to_path(tmp_path / "key.pem")
     client.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
@@ -202,7 +205,7 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
     certificate = {"subject": ((("commonName", "device-7"),),)}
 
     async def who(mechanism: str, response: bytes | None, peercert: Any = None) -> Identity | None:
-        verdict = await Login(authenticator, peer="127.0.0.1:1", certificate=peercert).step(
+        verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=peercert).step(
             SaslInitReceived(mechanism, response, None)
         )
         assert isinstance(verdict, Done | Failed)
@@ -217,7 +220,9 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
         assert await who("PLAIN", b"\0ann\0secret") == Identity("ann", "password")
         assert await who("PLAIN", None) is None
         assert await who("SCRAM-SHA-256", b"n,,n=ann,r=nonce") is None  # there is no file of such users
-        verdict = await Login(authenticator, peer="127.0.0.1:1", certificate=None).step(SaslResponseReceived(b""))
+        verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=None).step(
+            SaslResponseReceived(b"")
+        )
         assert isinstance(verdict, Failed)
     finally:
         await authenticator.stop()

@@ -9,7 +9,7 @@ from proton import UNDESCRIBED, Array, Data, Delivery, Message, symbol
 from proton.reactor import LinkOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
 from tests.support.waiting import wait_until
@@ -35,8 +35,8 @@ async def reply_topic(new_topic: Any) -> str:
 
 
 @pytest.fixture
-async def listener(start_listener: Any, reply_topic: str) -> AmqpListener:
-    found: AmqpListener = await start_listener(amqp={"reply_topic": reply_topic})
+async def listener(start_listener: Any, reply_topic: str) -> AmqpServer:
+    found: AmqpServer = await start_listener(amqp={"reply_topic": reply_topic})
     return found
 
 
@@ -48,7 +48,7 @@ def serve(connection: BlockingConnection, requests: Any) -> None:
     requests.accept()
 
 
-async def test_request_and_reply(listener: AmqpListener, new_topic: Any, reply_topic: str) -> None:
+async def test_request_and_reply(listener: AmqpServer, new_topic: Any, reply_topic: str) -> None:
     topic = await new_topic(partitions=1)
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, Any]]:
@@ -73,7 +73,7 @@ async def test_request_and_reply(listener: AmqpListener, new_topic: Any, reply_t
     await wait_until(lambda: listener.statistics().nodes == 0)  # the gateway sees the connection's end a little later
 
 
-async def test_a_queue_made_by_a_sender(listener: AmqpListener) -> None:
+async def test_a_queue_made_by_a_sender(listener: AmqpServer) -> None:
     """As JMS does: it keeps what comes before there is a receiver, and offers again what comes back."""
 
     def work(connection: BlockingConnection) -> tuple[list[bytes], Message]:
@@ -99,7 +99,7 @@ async def test_a_queue_made_by_a_sender(listener: AmqpListener) -> None:
     assert (body_of(message), message.delivery_count) == (b"again", 1)
 
 
-async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(listener: AmqpListener) -> None:
+async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(listener: AmqpServer) -> None:
     def work(connection: BlockingConnection, kind: str) -> list[list[bytes]]:
         maker = connection.create_sender(None, options=Temporary(kind))
         address = maker.link.remote_target.address
@@ -120,7 +120,7 @@ async def test_receivers_of_a_queue_take_turns_and_of_a_topic_do_not(listener: A
     assert await as_client(listener, lambda connection: work(connection, "temporary-topic")) == [every, every]
 
 
-async def test_a_lost_receiver_of_a_queue_gives_back(listener: AmqpListener) -> None:
+async def test_a_lost_receiver_of_a_queue_gives_back(listener: AmqpServer) -> None:
     def work(connection: BlockingConnection) -> list[bytes]:
         maker = connection.create_sender(None, options=Temporary("temporary-queue"))
         address = maker.link.remote_target.address
@@ -136,7 +136,7 @@ async def test_a_lost_receiver_of_a_queue_gives_back(listener: AmqpListener) -> 
     assert await as_client(listener, work) == [b"x", b"x"]
 
 
-async def test_a_node_is_its_connections_and_goes_with_its_link(listener: AmqpListener) -> None:
+async def test_a_node_is_its_connections_and_goes_with_its_link(listener: AmqpServer) -> None:
     def work(connection: BlockingConnection) -> None:
         maker = connection.create_sender(None, options=Temporary())
         address = maker.link.remote_target.address

@@ -10,7 +10,7 @@ from proton.reactor import Copy, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 from pydantic import ValidationError
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.config import AddressRule
 from protocols.amqp import outcomes
 from tests.gateway.amqp.test_queue_selectors import chosen, produce
@@ -38,7 +38,7 @@ async def test_a_plain_address_may_be_a_queue(start_listener: Any, new_topic: An
         AddressRule(pattern=f"{jobs}/live/#", type="topic"),
         AddressRule(pattern=f"{jobs}/#", type="queue"),
     )
-    listener: AmqpListener = await start_listener(amqp={"addresses": rules})
+    listener: AmqpServer = await start_listener(amqp={"addresses": rules})
 
     def receive(connection: BlockingConnection) -> list[list[bytes]]:
         sender = connection.create_sender(jobs)
@@ -63,7 +63,7 @@ async def test_a_plain_address_may_be_a_queue(start_listener: Any, new_topic: An
     ]
 
 
-async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpListener, new_topic: Any) -> None:
+async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpServer, new_topic: Any) -> None:
     """An address with a key: its receivers share what has this key, and the rest of the topic is not theirs."""
     topic = await new_topic(partitions=2)
 
@@ -83,7 +83,7 @@ async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpListener, n
     assert await as_client(listener, receive) == [[b"bA", b"bA"], [b"bB", b"bB"], [b"cA", b"cB"]]
 
 
-async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Also behind a record that nobody has selected; then what is stored."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, "ABABA")
@@ -106,7 +106,7 @@ async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpListener, bo
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["data", "text"])
-async def test_a_large_body_with_all_sections(listener: AmqpListener, new_topic: Any, binary: bool) -> None:
+async def test_a_large_body_with_all_sections(listener: AmqpServer, new_topic: Any, binary: bool) -> None:
     """4 MiB of body whatever stands around it, by the defaults; of a topic that takes as much."""
     topic = await new_topic(partitions=1, max_message_bytes="10485760")
     content = b"x" * (4 << 20)

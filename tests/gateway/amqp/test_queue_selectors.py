@@ -12,7 +12,7 @@ from proton.reactor import Filter
 from proton.utils import BlockingConnection
 
 from flowcontrol.offsets import read_ledger
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.kafka.driver.kafka_consumer import committed_positions
 from gateway.kafka.groups import ready
 from tests.gateway.amqp.conftest import amqp_listener
@@ -66,9 +66,7 @@ def numbers(kinds: str, kind: str) -> list[int]:
     return [number for number, one in enumerate(kinds) if one == kind]
 
 
-async def test_what_one_does_not_select_is_for_the_others(
-    listener: AmqpListener, bootstrap: str, new_topic: Any
-) -> None:
+async def test_what_one_does_not_select_is_for_the_others(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """One after the other, at once, and after the connection was lost."""
     topic, kinds = await new_topic(partitions=1), "ABCABCABCABCABC"
     await produce(bootstrap, topic, kinds)
@@ -89,7 +87,7 @@ async def test_what_one_does_not_select_is_for_the_others(
 
 
 async def test_a_slow_receiver_stops_no_other(
-    listener: AmqpListener, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+    listener: AmqpServer, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does what nobody selects; and the slow one gets all of its own in order, also what is stored meanwhile."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 50)
@@ -129,7 +127,7 @@ async def test_a_restarted_gateway_knows_what_was_settled_behind_a_gap(bootstrap
 
 
 async def test_another_gateway_goes_on_where_the_first_was(
-    listener: AmqpListener, bootstrap: str, new_topic: Any
+    listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
     """A second gateway is given partitions while the first has receivers."""
     topic, kinds = await new_topic(partitions=2), "AABB" * 50
@@ -181,7 +179,7 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
 
 
 async def test_a_subscription_s_selector_takes_the_rest_away(
-    listener: AmqpListener, backend: Assembled, bootstrap: str, new_topic: Any
+    listener: AmqpServer, backend: Assembled, bootstrap: str, new_topic: Any
 ) -> None:
     """What a subscription does not select is for nobody: it is committed past."""
     topic = await new_topic(partitions=1)

@@ -11,7 +11,7 @@ from proton import UNDESCRIBED, Array, Data, Terminus, symbol
 from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data, until_drained
 from tests.support.topics import produce
@@ -65,7 +65,7 @@ async def until_deleted(admin: AIOKafkaAdminClient, group: str) -> None:
                 continue
 
 
-async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Sent before there was a receiver; shared by receivers; accepted ones do not come again."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"0", b"1", b"2"])
@@ -80,7 +80,7 @@ async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpListener, boots
     assert await as_client(listener, receive) == [b"0", b"1", b"2"]
 
 
-async def test_a_browser_takes_nothing(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_a_browser_takes_nothing(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """It sees all there is, and a drain tells it when that was all; a receiver gets it afterwards."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"%d" % number for number in range(3)])
@@ -97,7 +97,7 @@ async def test_a_browser_takes_nothing(listener: AmqpListener, bootstrap: str, n
 
 
 async def test_a_durable_subscription(
-    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """It begins when it is made, lives without its link, and ends when the terminus is closed."""
     topic = await new_topic(partitions=1)
@@ -130,7 +130,7 @@ async def test_a_durable_subscription(
     await as_client(listener, unknown, container_id=container)
 
 
-async def test_a_subscription_is_for_one_link(listener: AmqpListener, new_topic: Any) -> None:
+async def test_a_subscription_is_for_one_link(listener: AmqpServer, new_topic: Any) -> None:
     """A further attach, from another connection of the container, takes it over."""
     topic = await new_topic(partitions=1)
     container = f"plant-{topic}"
@@ -150,7 +150,7 @@ async def test_a_subscription_is_for_one_link(listener: AmqpListener, new_topic:
 
 
 async def test_shared_subscriptions(
-    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """Links of one name share its messages, over containers when it is global; a volatile one ends with them."""
     topic = await new_topic(partitions=1)
@@ -176,7 +176,7 @@ async def test_shared_subscriptions(
     await until_deleted(admin, f"{topic}:volatile")
 
 
-async def test_a_named_subscription_outlives_its_receivers(listener: AmqpListener, new_topic: Any) -> None:
+async def test_a_named_subscription_outlives_its_receivers(listener: AmqpServer, new_topic: Any) -> None:
     """`T::S` is consumer group S from now on; closing a link of it ends nothing."""
     topic = await new_topic(partitions=1)
 
@@ -192,7 +192,7 @@ async def test_a_named_subscription_outlives_its_receivers(listener: AmqpListene
 
 
 async def test_a_group_of_another_topic_is_not_deleted(
-    listener: AmqpListener, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
+    listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     """Who knows a group's name has no power over what it has committed in topics that are not his."""
     topic, other = await new_topic(partitions=1), await new_topic(partitions=1)

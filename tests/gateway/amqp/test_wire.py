@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.config import BudgetConfig
 from protocols.amqp import outcomes
 from tests.gateway.amqp.conftest import amqp_listener
@@ -40,7 +40,7 @@ def transfers(number: int, data: bytes, *, handle: int = 0, part: int = 60_000, 
 
 
 @contextlib.asynccontextmanager
-async def client_of(listener: AmqpListener, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
+async def client_of(listener: AmqpServer, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
     """A client without SASL whose links are attached, and credit is there."""
     host, _, port = listener.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
@@ -67,7 +67,7 @@ async def attached(client: WireClient) -> None:
 
 @pytest.mark.clause("AMQP-5.3")
 @pytest.mark.parametrize("step", [1, 100_000])
-async def test_a_message_without_sasl(listener: AmqpListener, bootstrap: str, new_topic: Any, step: int) -> None:
+async def test_a_message_without_sasl(listener: AmqpServer, bootstrap: str, new_topic: Any, step: int) -> None:
     """Where anonymous clients are allowed; split anywhere."""
     topic = await new_topic(partitions=1)
     async with client_of(listener, Frames.attach(address=topic)) as client:
@@ -117,7 +117,7 @@ async def test_messages_up_to_their_limit_and_above(start_listener: Any, bootstr
 
 
 @pytest.mark.clause("AMQP-2.6.14")
-async def test_an_aborted_message_is_not_stored(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_an_aborted_message_is_not_stored(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     async with client_of(listener, Frames.attach(address=topic)) as client:
         client.say(transfers(0, message(500), last=False))
@@ -157,7 +157,7 @@ async def test_a_silent_peer_is_given_up(start_listener: Any) -> None:
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-async def test_our_silence_is_filled(listener: AmqpListener) -> None:
+async def test_our_silence_is_filled(listener: AmqpServer) -> None:
     """A peer that gives up after 0.4 s, as it says, hears empty frames."""
     idle = Frames.performative(0x10, Frames.string("idle"), Frames.NULL, Frames.NULL, Frames.NULL, Frames.uint(400))
     begin = Frames.performative(0x11, Frames.NULL, b"\x43", Frames.uint(10), Frames.uint(10))
@@ -168,7 +168,7 @@ async def test_our_silence_is_filled(listener: AmqpListener) -> None:
             client.say(EMPTY)
 
 
-async def test_a_header_of_something_else(listener: AmqpListener) -> None:
+async def test_a_header_of_something_else(listener: AmqpServer) -> None:
     """AMQP's header is the answer, and then the end: to TLS, HTTP and MQTT on this port, too."""
     for first in (b"AMQP\x02\x01\x00\x00", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HT", b"\x10\x0c\x00\x04MQTT"):
         host, _, port = listener.bound.rpartition(":")
@@ -180,7 +180,7 @@ async def test_a_header_of_something_else(listener: AmqpListener) -> None:
 
 
 @pytest.mark.parametrize("sending", [True, False], ids=["sender", "receiver"])
-async def test_a_refused_attach_carries_all_its_fields(listener: AmqpListener, sending: bool) -> None:
+async def test_a_refused_attach_carries_all_its_fields(listener: AmqpServer, sending: bool) -> None:
     """Azure's client for Python reads the answer's 14 fields by their numbers, null or not (part 2.7.3)."""
     async with client_of(listener) as client:
         client.say(Frames.attach(sending=sending, address="__internal"))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.config import Address
 from gateway.net import handshakes
 from gateway.net.handshakes import HANDSHAKE_BYTES
-from gateway.net.listener import Listening, open_server
+from gateway.net.listener import Listener
 from gateway.net.strangers import Strangers
+from gateway.security.entrance import Entrance
+from tests.support.listeners import one_listener
 from tests.support.waiting import wait_until
 
 AUTHORITY = trustme.CA()
@@ -51,9 +52,9 @@ class Server:
     def __init__(self) -> None:
         self.strangers = Strangers(1 << 20)
         self.came: list[Served] = []
-        self.listening: Listening | None = None
+        self.listening: Listener | None = None
 
-    def make(self) -> Served:
+    def make(self, entrance: Entrance) -> Served:
         self.came.append(Served())
         return self.came[-1]
 
@@ -62,15 +63,13 @@ class Server:
         AUTHORITY.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(path)
-        address = Address("127.0.0.1:0")
-        self.listening = await open_server(
-            self.make, "test", "test.address", address, context, strangers=self.strangers
-        )
+        self.listening = one_listener(self.make, tls=context, strangers=self.strangers)
+        await self.listening.start()
 
     @property
     def port(self) -> int:
         assert self.listening is not None
-        return int(self.listening.address.rpartition(":")[2])
+        return int(self.listening.bound.rpartition(":")[2])
 
     @property
     def held(self) -> int:

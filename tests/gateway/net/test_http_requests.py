@@ -12,9 +12,9 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.config import Address, SecurityConfig
+from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
-from gateway.security.origins import Hosts
+from tests.support.listeners import listening
 
 GOOD = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n\r\n\r\n\r\n\r\n"
@@ -40,8 +40,9 @@ def refuse(status: int, reason: str) -> web.StreamResponse:
 
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[HttpServer]:
-    served = HttpServer("echo", echo, refuse, Hosts(SecurityConfig()), head_timeout_s=30.0)
-    await served.listen("http.address", Address("127.0.0.1:0"), None)
+    served = HttpServer("echo", echo, refuse, SecurityConfig(), head_timeout_s=30.0)
+    listening(served)
+    await served.start()
     yield served
     await served.stop(1.0)
 

@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import Address
-from gateway.net.listener import Listener, ListenError
+from gateway.net.listener import ListenError, PumpServer
 from gateway.net.pump import Pump
 from gateway.net.reading import LITTLE_S, PIECE
 from gateway.net.writes import WRITES_PER_TURN, Writes
 from gateway.pauses import PROCESS_BUDGET
 from tests.support.lines import Echo, Lines
+from tests.support.listeners import listening
 from tests.support.waiting import wait_until
 
 
@@ -30,7 +31,8 @@ class Server:
             self.sessions.append(Echo(lines))
             return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
 
-        self.listener = Listener("mqtt", Address("127.0.0.1:0"), make, None)
+        self.listener = PumpServer("mqtt", make)
+        listening(self.listener)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.listener.bound.rpartition(":")
@@ -142,7 +144,8 @@ async def test_a_failing_session_costs_its_own_connection_only() -> None:
 
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
-        twice = Listener("amqp", Address(server.listener.bound), lambda lost: None, None)  # type: ignore[arg-type,return-value]
+        twice = PumpServer("amqp", lambda lost: None)  # type: ignore[arg-type,return-value]
+        listening(twice, Address(server.listener.bound), key="amqp.address")
         with pytest.raises(ListenError) as caught:
             await twice.start()
         assert str(caught.value) == f"amqp.address: {server.listener.bound} is in use by another program"

@@ -15,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Address, SecurityConfig
-from gateway.net.listener import Listener, ListenError
+from gateway.net.listener import ListenError, PumpServer
 from gateway.net.pump import Pump
-from gateway.net.upgrade import WebSocketEndpoint, WebSocketListener
-from gateway.security.origins import Hosts, Origins
+from gateway.net.upgrade import WebSocketEndpoint, WebSocketServer
+from gateway.security.origins import Origins
 from tests.support.lines import Echo, Lines
+from tests.support.listeners import listening
 from tests.support.waiting import wait_until
 from tests.support.websocket import BINARY, CLOSE, PING, PONG, TEXT, close_frame, frame, handshake, parse
-
-LOCAL = Address("127.0.0.1:0")
 
 
 class Server:
@@ -37,12 +36,11 @@ class Server:
             self.sessions.append(Echo(lines))
             return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
 
-        self.listener = Listener("mqtt", LOCAL, make, None)
+        self.listener = PumpServer("mqtt", make)
         origins = Origins(SecurityConfig(origins=("https://good.example",)))
         endpoint = WebSocketEndpoint(dict.fromkeys(("mqtt", "mqttv3.1"), self.listener), origins)
-        self.listening = WebSocketListener(
-            "mqtt", LOCAL, endpoint, tls, Hosts(SecurityConfig()), handshake_timeout_s=timeout_s
-        )
+        self.listening = WebSocketServer("mqtt_websocket", endpoint, SecurityConfig(), handshake_timeout_s=timeout_s)
+        listening(self.listening, tls=tls)
 
     async def connect(self, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.listening.bound.rpartition(":")
@@ -293,7 +291,7 @@ async def test_no_new_websocket_once_the_subprotocol_stops() -> None:
         writer.write(frame(b"still\n"))
         assert await reader.readexactly(9) == frame(b"still!\n", masked=False)
         server.listening.stop_taking()
-        assert not server.listening.accepting
+        assert not server.listening.listeners[0].accepting
         writer.close()
 
 
@@ -318,8 +316,7 @@ async def test_over_tls_with_the_clients_certificate() -> None:
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
         endpoint = WebSocketEndpoint({}, Origins(SecurityConfig()))
-        twice = WebSocketListener(
-            "mqtt", Address(server.listening.bound), endpoint, None, Hosts(SecurityConfig()), handshake_timeout_s=1
-        )
+        twice = WebSocketServer("mqtt_websocket", endpoint, SecurityConfig(), handshake_timeout_s=1)
+        listening(twice, Address(server.listening.bound), key="mqtt.websocket_address")
         with pytest.raises(ListenError, match=r"^mqtt\.websocket_address: 127\.0\.0\.1:\d+ is in use"):
             await twice.start()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.net.listener import Bound
+from gateway.net.listener import Server
 from gateway.net.websocket import WebSocket
 from tests.support.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, parse
 
@@ -88,9 +88,9 @@ class User(asyncio.Protocol):
         self.told.append(exc)
 
 
-def opened(received: bytes = b"", listener: Bound | None = None) -> tuple[WebSocket, Wire, User]:
+def opened(received: bytes = b"", listener: Server | None = None) -> tuple[WebSocket, Wire, User]:
     wire, user = Wire(), User()
-    websocket = WebSocket(wire, user, listener or Bound())
+    websocket = WebSocket(wire, user, listener or Server())
     websocket.start(received)
     return websocket, wire, user
 
@@ -231,7 +231,7 @@ async def test_we_close_and_the_peers_answer_ends_it() -> None:
 
 
 async def test_once_its_listener_has_stopped_we_close_for_a_restart() -> None:
-    listener = Bound()
+    listener = Server()
     websocket, peer, _ = opened(listener=listener)
     listener.stop_accepting()
     websocket.write(b"last")

@@ -68,7 +68,7 @@ async def start() -> AsyncIterator[Start]:
     async def open_one(address: Address = LOOPBACK, metrics: Metrics | None = None, **options: Any) -> Management:
         ready = options.pop("ready", Gateway().state)
         security = options.pop("security", SecurityConfig())
-        hosts = Hosts(security, asks_nobody=address.is_loopback)
+        hosts = Hosts(security, login_needed=not (address.is_loopback or security.allow_anonymous))
         options = {"topics": no_topics, **options}
         management = Management(metrics or Metrics(), ready, NO_FLOW, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from gateway.assembly import Log
 from gateway.config import Address, BudgetConfig, SecurityConfig
 from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
-from gateway.rest.listener import RestListener
+from gateway.rest.listener import RestServer
 from gateway.security.authentication import Authenticator
 from tests.support.assembled import assembled
 
@@ -30,7 +29,7 @@ LOCAL = Address("127.0.0.1:0")
 class Gateway:
     """What a test talks to."""
 
-    def __init__(self, listener: RestListener, log: Log, authenticator: Authenticator) -> None:
+    def __init__(self, listener: RestServer, log: Log, authenticator: Authenticator) -> None:
         self.listener = listener
         self.authenticator = authenticator
         self.publisher = log.publisher
@@ -56,7 +55,6 @@ async def running_gateway(
     security: SecurityConfig | None = None,
     create: bool = True,
     wait: bool = True,
-    tls: ssl.SSLContext | None = None,
     tracing: Tracing | None = None,
     data_dir: Path | None = None,
 ) -> AsyncIterator[Gateway]:
@@ -72,7 +70,7 @@ async def running_gateway(
         security=security,
     ) as made:
         shared = made.security
-        shared = replace(shared, tls_context=tls or shared.tls_context, tracing=tracing or shared.tracing)
+        shared = replace(shared, tracing=tracing or shared.tracing)
         listener = make_rest(made.process, shared, made.log, made.state)
         await listener.start()
         try:

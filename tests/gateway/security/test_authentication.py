@@ -177,11 +177,6 @@ def test_a_missing_password_file_stops_the_start(tmp_path: Path) -> None:
         Authenticator(SecurityConfig(password_file=tmp_path / "none"))
 
 
-def test_nobody_could_connect() -> None:
-    with pytest.raises(ConfigError, match="nobody could connect"):
-        Authenticator(SecurityConfig(allow_anonymous=False))
-
-
 async def test_without_a_back_end_a_name_proves_nothing() -> None:
     assert await login(SecurityConfig(), "ann", "x") == ANONYMOUS
     assert Authenticator(SecurityConfig()).anonymous() == ANONYMOUS

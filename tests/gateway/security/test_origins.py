@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, SecurityConfig, load
+from gateway.config import Config, ConfigError, SecurityConfig, load
+from gateway.ports import listeners
+from gateway.security.authentication import Authenticator
 from gateway.security.origins import Hosts, Origins
+from tests.support.listeners import entrance
 
 NEAR = ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://LOCALHOST")
 FAR = ("https://evil.example", "http://127.0.0.1.evil.example", "http://localhost.evil.example", "null", "", "http://[")
@@ -29,13 +32,16 @@ def test_only_pages_of_this_machine_may_call(security: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("origin", NEAR + FAR)
 def test_any_page_may_open_what_asks_for_a_password_itself(origin: str) -> None:
-    assert Origins(SecurityConfig(**PASSWORDS), login_in_protocol=True).allow(origin, "gateway", secure=False)
+    assert Origins(SecurityConfig(**PASSWORDS)).allow(origin, "gateway", secure=False, login_in_protocol=True)
 
 
 @pytest.mark.parametrize("security", [{}, {**PASSWORDS, **CERTIFICATES}, CERTIFICATES, {"insecure": True}])
 def test_but_not_where_the_connection_alone_is_enough(security: dict[str, Any]) -> None:
-    origins = Origins(SecurityConfig(**security), login_in_protocol=True)
-    assert [origin for origin in NEAR + FAR if origins.allow(origin, "gateway", secure=False)] == list(NEAR)
+    (http,) = (one for one in listeners(Config(security=SecurityConfig(**security))) if one.name == "http")
+    asks = entrance(Authenticator(SecurityConfig()), *http.logins).asks_for_more
+    origins = Origins(SecurityConfig(**security))
+    found = [one for one in NEAR + FAR if origins.allow(one, "gateway", secure=False, login_in_protocol=asks)]
+    assert found == list(NEAR)
 
 
 def test_the_gateways_own_pages_are_near() -> None:
@@ -49,10 +55,10 @@ def test_the_gateways_own_pages_are_near() -> None:
 
 
 def test_listed_origins_are_all_that_may_connect_beside_its_own() -> None:
-    origins = Origins(SecurityConfig(**PASSWORDS, origins=("https://Good.example",)), login_in_protocol=True)
-    assert origins.allow("https://good.example", "gateway", secure=False)
+    origins = Origins(SecurityConfig(**PASSWORDS, origins=("https://Good.example",)))
+    assert origins.allow("https://good.example", "gateway", secure=False, login_in_protocol=True)
     for origin in (*NEAR, "https://good.example:444", "http://good.example"):
-        assert not origins.allow(origin, "gateway", secure=True)
+        assert not origins.allow(origin, "gateway", secure=True, login_in_protocol=True)
     assert Origins(SecurityConfig(origins=("*",))).allow("null", "gateway", secure=False)
     assert Origins(SecurityConfig(), more=("https://app.example",)).allow("https://app.example", "g", secure=False)
 
@@ -97,20 +103,20 @@ FOREIGN_NAMES = (
 
 @pytest.mark.parametrize("security", [{}, CERTIFICATES, {"insecure": True}])
 def test_names_that_a_pages_owner_could_have_pointed_here_are_refused(security: dict[str, Any]) -> None:
-    hosts = Hosts(SecurityConfig(**security))
+    hosts = Hosts(SecurityConfig(**security), login_needed=False)
     assert [host for host in LOCAL_NAMES + FOREIGN_NAMES if hosts.allow(host, secure=False)] == list(LOCAL_NAMES)
     assert all(hosts.allow(host, secure=True) for host in FOREIGN_NAMES), "TLS proves the name"
 
 
 def test_where_a_login_is_needed_any_name_does_unless_names_are_configured() -> None:
-    assert all(Hosts(SecurityConfig(**PASSWORDS)).allow(host, secure=False) for host in FOREIGN_NAMES)
-    assert not Hosts(SecurityConfig(**PASSWORDS), asks_nobody=True).allow("evil.example", secure=False)
-    for security in ({}, PASSWORDS):
-        hosts = Hosts(SecurityConfig(**security, hosts=("Public.example",)))
+    assert all(Hosts(SecurityConfig(), login_needed=True).allow(host, secure=False) for host in FOREIGN_NAMES)
+    assert not Hosts(SecurityConfig(**PASSWORDS), login_needed=False).allow("evil.example", secure=False)
+    for login_needed in (False, True):
+        hosts = Hosts(SecurityConfig(hosts=("Public.example",)), login_needed=login_needed)
         names = (*LOCAL_NAMES, "public.example:8443", *FOREIGN_NAMES)
         for secure in (False, True):
             assert [host for host in names if hosts.allow(host, secure=secure)] == [*LOCAL_NAMES, "public.example:8443"]
-    assert Hosts(SecurityConfig(hosts=("*",))).allow("evil.example", secure=False)
+    assert Hosts(SecurityConfig(hosts=("*",)), login_needed=False).allow("evil.example", secure=False)
 
 
 @pytest.mark.parametrize("name", ["", "http://a", "a:80", "a/b", "*.a", "[::1]"])

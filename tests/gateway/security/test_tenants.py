@@ -8,7 +8,8 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import ConfigError, SecurityConfig
+from gateway.config import Config, ConfigError, SecurityConfig
+from gateway.ports import listeners
 from gateway.security.identity import Identity
 from gateway.security.tenants import OTHERS, TOLD, NoTenantError, Tenants
 
@@ -19,9 +20,13 @@ CERTIFICATE: Final = {
 }
 
 
+def made(security: SecurityConfig) -> Tenants:
+    return Tenants(security, listeners(Config(security=security)))
+
+
 def tenants(*sources: str, required: bool = True) -> Tenants:
     config: dict[str, Any] = {"sources": sources, "required": required}
-    return Tenants(
+    return made(
         SecurityConfig(oauth=OAUTH, tls_cert=PATH, tls_key=PATH, tls_client_ca=PATH, password_file=PATH, tenants=config)  # type: ignore[arg-type]
     )
 
@@ -81,7 +86,7 @@ def test_who_is_refused(source: str, who: Identity, why: str) -> None:
 
 
 def test_without_a_source_there_are_no_tenants() -> None:
-    found = Tenants(SecurityConfig())
+    found = made(SecurityConfig())
     who = client("acme/ann")
     assert found.at("mqtt")(who, CERTIFICATE) is who
     assert not found.tenancy.enabled
@@ -115,4 +120,4 @@ def test_a_source_that_there_is_not(source: str) -> None:
 )
 def test_a_source_that_can_say_nothing_stops_the_start(source: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"security.tenants.sources\[0\]: .*{key}"):
-        Tenants(SecurityConfig(tenants={"sources": [source]}))  # type: ignore[arg-type]
+        made(SecurityConfig(tenants={"sources": [source]}))  # type: ignore[arg-type]

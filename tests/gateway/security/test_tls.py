@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
-from gateway.security.tls import Tls, make_tls
+from gateway.security.tls import Certificates, Tls
+from gateway.settings.listeners import TlsConfig
 
 HOST = "127.0.0.1"
 AUTHORITY = trustme.CA()
@@ -44,8 +45,10 @@ class Files:
         self.key.write_bytes(leaf.private_key_pem.bytes())
         return leaf
 
-    def config(self, **options: Any) -> SecurityConfig:
-        return SecurityConfig(tls_cert=self.cert, tls_key=self.key, **options)
+    def config(self, **options: Any) -> TlsConfig:
+        config = SecurityConfig(tls_cert=self.cert, tls_key=self.key, **options).tls
+        assert config is not None
+        return config
 
 
 @pytest.fixture
@@ -222,5 +225,14 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(files: Files) -> None:
 
 
 def test_no_certificate_no_tls(files: Files) -> None:
-    assert make_tls(SecurityConfig()) is None
-    assert make_tls(files.config()) is not None
+    assert SecurityConfig().tls is None
+    assert Certificates().context(None) is None
+
+
+def test_listeners_with_the_same_files_share_what_is_loaded(files: Files) -> None:
+    certificates = Certificates()
+    one, other = (certificates.context(files.config()) for _ in range(2))
+    asking = certificates.context(files.config(tls_client_ca=files.ca))
+    assert one is other is not asking is not None
+    with pytest.raises(ConfigError, match=r"^listeners\.mqtts\.tls\.cert: cannot read .*No such file"):
+        certificates.context(TlsConfig(cert=files.cert.parent / "none", key=files.key), "listeners.mqtts.tls.")

@@ -261,7 +261,7 @@ def test_configurations_that_stop_the_start(oauth: dict[str, Any], reason: str) 
 def test_urls_that_are_believed(url: str) -> None:
     oauth = OauthConfig(**WHOLE, jwks_url=url)
     assert oauth.enabled
-    assert SecurityConfig(oauth=oauth, allow_anonymous=False).authenticates
+    assert SecurityConfig(oauth=oauth, allow_anonymous=False).logins == {"token"}
 
 
 async def test_the_claims_that_rules_ask_for_are_known_of_a_client(tmp_path: Path) -> None:

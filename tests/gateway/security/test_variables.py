@@ -136,10 +136,10 @@ def test_a_variable_that_no_login_says_is_told(options: dict[str, Any], rule: di
         options = {"oauth": OauthConfig(jwks_file=KEYS, issuer="i", audience=("a",))}
     config = SecurityConfig(**options, access=(AccessRule(), AccessRule.model_validate(rule)))
     if why is None:
-        check_logins(config)
+        check_logins(config, config.logins)
         return
     with pytest.raises(ConfigError, match=r"^security\.access\[1\]: \{.*\} can never have a value: " + why):
-        check_logins(config)
+        check_logins(config, config.logins)
 
 
 def test_a_rule_is_found_by_its_principal_in_its_order() -> None:

@@ -9,7 +9,7 @@ import pytest
 from proton import Condition, ConnectionException, Delivery
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.topics import produce, read_all
 from tests.support.waiting import wait_until
@@ -39,7 +39,7 @@ async def dead_lettered(bootstrap: str, topic: str) -> Any:
 async def test_rejected_is_a_dead_letter(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """With the receiver's own words; the record is committed past, though the receiver leaves at once."""
     topic, dead = await new_topic(partitions=1), await new_topic(partitions=1)
-    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead})
+    listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead})
     await produce(bootstrap, topic, [b"poison", b"good"], key=b"k", headers=[("unit", b"C")])
     address = f"{topic}/group.id/{topic}"
 
@@ -76,7 +76,7 @@ async def test_failed_too_often_is_a_dead_letter(start_listener: Any, bootstrap:
     """Released does not count; delivery-count tells the receiver what does."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 2})
+    listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 2})
     await produce(bootstrap, topic, [b"poison", b"good"])
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, int]]:
@@ -107,8 +107,8 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
     """A receiver that dies of a record is counted; one that leaves in peace is not. Another one keeps the group."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 1})
-    quiet: AmqpListener = await start_listener()
+    listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 1})
+    quiet: AmqpServer = await start_listener()
     await produce(bootstrap, topic, [b"poison", b"good"])
     address = f"{topic}/group.id/{topic}"
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def test_undeliverable_here_goes_to_another_receiver(start_listener: Any, 
     """And is a dead letter when there is no other."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
-    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": dead})
+    listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead})
     await produce(bootstrap, topic, [b"x"])
 
     def work(connection: BlockingConnection) -> list[tuple[bytes, int]]:
@@ -168,7 +168,7 @@ async def test_undeliverable_here_goes_to_another_receiver(start_listener: Any, 
 async def test_what_cannot_be_dead_lettered_comes_again(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
     """Nothing is committed past before its dead letter is stored: here the topic is not there."""
     topic = await new_topic(partitions=1)
-    listener: AmqpListener = await start_listener(amqp={"dead_letter_topic": "no-such-{topic}"})
+    listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": "no-such-{topic}"})
     await produce(bootstrap, topic, [b"x"])
 
     def work(connection: BlockingConnection) -> list[bytes]:

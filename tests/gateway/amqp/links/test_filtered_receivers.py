@@ -11,7 +11,7 @@ from proton import Described, int32, symbol, timestamp, ulong
 from proton.reactor import Filter, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
 from protocols.amqp.links import Terminus, TerminusKind
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
@@ -61,7 +61,7 @@ def receiver_of(connection: BlockingConnection, address: str, filters: dict[Any,
     return connection.create_receiver(address, credit=credit, name=next(NAMES), options=Filter(filters))
 
 
-async def test_where_to_begin(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_where_to_begin(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Partition 0 has a, c, e; partition 1 has b, d, f. Then one more is stored in each."""
     topic = await new_topic(partitions=2)
     await produce(bootstrap, topic, *[(b"abcdef"[n : n + 1], n % 2, "red") for n in range(6)])
@@ -100,7 +100,7 @@ async def test_where_to_begin(listener: AmqpListener, bootstrap: str, new_topic:
     await as_client(listener, receive)
 
 
-async def test_a_selector_at_the_tail(listener: AmqpListener, new_topic: Any) -> None:
+async def test_a_selector_at_the_tail(listener: AmqpServer, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> tuple[list[str], list[str], list[str]]:
@@ -123,7 +123,7 @@ async def test_a_selector_at_the_tail(listener: AmqpListener, new_topic: Any) ->
     assert await as_client(listener, receive) == (["1", "5"], ["2", "4", "5"], ["1", "2", "3", "4", "5"])
 
 
-async def test_selectors_in_a_group(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_selectors_in_a_group(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Each record goes to a member that selects it; what none selects stays for others."""
     topic = await new_topic(partitions=2)
     colours = ["red", "blue", "green"]
@@ -151,7 +151,7 @@ async def test_selectors_in_a_group(listener: AmqpListener, bootstrap: str, new_
     assert await as_client(listener, rest) == [*(str(n) for n in range(2, 30, 3)), "last"]
 
 
-async def test_no_local(listener: AmqpListener, new_topic: Any) -> None:
+async def test_no_local(listener: AmqpServer, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> list[str]:
@@ -203,7 +203,7 @@ async def test_selectors_at_a_temporary_queue(start_listener: Any, new_topic: An
 )
 @pytest.mark.clause("AMQP-2.6.3")
 async def test_filters_that_are_refused(
-    listener: AmqpListener, new_topic: Any, address: str, filters: dict[Any, Any], condition: str
+    listener: AmqpServer, new_topic: Any, address: str, filters: dict[Any, Any], condition: str
 ) -> None:
     """Two partitions, nothing in them."""
     topic = await new_topic(partitions=2)

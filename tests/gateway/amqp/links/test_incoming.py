@@ -10,7 +10,7 @@ from proton import ConnectionException, Delivery, Message, symbol
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.config import AccessRule, SecurityConfig
 from mapping.outcomes import Outcome
 from protocols.amqp import outcomes
@@ -20,7 +20,7 @@ from tests.support.topics import read_all
 TIMEOUT = 60
 
 
-async def test_keys_headers_and_partitions(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_keys_headers_and_partitions(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=4)
 
     def send(connection: BlockingConnection) -> None:
@@ -41,7 +41,7 @@ async def test_keys_headers_and_partitions(listener: AmqpListener, bootstrap: st
     assert found[b"by rest"].key == b"kitchen/temp"
 
 
-async def test_order_and_number(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_order_and_number(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """More messages than the window, sent without waiting: all stored, in order, all accepted."""
     topic = await new_topic(partitions=1)
     count = 3000
@@ -61,7 +61,7 @@ async def test_order_and_number(listener: AmqpListener, bootstrap: str, new_topi
     assert listener.statistics().incoming[Outcome.STORED] >= count
 
 
-async def test_settled_transfers_are_stored_too(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_settled_transfers_are_stored_too(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
 
     def send(connection: BlockingConnection) -> None:
@@ -89,7 +89,7 @@ async def test_settled_transfers_are_stored_too(listener: AmqpListener, bootstra
 )
 @pytest.mark.clause("AMQP-2.6.3")
 async def test_targets_that_are_refused(
-    listener: AmqpListener, new_topic: Any, address: str | None, condition: str
+    listener: AmqpServer, new_topic: Any, address: str | None, condition: str
 ) -> None:
     topic = await new_topic()
 
@@ -101,7 +101,7 @@ async def test_targets_that_are_refused(
     await as_client(listener, attach)
 
 
-async def test_a_record_too_large_is_refused_alone(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_a_record_too_large_is_refused_alone(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1, max_message_bytes="2000")
 
     def send(connection: BlockingConnection) -> tuple[int, int, str]:
@@ -160,7 +160,7 @@ async def test_the_limit_of_a_body_is_the_bodys(start_listener: Any, bootstrap: 
     assert sizes == [limit, limit, limit, 10, 11, 12, 13, limit]
 
 
-async def test_a_message_that_is_none_is_rejected(listener: AmqpListener, new_topic: Any) -> None:
+async def test_a_message_that_is_none_is_rejected(listener: AmqpServer, new_topic: Any) -> None:
     topic = await new_topic()
 
     def send(connection: BlockingConnection) -> Any:
@@ -235,7 +235,7 @@ async def test_credit_stops_with_the_budget(start_listener: Any, backend: Any, n
 
 
 async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
-    listener: AmqpListener, backend: Any, bootstrap: str, new_topic: Any
+    listener: AmqpServer, backend: Any, bootstrap: str, new_topic: Any
 ) -> None:
     topic = await new_topic(partitions=1)
 

@@ -12,14 +12,14 @@ from proton import Delivery, Endpoint, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
 
 TIMEOUT = 60
 T = TypeVar("T")
 
 
-async def as_client(listener: AmqpListener, work: Callable[[BlockingConnection], T]) -> T:
+async def as_client(listener: AmqpServer, work: Callable[[BlockingConnection], T]) -> T:
     def run() -> T:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
         try:
@@ -46,7 +46,7 @@ def body(message: Message) -> bytes:
     return bytes(found)
 
 
-async def test_a_plain_record(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_a_plain_record(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic()
     headers = [
         ("content-type", b"text/plain"),
@@ -74,7 +74,7 @@ async def test_a_plain_record(listener: AmqpListener, bootstrap: str, new_topic:
     assert message.annotations["x-opt-bridge.offset"] == 0
 
 
-async def test_an_accepted_record_is_not_given_again(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_an_accepted_record_is_not_given_again(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"%d" % number for number in range(10)])
     address = f"{topic}/group.id/{topic}"
@@ -94,7 +94,7 @@ async def test_an_accepted_record_is_not_given_again(listener: AmqpListener, boo
     ]
 
 
-async def test_unsettled_records_of_a_lost_link_go_back(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_unsettled_records_of_a_lost_link_go_back(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"a", b"b"])
     address = f"{topic}/group.id/{topic}"
@@ -116,7 +116,7 @@ async def test_unsettled_records_of_a_lost_link_go_back(listener: AmqpListener, 
 
 @pytest.mark.parametrize(("state", "count"), [(Delivery.RELEASED, 0), (Delivery.MODIFIED, 1)])
 async def test_returned_records_come_again(
-    listener: AmqpListener, bootstrap: str, new_topic: Any, state: Any, count: int
+    listener: AmqpServer, bootstrap: str, new_topic: Any, state: Any, count: int
 ) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"again"])
@@ -137,7 +137,7 @@ async def test_returned_records_come_again(
     assert message.delivery_count == count
 
 
-async def test_rejected_records_are_done_with(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_rejected_records_are_done_with(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"poison", b"good"])
 
@@ -153,7 +153,7 @@ async def test_rejected_records_are_done_with(listener: AmqpListener, bootstrap:
     assert listener.statistics().rejected_by_peer >= 1
 
 
-async def test_the_tail_begins_at_the_attach(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_the_tail_begins_at_the_attach(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"old"])
 
@@ -168,7 +168,7 @@ async def test_the_tail_begins_at_the_attach(listener: AmqpListener, bootstrap: 
     assert await as_client(listener, receive) == (b"new", b"new")
 
 
-async def test_credit_is_demand(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_credit_is_demand(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """A receiver without credit gets nothing; with some, as many; nothing is lost in between."""
     topic = await new_topic(partitions=1)
     count = 300
@@ -196,7 +196,7 @@ async def test_credit_is_demand(listener: AmqpListener, bootstrap: str, new_topi
 
 
 @pytest.mark.clause("AMQP-2.6.7")
-async def test_drain_gives_the_credit_back(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_drain_gives_the_credit_back(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"one"])
 
@@ -212,7 +212,7 @@ async def test_drain_gives_the_credit_back(listener: AmqpListener, bootstrap: st
 
 @pytest.mark.clause("AMQP-2.6.7")
 async def test_a_drain_may_come_before_the_attach_is_answered(
-    listener: AmqpListener, bootstrap: str, new_topic: Any
+    listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"one"])
@@ -247,7 +247,7 @@ async def test_unsettled_is_bounded(start_listener: Any, bootstrap: str, new_top
     assert found == [b"%d" % number for number in range(12)]
 
 
-async def test_expired_records_are_skipped(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_expired_records_are_skipped(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"stale"], headers=[("expiry", b"1000")])
     await produce(bootstrap, topic, [b"fresh"])
@@ -275,7 +275,7 @@ async def test_expired_records_are_skipped(listener: AmqpListener, bootstrap: st
     ],
 )
 @pytest.mark.clause("AMQP-2.6.3")
-async def test_sources_that_are_refused(listener: AmqpListener, new_topic: Any, address: str, condition: str) -> None:
+async def test_sources_that_are_refused(listener: AmqpServer, new_topic: Any, address: str, condition: str) -> None:
     topic = await new_topic()
 
     def attach(connection: BlockingConnection) -> None:
@@ -285,7 +285,7 @@ async def test_sources_that_are_refused(listener: AmqpListener, new_topic: Any, 
     await as_client(listener, attach)
 
 
-async def test_two_links_of_a_group_share_the_records(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_two_links_of_a_group_share_the_records(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=4)
     values = [b"%d" % number for number in range(40)]
     for number in range(4):

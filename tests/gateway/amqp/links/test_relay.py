@@ -9,7 +9,7 @@ from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpListener
+from gateway.amqp.listener import AmqpServer
 from gateway.config import AccessRule, SecurityConfig
 from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data
@@ -27,7 +27,7 @@ def outcome(connection: BlockingConnection, link: Any, message: Message) -> tupl
     return int(delivery.remote_state), condition.name if condition is not None else None
 
 
-async def test_each_message_finds_its_topic(listener: AmqpListener, bootstrap: str, new_topic: Any) -> None:
+async def test_each_message_finds_its_topic(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Also the first ones, whose topic has to be looked up, in order; the link outlives what cannot be sent."""
     one, two = await new_topic(partitions=1), await new_topic(partitions=2)
     count = 20
@@ -87,7 +87,7 @@ async def test_rights_are_asked_for_each_message(start_listener: Any, new_topic:
 
 
 async def test_what_waits_for_a_topic_outlives_the_connection(
-    listener: AmqpListener, bootstrap: str, new_topic: Any
+    listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
     """The messages' topics are being looked up when the socket goes; nobody is there to be told of the other."""
     topic = await new_topic(partitions=1)

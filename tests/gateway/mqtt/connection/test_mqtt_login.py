@@ -24,6 +24,7 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.gateway import GatewayProcess
+from tests.support.listeners import entrance
 from tests.support.mqtt import RawClient
 from tests.support.topics import until_led
 
@@ -256,10 +257,10 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     certificate = {"subject": ((("commonName", "pump-7"),),)}
     authenticator = Authenticator(SecurityConfig(password_file=path, failed_attempt_delay_s=0))
     await authenticator.start()
-    login = Login(authenticator, lambda: 0)
+    login, door = Login(lambda: 0), entrance(authenticator)
 
     async def who(peercert: Any = None, **fields: Any) -> Identity | None:
-        return await login.identify(packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
+        return await login.identify(door, packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
 
     assert await who(username="ann", password=b"secret") == Identity("ann", "password")
     assert await who(username="ann", password=b"wrong") is None

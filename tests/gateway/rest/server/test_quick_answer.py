@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gateway.config import Address, SecurityConfig
+from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
 from gateway.rest.server.quick_answer import Head, QuickAnswer
-from gateway.security.origins import Hosts
+from tests.support.listeners import listening
 
 BODY = b'{"offsets":[]}'
 FIELDS = {"Content-Type": "application/vnd.kafka.v2+json", "Server": "trivium"}
@@ -55,7 +55,7 @@ class Server:
             "test",
             self.handle,
             lambda status, text: web.Response(status=status),
-            Hosts(SecurityConfig()),
+            SecurityConfig(),
             head_timeout_s=20,
         )
 
@@ -82,7 +82,8 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     """One server for all."""
     server = Server()
-    await server.http.listen("http.address", Address("127.0.0.1:0"), None)
+    listening(server.http)
+    await server.http.start()
     yield server
     await server.http.stop(1)
 

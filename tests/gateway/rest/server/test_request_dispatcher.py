@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.config import Address, SecurityConfig
+from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
 from gateway.rest.server.answers import control_answer, error_answer
 from gateway.rest.server.body import BodyReader
@@ -19,13 +19,13 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_dispatcher import RequestDispatcher
 from gateway.rest.server.request_login import RequestLogin
-from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
-from gateway.security.origins import Hosts, Origins
+from gateway.security.origins import Origins
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import RestError
 from protocols.rest.responses import encode
 from tests.gateway.rest.conftest import raw_exchange
+from tests.support.listeners import listening
 
 OK = {"200": {"description": "ok", "content": {"text/plain": {}, "application/json": {}}}}
 CONTRACT = {
@@ -76,7 +76,7 @@ class Echo(OperationSet):
 def app_of(*modules: OperationSet) -> RequestDispatcher:
     overload = OverloadGuard(None, None, 10)  # type: ignore[arg-type]  # nothing here publishes
     bodies = BodyReader(overload, 1000, 20.0)
-    login = RequestLogin(Authenticator(SecurityConfig()), AccessList(), Origins(SecurityConfig()))
+    login = RequestLogin(AccessList(), Origins(SecurityConfig()))
     return RequestDispatcher(
         Contract(assemble([CONTRACT])),
         modules,
@@ -95,10 +95,11 @@ async def served() -> AsyncIterator[HttpServer]:
         "echo",
         app_of(Echo()).handle,
         lambda status, reason: error_answer(RestError(status, reason)),
-        Hosts(SecurityConfig()),
+        SecurityConfig(),
         head_timeout_s=20.0,
     )
-    await server.listen("http.address", Address("127.0.0.1:0"), None)
+    listening(server)
+    await server.start()
     yield server
     await server.stop(1.0)
 

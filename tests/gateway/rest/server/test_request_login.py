@@ -13,7 +13,6 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import AccessRule, Address, SecurityConfig
 from gateway.net.listener import ListenError
-from gateway.security.tls import make_tls
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, read_topic, running_gateway
 
 CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
@@ -112,9 +111,7 @@ async def test_a_client_certificate_is_an_identity(bootstrap: str, tmp_path: Pat
     security = SecurityConfig(
         allow_anonymous=False, tls_cert=certificate, tls_key=key, tls_client_ca=ca, tls_require_client_cert=False
     )
-    tls = make_tls(security)
-    assert tls is not None
-    async with running_gateway(bootstrap, security=security, tls=tls.context) as gateway:
+    async with running_gateway(bootstrap, security=security) as gateway:
         context = ssl.create_default_context()
         authority.configure_trust(context)
         url = f"https://{gateway.listener.bound}"

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -282,14 +283,15 @@ async def test_old_http_and_what_comes_behind_the_request(gateway: Gateway, new_
     assert b"Connection: close" in answer
 
 
-async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory) -> None:
+async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     authority = trustme.CA()
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(server)
+    server = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(server))
+    security = SecurityConfig(tls_cert=server, tls_key=server)
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
-    async with running_gateway(bootstrap, tls=server) as gateway:
+    async with running_gateway(bootstrap, security=security) as gateway:
         url = f"https://{gateway.listener.bound}"
         async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(ssl=trust)) as http:
             await store(http, topic, ["x" * 10_000] * 50)

@@ -1,0 +1,255 @@
+"""Several listeners of one protocol, each with its own TLS, logins and limit, over the same sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+import ssl
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from protocols.mqtt import packets
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Version
+from protocols.mqtt.properties import Properties
+from tests.support.amqp_frames import Frames, WireClient
+from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
+
+SERVERS, DEVICES = trustme.CA(), trustme.CA()
+TOPIC = f"listeners-{uuid.uuid4().hex[:8]}"
+SASL = b"AMQP\x03\x01\x00\x00"
+ANN = {"username": "ann", "password": b"secret"}
+BASIC = {"Authorization": "Basic " + base64.b64encode(b"ann:secret").decode()}
+CONFIG = """
+[kafka]
+create_topics = true
+[security]
+password_file = "{directory}/passwords"
+failed_attempt_delay_s = 0.01
+trusted_proxies = ["127.0.0.1/32"]
+[[listeners]]
+name = "local"
+protocol = "mqtt"
+address = "127.0.0.1:0"
+logins = ["anonymous"]
+[[listeners]]
+name = "devices"
+protocol = "mqtt"
+address = "127.0.0.1:0"
+logins = ["certificate"]
+tls = {{ cert = "{directory}/one.pem", key = "{directory}/one.pem", client_ca = "{directory}/ca.pem", require_client_cert = true }}
+[[listeners]]
+name = "users"
+protocol = "mqtt"
+address = "127.0.0.1:0"
+logins = ["password"]
+tls = {{ cert = "{directory}/two.pem", key = "{directory}/two.pem" }}
+[[listeners]]
+name = "amqps"
+protocol = "amqp"
+address = "127.0.0.1:0"
+logins = ["certificate"]
+tls = {{ cert = "{directory}/one.pem", key = "{directory}/one.pem", client_ca = "{directory}/ca.pem" }}
+[[listeners]]
+name = "public"
+protocol = "http"
+address = "127.0.0.1:0"
+logins = ["password"]
+max_connections = 3
+[[listeners]]
+name = "inner"
+protocol = "http"
+address = "127.0.0.1:0"
+proxy_protocol = true
+"""  # noqa: E501 - an inline table has one line
+
+
+def write_server(path: Path) -> None:
+    SERVERS.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
+
+
+def client_context(device: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    SERVERS.configure_trust(context)
+    if device is not None:
+        DEVICES.issue_cert("device@x", common_name=device).configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="module")
+async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    directory: Path = tmp_path_factory.mktemp("listeners")
+    (directory / "passwords").write_text(f"ann:{Argon2Hasher(time_cost=1, memory_cost=1024).hash('secret')}\n")
+    for name in ("one", "two"):
+        write_server(directory / f"{name}.pem")
+    DEVICES.cert_pem.write_to_path(str(directory / "ca.pem"))
+    process = await GatewayProcess(directory, bootstrap, config=CONFIG.format(directory=directory)).start()
+    yield process
+    assert await process.stop() == 0
+
+
+async def mqtt(gateway: GatewayProcess, listener: str, device: str | None = None, **connect: Any) -> RawClient:
+    tls = None if listener == "local" else client_context(device)
+    client = RawClient(*await asyncio.open_connection(*gateway.address(listener), ssl=tls), Version.V5)
+    client.send(packets.Connect(Version.V5, connect.pop("client_id", ""), **connect))
+    client.connack = await client.expect(packets.Connack)
+    return client
+
+
+async def is_closed(gateway: GatewayProcess, listener: str, sent: bytes = b"") -> bool:
+    """Whether a connection is closed without an answer."""
+    reader, writer = await asyncio.open_connection(*gateway.address(listener))
+    try:
+        writer.write(sent)
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+    finally:
+        writer.close()
+
+
+async def metrics(gateway: GatewayProcess) -> list[str]:
+    url = f"http://{gateway.addresses['management']}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return (await response.text()).splitlines()
+
+
+async def test_each_mqtt_listener_takes_its_own_logins(gateway: GatewayProcess) -> None:
+    answers = []
+    for listener, device, login in (
+        ("local", None, {}),
+        ("devices", "pump-7", {}),
+        ("devices", "pump-7", ANN),  # no password is taken there
+        ("users", None, ANN),
+        ("users", None, {}),
+        ("users", "pump-7", {}),  # no certificate was asked for
+    ):
+        client = await mqtt(gateway, listener, device, **login)
+        answers.append((listener, client.connack.reason_code))
+        client.drop()
+    assert answers == [
+        ("local", 0), ("devices", 0), ("devices", 0x86), ("users", 0), ("users", 0x87), ("users", 0x87)
+    ]  # fmt: skip
+    with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):  # not without a certificate
+        await mqtt(gateway, "devices")
+    log = gateway.log.read_text()
+    assert all(f"listener={name}" in log or f'"listener": "{name}"' in log for name in ("local", "devices", "users"))
+
+
+async def test_a_session_goes_on_at_another_listener(gateway: GatewayProcess) -> None:
+    name, kept = f"c-{uuid.uuid4().hex[:8]}", Properties(session_expiry_interval=600)
+    first = await mqtt(gateway, "local", client_id=name, properties=kept)
+    assert await first.subscribe(f"{TOPIC}/#")
+    first.drop()
+    sender = await mqtt(gateway, "local")
+    assert await sender.publish(f"{TOPIC}/a", b"1") == 0
+    again = await mqtt(gateway, "local", client_id=name, properties=kept, clean_start=False)
+    assert again.connack.session_present
+    message = await again.expect(packets.Publish)
+    assert message.payload == b"1"
+    for one in (again, sender):
+        one.drop()
+
+
+async def test_amqp_by_certificate_alone(gateway: GatewayProcess) -> None:
+    for device, offered in (("pump-7", [b"EXTERNAL"]), (None, [])):
+        streams = await asyncio.open_connection(*gateway.address("amqps"), ssl=client_context(device))
+        client = WireClient(*streams)
+        client.say(SASL)
+        assert await client.header() == SASL
+        mechanisms = await client.until(0x40)
+        assert [name for name in (b"EXTERNAL", b"PLAIN", b"ANONYMOUS", b"SCRAM") if name in mechanisms] == offered
+        client.say(Frames.frame(Frames.performative(0x41, Frames.symbol("EXTERNAL"), Frames.binary(b"")), kind=1))
+        assert (await client.until(0x44))[-1] == (0 if device else 1)
+        await client.close()
+
+
+async def test_websockets_come_in_as_their_http_listener_says(gateway: GatewayProcess) -> None:
+    """MQTT has other logins on listeners of its own."""
+    url = f"http://{gateway.addresses['public']}"
+    async with aiohttp.ClientSession(url) as session:
+        for login, reason in (({}, 0x87), (ANN, 0)):
+            async with session.ws_connect("/mqtt", protocols=["mqtt"]) as socket:
+                await socket.send_bytes(encode_packet(packets.Connect(Version.V5, "", **login), Version.V5))
+                assert (await socket.receive_bytes())[3] == reason
+        async with session.get("/topics") as response:
+            assert response.status == 401
+        async with session.get("/topics", headers=BASIC) as response:
+            assert response.status == 200
+
+
+async def test_of_two_http_listeners_one_is_behind_a_balancer(gateway: GatewayProcess) -> None:
+    reader, writer = await asyncio.open_connection(*gateway.address("inner"))
+    writer.write(b"PROXY TCP4 192.0.2.1 127.0.0.1 5 6\r\nGET /topics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    assert await is_closed(gateway, "inner", b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
+async def test_more_than_max_connections_are_closed_at_once_and_counted(gateway: GatewayProcess) -> None:
+    """Whatever a connection is by now: HTTP, a WebSocket of MQTT, a stream of events; and it has its place back."""
+    here = 'listener="public",protocol="http"'
+    url = f"http://{gateway.addresses['public']}"
+
+    async def counted(name: str) -> float:
+        line = next(one for one in await metrics(gateway) if one.startswith(f"trivium_listener_{name}{{{here}}}"))
+        return float(line.rpartition(" ")[2])
+
+    async def are_open(count: int) -> bool:
+        return await counted("connections") == count
+
+    await wait_until(lambda: are_open(0))
+    refused = await counted("refused_total")
+    async with aiohttp.ClientSession(url, headers=BASIC) as session:
+        async with (
+            session.ws_connect("/mqtt", protocols=["mqtt"]),
+            session.get(f"/topics/{TOPIC}/stream") as stream,
+            session.ws_connect("/stream", protocols=["trivium.v1"]),
+        ):
+            assert stream.status == 200
+            assert await are_open(3)
+            assert await is_closed(gateway, "public")
+            assert await counted("refused_total") == refused + 1
+        await wait_until(lambda: are_open(0))
+        async with session.get("/topics") as response:
+            assert response.status == 200
+    assert "listener=public" in gateway.log.read_text() or '"listener": "public"' in gateway.log.read_text()
+
+
+async def test_everything_tells_listeners_by_their_names(gateway: GatewayProcess) -> None:
+    names = {"local", "devices", "users", "amqps", "public", "inner"}
+    assert gateway.addresses.keys() == names | {"management", "kafka", "pid", "kafka_pid"}
+    url = f"http://{gateway.addresses['management']}/ready"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert (await response.json())["listeners"] == dict.fromkeys(names, True)
+    told = [line for line in await metrics(gateway) if line.startswith("trivium_listener_connections_total{")]
+    assert {name for name in names for line in told if f'listener="{name}"' in line} == names
+
+
+async def test_sighup_reads_the_certificates_of_each(gateway: GatewayProcess) -> None:
+    async def shown(listener: str) -> bytes:
+        tls = client_context("pump-7")
+        _, writer = await asyncio.open_connection(*gateway.address(listener), ssl=tls)
+        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return certificate
+
+    async def are_others(before: list[bytes]) -> bool:
+        return all([await shown(name) != old for name, old in zip(("devices", "users"), before, strict=True)])
+
+    before = [await shown("devices"), await shown("users")]
+    for name in ("one", "two"):
+        write_server(gateway.directory / f"{name}.pem")
+    assert gateway.process is not None
+    gateway.process.send_signal(signal.SIGHUP)
+    await wait_until(lambda: are_others(before))
