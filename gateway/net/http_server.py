@@ -443,6 +443,7 @@ class HttpServer(Server, web.Server):
         With `handler_cancellation`, `handle` is cancelled when its client leaves. `strangers` counts what clients send
         before `HttpConnection.identified`, `outgoing` answers that are not read.
         """
+        Server.__init__(self)
         web.Server.__init__(
             self,
             self._checked,
@@ -457,7 +458,6 @@ class HttpServer(Server, web.Server):
         )
         self.known_heads = Budget(BUDGET_BYTES, sys.maxsize)  # memory of what connections remember
         self.name = name
-        self.listeners: list[Listener] = []
         self._handle = handle
         self._security = security
         self._heads: dict[Entrance, Heads] = {}

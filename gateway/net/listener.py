@@ -183,8 +183,11 @@ class _Closed(asyncio.Protocol):
 class Server:
     """What serves the connections of some listeners, all of one protocol."""
 
-    listeners: list[Listener]
     stopped = False  # for good: it is not only waiting for free descriptors
+
+    def __init__(self) -> None:
+        """It has no listener yet."""
+        self.listeners: list[Listener] = []
 
     def add(self, listener: Listener) -> None:
         """Serve this one, too; before the start."""
@@ -212,8 +215,8 @@ class PumpServer(Server):
 
     def __init__(self, name: str, make: MakePump) -> None:
         """`name` is the protocol's; it has no listener yet."""
+        super().__init__()
         self.name = name
-        self.listeners = []
         self.pumps: set[Pump] = set()
         self.accepted = 0
         self._make = make

@@ -2,7 +2,7 @@
 
     python -m loadtest.bench.idle_in_memory BOOTSTRAP [--connections 50000]
 
-The gateway's MQTT listener runs in this process, and each client is joined to its pump by two transports in memory. So
+The gateway's MQTT server runs in this process, and each client is joined to its pump by two transports in memory. So
 the processor time and the memory are those of the gateway and of the clients together, without the kernel's and
 uvloop's part of a socket: what to look at is how they grow.
 """
@@ -26,7 +26,7 @@ import uvloop
 from gateway.assembly import Process, open_listener_security, open_log, open_state, parts_with_statistics
 from gateway.config import Address, Config, KafkaConfig, LogConfig, MqttConfig
 from gateway.listeners import make_mqtt
-from gateway.mqtt.listener import MqttListener
+from gateway.mqtt.listener import MqttServer
 from gateway.observe.collector import Collector
 from gateway.observe.logs import configure_logs
 from gateway.observe.metrics import Metrics
@@ -108,15 +108,15 @@ class End(asyncio.Transport):
 class InMemory(Idle):
     """The same without sockets."""
 
-    def __init__(self, listener: MqttListener, metrics: Metrics, kafka: str, plan: Plan) -> None:
+    def __init__(self, server: MqttServer, metrics: Metrics, kafka: str, plan: Plan) -> None:
         super().__init__(Scales(("", 0), os.getpid(), kafka), ("", 0), plan, print)
-        self._listener = listener
+        self._server = server
         self._metrics = metrics
 
     async def open(self, make: Callable[[], C], number: int) -> C:
         """Join a client and a pump."""
         loop = asyncio.get_running_loop()
-        client, pump = make(), self._listener.accept()
+        client, pump = make(), self._server.accept(self._server.listeners[0].entrance)
         here, there = End(loop, client), End(loop, pump)
         here.other, there.other = there, here
         pump.connection_made(there)
@@ -129,7 +129,7 @@ class InMemory(Idle):
 
 
 async def run(bootstrap: str, plan: Plan) -> Report:
-    """Start what an MQTT listener needs, and measure."""
+    """Start what MQTT needs, and measure."""
     tasks = Tasks(lambda error: print(f"failed: {error!r}"))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(tasks.close)
@@ -146,11 +146,11 @@ async def run(bootstrap: str, plan: Plan) -> Report:
         log = await open_log(process, config.kafka, security.rules)
         state = await open_state(process, log, security.rules, lambda error: print(f"failed: {error!r}"))
         await state.topics.loaded.wait()
-        listener = make_mqtt(process, security, log, state)
-        await listener.start()
-        stack.push_async_callback(listener.stop, 10.0)
+        server = make_mqtt(process, security, log, state)
+        await server.start()
+        stack.push_async_callback(server.stop, 10.0)
         metrics = Metrics()
-        metrics.add_source("mqtt", listener.statistics)
+        metrics.add_source("mqtt", server.statistics)
         for name, statistics in parts_with_statistics(security, log, state):
             metrics.add_source(name, statistics)
         collector = Collector(loop)
@@ -158,7 +158,7 @@ async def run(bootstrap: str, plan: Plan) -> Report:
         stack.callback(collector.stop)
         gc.collect()
         report = Report("idle connections in memory, MQTT", lines=True)
-        for row in await InMemory(listener, metrics, bootstrap, plan).measure():
+        for row in await InMemory(server, metrics, bootstrap, plan).measure():
             report.add(**row)
         return report
 
