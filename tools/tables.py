@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,14 +167,18 @@ def _default(value: Any) -> str:
     return f"`{value}`" if isinstance(value, str | Path) else f"`{json.dumps(value)}`"
 
 
-def entry(model: type[BaseModel]) -> str:
-    """The table of a part of a job file, or of an entry of a list; ValueError for a key without a description."""
+def entry(model: type[BaseModel], prefix: str = "", omit: Collection[str] = ("job", "name")) -> str:
+    """The table of a part of a job file, or of an entry of a list, without the keys of `omit`.
+
+    Raises:
+        ValueError: a key without a description.
+    """
     rows = ["| key | default | meaning |\n|---|---|---|\n"]
     for name, field in model.model_fields.items():
-        if name not in _descriptions(model) or name in {"job", "name"}:
+        if name not in _descriptions(model) or name in omit:
             continue  # a part with a table of its own, or what every kind has
         default = "needed" if field.is_required() else _default_of_part(field.get_default(call_default_factory=True))
-        rows.append(f"| `{name}` | {default} | {_descriptions(model)[name]} |\n")
+        rows.append(f"| `{prefix}{name}` | {default} | {_descriptions(model)[name]} |\n")
     return "".join(rows)
 
 
@@ -266,8 +270,8 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
-    (CONFIGURATION, "a listener", functools.partial(entry, ListenerConfig)),
-    (CONFIGURATION, "TLS of a listener", functools.partial(entry, TlsConfig)),
+    (CONFIGURATION, "a listener", functools.partial(entry, ListenerConfig, "listeners.", ())),
+    (CONFIGURATION, "TLS of a listener", functools.partial(entry, TlsConfig, "listeners.tls.")),
     (METRICS, "metrics", metrics),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
