@@ -462,7 +462,7 @@ class HttpServer(Server, web.Server):
         self._security = security
         self._heads: dict[Entrance, Heads] = {}
         self._refuse = refuse
-        self._options = {
+        self._options: dict[str, Any] = {
             "max_bytes": max_bytes, "max_head_bytes": max_head_bytes, "strangers": strangers, "outgoing": outgoing,
         }  # fmt: skip
 

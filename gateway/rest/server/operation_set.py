@@ -16,7 +16,7 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 class OperationSet:
     """The operations of one subject, such as consumers or topics. A subclass overrides the methods that it needs.
 
-    `RestListener` makes each set with `RestServices`; its part of the contract stands in `protocols/rest/openapi`.
+    `RestServer` makes each set with `RestServices`; its part of the contract stands in `protocols/rest/openapi`.
     """
 
     operations: Mapping[str, Handler]  # the handlers by the contract's operationId
