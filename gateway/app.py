@@ -43,7 +43,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.listeners import ProtocolSide, make_servers
 from gateway.net.descriptors import descriptors
-from gateway.net.listener import Listener, ListenError, listen_error
+from gateway.net.listener import Listener, ListenError, listen_error, listener_statistics
 from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
@@ -231,9 +231,7 @@ class App:
         metrics = Metrics()
         for server in self._servers:
             metrics.add_source(server.name, server.statistics)
-        for listener in self._listeners:
-            labels = {"listener": listener.name, "protocol": listener.settings.protocol}
-            metrics.add_source("listener", listener.statistics, labels=labels)
+        metrics.add_source("listener", lambda: listener_statistics(self._listeners))
         for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
         metrics.add_source("event_loop", lag.statistics)

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -43,12 +43,18 @@ class NoDescriptorsError(ForeseenError):
     """A socket was accepted in the turn of the loop in which open files were used up."""
 
 
-class ListenerStatistics(msgspec.Struct, frozen=True):
-    """What is counted of each listener, with its name and protocol."""
+Counts = dict[str, dict[str, int]]
+"""By the listener's name, and its protocol."""
 
-    connections: Annotated[int, gauge("connections of a listener now, those that have not logged in among them")]
-    connections_total: Annotated[int, counter("connections that a listener has accepted")]
-    refused_total: Annotated[int, counter("connections closed at once: the listener had its max_connections")]
+
+class ListenerStatistics(msgspec.Struct, frozen=True):
+    """What is counted of each listener."""
+
+    connections: Annotated[Counts, gauge("connections now, not logged in among them", "listener", "protocol")]
+    connections_total: Annotated[Counts, counter("connections accepted", "listener", "protocol")]
+    refused_total: Annotated[
+        Counts, counter("connections closed at once: the listener had its max_connections", "listener", "protocol")
+    ]
 
 
 class Listener:
@@ -81,7 +87,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._bound = ""
-        self._accepted = self._refused = 0
+        self.accepted = self.refused = 0
         self._told = float("-inf")
 
     async def start(self) -> None:
@@ -108,7 +114,7 @@ class Listener:
         if most is not None and self.connections >= most:
             self._refuse(most)
             return _Closed()
-        self._accepted += 1
+        self.accepted += 1
         return self._factory()
 
     def _admit(self) -> asyncio.BaseProtocol:
@@ -116,7 +122,7 @@ class Listener:
         return self._make(self.entrance)
 
     def _refuse(self, most: int) -> None:
-        self._refused += 1
+        self.refused += 1
         now = asyncio.get_running_loop().time()
         if now - self._told >= TELL_S:
             self._told = now
@@ -168,9 +174,16 @@ class Listener:
         self._sockets = []
         self._bound = ""
 
-    def statistics(self) -> ListenerStatistics:
-        """Counts so far."""
-        return ListenerStatistics(self.connections, self._accepted, self._refused)
+
+def listener_statistics(listeners: Iterable[Listener]) -> ListenerStatistics:
+    """Counts so far."""
+    told = ListenerStatistics({}, {}, {})
+    for one in listeners:
+        protocol = one.settings.protocol
+        told.connections[one.name] = {protocol: one.connections}
+        told.connections_total[one.name] = {protocol: one.accepted}
+        told.refused_total[one.name] = {protocol: one.refused}
+    return told
 
 
 class _Closed(asyncio.Protocol):
