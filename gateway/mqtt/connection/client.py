@@ -303,7 +303,7 @@ class Client(ClientPort):
         assert self._pump is not None
         assert self.grant is not None
         try:
-            return self._services.place(identity, self._pump.peercert).tenant == self.grant.identity.tenant
+            return self._pump.entrance.place(identity, self._pump.peercert).tenant == self.grant.identity.tenant
         except NoTenantError:
             return False
 
