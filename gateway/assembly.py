@@ -50,6 +50,8 @@ from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
 from gateway.ports import listeners
+from gateway.presence.presence import Presence
+from gateway.presence.records import MQTT as MQTT_CLIENT
 from gateway.rates import Rates
 from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.security.authentication import Authenticator
@@ -130,6 +132,7 @@ class State(msgspec.Struct, frozen=True):
     requests: RequestTable
     groups: GroupNames
     parts: SessionParts
+    presence: Presence | None  # None: not told
 
 
 def compile_rules(config: Config) -> Rules:
@@ -140,11 +143,14 @@ def compile_rules(config: Config) -> Rules:
         dotted = () if config.creates_topics else None
     if dotted is not None:  # answers of MQTT clients must find them
         dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
+        if config.presence.topic:
+            dotted = (*dotted, config.presence.topic)
     if not config.security.tenants.enabled:
         return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
     own = {
         "amqp.reply_topic": config.amqp.reply_topic,
         "http.reply_topic": config.http.reply_topic,
+        "presence.topic": config.presence.topic or "",
         "amqp.dead_letter_topic": (config.amqp.dead_letter_topic or "").replace(TOPIC_FIELD, "t"),
     }
     for key, name in own.items():
@@ -294,6 +300,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         random_id=partial(secrets.token_hex, 8),
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
+    presence = _presence(config, log.publisher, gateways)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
     find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
@@ -304,8 +311,18 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
         new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
+        elsewhere=lambda client_id: (
+            None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
+        ),
     )
-    upkeep = Upkeep(sessions, recovery, opening.ready, lambda: state.follow(SESSIONS), log.publisher.fence)
+
+    async def read_to_end() -> None:
+        await state.follow(SESSIONS)
+        if presence is not None:
+            await presence.read_to_end()
+
+    bury = presence.bury if presence is not None else lambda: None
+    upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, bury=bury)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,
@@ -315,6 +332,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
     requests.bind(state)
     groups.bind(state)
+    if presence is not None:
+        presence.bind(state, retained.show)
     log.topics.watch(partial(topics_changed, sessions.live))
     router.listen(partial(topic_made_anew, sessions.live))
     await state.start()
@@ -323,7 +342,9 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     stack.push_async_callback(retained.stop)
     process.keep_on("sessions", partial(upkeep.run, state.loaded))
     process.keep_on("groups", groups.run)
-    stack.push_async_callback(_stop_sessions, upkeep, log.publisher)
+    if presence is not None:
+        process.keep_on("presence", presence.run)
+    stack.push_async_callback(_stop_sessions, upkeep, presence, log.publisher)
     return State(
         identity=identity,
         topics=state,
@@ -333,6 +354,21 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         requests=requests,
         groups=groups,
         parts=parts,
+        presence=presence,
+    )
+
+
+def _presence(config: Config, publisher: Publisher, gateways: Gateways) -> Presence | None:
+    if not config.presence.topic:
+        return None
+    return Presence(
+        config.presence.topic,
+        gateways.owner,
+        publisher,
+        keep_offline_s=config.presence.keep_offline_s,
+        wall_clock=wall_clock,
+        is_alive=gateways.is_alive,
+        is_ours=gateways.is_left_to_us,
     )
 
 
@@ -389,11 +425,14 @@ def parts_with_statistics(
         ("limits", security.rates.statistics),
         ("authentication", security.authenticator.statistics),
         ("tenants", security.tenants.statistics),
+        *(() if state.presence is None else (("presence", state.presence.statistics),)),
     )
 
 
-async def _stop_sessions(upkeep: Upkeep, publisher: Publisher) -> None:
+async def _stop_sessions(upkeep: Upkeep, presence: Presence | None, publisher: Publisher) -> None:
     """Write down what is left of the sessions, and the wills of those that the stop has ended."""
+    if presence is not None:
+        await presence.stop()
     await upkeep.stop()
     await publisher.drain(CLOSE_S)
 

@@ -29,6 +29,7 @@ from gateway.settings.protocols import (
     HttpConfig,
     ManagementConfig,
     MqttConfig,
+    PresenceConfig,
 )
 from gateway.settings.security import AccessRule, Algorithm, LogConfig, OauthConfig, ObserveConfig, SecurityConfig
 from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
@@ -118,6 +119,7 @@ __all__ = [
     "MqttConfig",
     "OauthConfig",
     "ObserveConfig",
+    "PresenceConfig",
     "Section",
     "SecurityConfig",
     "load",
@@ -151,6 +153,7 @@ class Config(BaseSettings):
     http: HttpConfig = HttpConfig()
     management: ManagementConfig = ManagementConfig()
     drain: DrainConfig = DrainConfig()
+    presence: PresenceConfig = PresenceConfig()
     mapping: MappingConfig = MappingConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()

@@ -136,6 +136,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         counters=state.parts.counters,
         rates=security.rates,
         self_delivery=state.parts.qos2.self_delivery,
+        presence=state.presence,
         clock=process.loop.time,
         wall_clock=wall_clock,
     )
@@ -169,6 +170,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
         access=security.access_list,
         rates=security.rates,
+        presence=state.presence,
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 16),
     )
@@ -217,6 +219,7 @@ def make_rest(
         tracing=security.tracing,
         strangers=security.strangers,
         rates=security.rates,
+        presence=state.presence,
     )
     server = RestServer(services, websockets=websockets)
     open_listeners(server, process, security)

@@ -46,6 +46,7 @@ from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.observe.metrics import describe
 from gateway.pauses import PauseStatistics
+from gateway.presence.presence import PresenceStatistics
 from gateway.rates import RateStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
@@ -87,6 +88,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "limits": RateStatistics,
         "group_names": GroupNamesStatistics,
         "tenants": TenantsStatistics,
+        "presence": PresenceStatistics,
     },
     "The process": {
         "event_loop": LagStatistics,

@@ -18,6 +18,7 @@ from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
+from gateway.amqp.present import BY_PEER, LOST, closed_by_us, failed, tell_offline, tell_online
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
@@ -73,12 +74,18 @@ class AmqpConnection(AttachingPeer):
         self._login: Login | None = None  # until its verdict
         self._expiry: Expiry | None = None  # of a token
         self._closed_in_order = False  # a close was sent or came
+        self._ended = LOST  # how, as it is known so far
         self._now_ms = 0
 
     @property
     def _log(self) -> Any:
         """Bound when it is used: an idle connection keeps no logger."""
         return log.bind(protocol="amqp", peer=self.pump.peer, client=self.container_id or None)
+
+    @property
+    def _present_as(self) -> str:
+        """Its name among those of all tenants."""
+        return self.grant.names.mqtt(self.container_id)
 
     # Handler
 
@@ -146,6 +153,8 @@ class AmqpConnection(AttachingPeer):
         in_turns(self._lose_all())
         if self.container_id:
             self._log.info("connection closed", reason=reason)
+            if self.services.presence is not None:
+                tell_offline(self.services.presence, self, self._present_as, self._ended)
 
     def _lose_all(self) -> Iterator[None]:
         """Each link that is left, and then what the engine knows of them."""
@@ -221,7 +230,7 @@ class AmqpConnection(AttachingPeer):
 
     def leave(self) -> None:
         """Close the connection as a gateway that stops; receivers' unsettled records go back to their groups."""
-        self._close(self.services.farewell())
+        self._close(self.services.farewell(), stopping=True)
 
     @property
     def load(self) -> int:
@@ -296,9 +305,10 @@ class AmqpConnection(AttachingPeer):
             sum(incoming.window.most for incoming in self._incoming),
         )
 
-    def _close(self, error: Error) -> None:
+    def _close(self, error: Error, *, stopping: bool = False) -> None:
         if not self.gone and not self._connection.closing:
             self._closed_in_order = True
+            self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
             self.pump.flush()
 
@@ -333,9 +343,11 @@ class AmqpConnection(AttachingPeer):
                 in_turns(self._lose(links, failed=False))
             case ConnectionFailed(reason=reason, code=code):
                 self.services.counts.broken += 1
+                self._ended = failed(event)
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
                 self._closed_in_order = True  # the engine has answered; the pump closes the socket
+                self._ended = BY_PEER
             case _:
                 pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
 
@@ -409,6 +421,8 @@ class AmqpConnection(AttachingPeer):
             taps.named(self.pump, self.identifier)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
+        if self.services.presence is not None and self.container_id:
+            tell_online(self.services.presence, self, self._present_as, identity.name, self.pump.peer, self.now_ms())
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine forgets them at the end of this turn

@@ -20,6 +20,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Places
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
+from gateway.presence.presence import Presence
 from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
@@ -46,6 +47,7 @@ class Services:
         transactions: Transactions,
         access: AccessList,
         rates: Rates,
+        presence: Presence | None = None,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
@@ -58,6 +60,7 @@ class Services:
         self.names = names  # whose the groups are
         self.access = access
         self.rates = rates
+        self.presence = presence  # told who is connected; None: off
         self.wall_clock = wall_clock
         self.kinds = Kinds(config.addresses)
         self.counts = Counts()

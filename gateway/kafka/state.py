@@ -205,8 +205,9 @@ class StateTopics:
         reread: Reread = lambda partition: None,  # told when that is done
         *,
         retention_ms: int | None = None,  # how long a record is kept at least, where it need not be kept for ever
+        readable: bool = False,  # clients read the topic; else its name begins with `__`
     ) -> StateTopic:
-        """A table in the topic `name`, which begins with `__`; before `start`."""
+        """A table in the topic `name`; before `start`."""
         if self._task is not None:
             raise RuntimeError("open it before the start")
         configs = (
@@ -218,7 +219,7 @@ class StateTopics:
             ("delete.retention.ms", str(DELETE_RETENTION_MS)),
             ("max.message.bytes", str(self._largest_bytes)),
         )
-        self._topics.declare(InternalTopic(name, self._partitions, configs))
+        self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
         forgets = retention_ms is not None
         table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, forgets=forgets)
         return table

@@ -279,6 +279,24 @@ class DrainConfig(Section):
     `drain_timeout_s`"""
 
 
+class PresenceConfig(Section):
+    """Who is connected, as a Kafka topic; see [operations](operations.md#presence)."""
+
+    topic: str | None = None
+    """the compacted topic, such as `presence`, with a record for every client that connects or leaves. Clients read it
+    as any topic and cannot write it. With it an MQTT client id has one connection over all gateways, whatever its
+    session. All gateways of a Kafka must have the same. Without it: off"""
+    keep_offline_s: Annotated[int, Field(ge=60)] = 604_800
+    """how long a client that is gone keeps its record; then it is deleted"""
+
+    @field_validator("topic")
+    @classmethod
+    def _legal(cls, topic: str | None) -> str | None:
+        if topic and not is_topic_name(topic):
+            raise ValueError("no name of a topic that clients may use")
+        return topic or None
+
+
 class ManagementConfig(Section):
     """`/healthy`, `/ready` and `/metrics`."""
 

@@ -41,9 +41,10 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
 class InternalTopic(msgspec.Struct, frozen=True):
     """One of our own topics, which no client can see, read or write, and how it is created when it is missing."""
 
-    name: str  # begins with `INTERNAL_TOPIC_PREFIX`
+    name: str  # begins with `INTERNAL_TOPIC_PREFIX`, unless it is `readable`
     partitions: int  # how many it is created with
     configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
+    readable: bool = False  # clients read it as any topic; they cannot write it either
 
 
 def led_now(topic: wire.Topic) -> tuple[int, ...]:

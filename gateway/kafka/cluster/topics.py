@@ -78,6 +78,7 @@ class Topics:
         self._clock = clock
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
+        self._hidden: set[str] = set()  # of these, what clients cannot read
         self._missing = MissingTopics(clock)
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
@@ -134,9 +135,15 @@ class Topics:
 
     def declare(self, topic: InternalTopic) -> None:
         """Make one of our own topics known to those who ask with `internal`; it is always created when missing."""
-        if not topic.name.startswith(INTERNAL_TOPIC_PREFIX):
+        if not (topic.readable or topic.name.startswith(INTERNAL_TOPIC_PREFIX)):
             raise ValueError(f"{topic.name} is a name that clients may use")
         self._internal[topic.name] = topic
+        if not topic.readable:
+            self._hidden.add(topic.name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether no client may write a topic: it is internal by its name, or one of ours that clients can read."""
+        return name.startswith(INTERNAL_TOPIC_PREFIX) or name in self._internal
 
     def known(self, name: str, *, internal: bool = False) -> TopicInfo | None:
         """What is known of `name`, without asking; see `get`."""
@@ -277,7 +284,7 @@ class Topics:
         self._missing.remove(name)
         self._known[name] = info
         self._learned[name] = self._clock()
-        if name not in self.names and name not in self._internal:
+        if name not in self.names and name not in self._hidden:
             self._set_names(self.names | {name})
 
     async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
@@ -376,7 +383,7 @@ class Topics:
         self.safety.brokers = max(self.safety.brokers, len(metadata.brokers))
         self._changed(fresh)
         self.creation.count(metadata, begun)
-        self._set_names(frozenset((seen.keys() | in_between) - self._internal.keys()))
+        self._set_names(frozenset((seen.keys() | in_between) - self._hidden))
 
     async def _copied(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         """The same topics; of those that are not safe it is asked again how many copies they have."""

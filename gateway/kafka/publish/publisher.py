@@ -265,8 +265,10 @@ class Publisher:
         """The partition into which `submit` would put a record of a known topic.
 
         Raises:
-            Refused: UNKNOWN_TOPIC when it names one that there is not.
+            Refused: UNKNOWN_TOPIC when it names one that there is not; DENIED when no client may write the topic.
         """
+        if self._topics.is_own(info.name):
+            raise Refused(Outcome.DENIED, _not_for_clients(info.name))
         writer = self._writers.get(info.name)
         if writer is None:
             self._open(info)
@@ -283,8 +285,8 @@ class Publisher:
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
         """Submit `record` when its topic is known."""
         name = record.topic
-        if not internal and name.startswith(INTERNAL_TOPIC_PREFIX):
-            self._refuse(owner, token, Outcome.DENIED, "topics that begin with __ are internal")
+        if not internal and self._topics.is_own(name):
+            self._refuse(owner, token, Outcome.DENIED, _not_for_clients(name))
             return
         info = self._topics.known(name, internal=internal)
         if info is not None:
@@ -298,13 +300,11 @@ class Publisher:
 
     def _submit_again(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
         """As `submit`, for what it has taken before: only our own records are of an internal topic."""
-        self.submit(record, owner, token, sender, internal=record.topic.startswith(INTERNAL_TOPIC_PREFIX))
+        self.submit(record, owner, token, sender, internal=self._topics.is_own(record.topic))
 
     async def _look_up(self, name: str, principal: str | None) -> TopicInfo:
         """Unbounded: what waits for the topic is kept for its senders, as what waits for a known one is."""
-        info = await self.topic(
-            name, internal=name.startswith(INTERNAL_TOPIC_PREFIX), principal=principal, bounded=False
-        )
+        info = await self.topic(name, internal=self._topics.is_own(name), principal=principal, bounded=False)
         if (refused := self.unsafe(info)) is not None:
             raise refused
         return info
@@ -332,8 +332,8 @@ class Publisher:
         return self._topics.safety.judge(info)
 
     def known_topic(self, name: str) -> TopicInfo | None:
-        """What is known of `name`, without asking."""
-        return self._topics.known(name)
+        """What is known of a topic that clients may write, without asking."""
+        return None if self._topics.is_own(name) else self._topics.known(name)
 
     def _open(self, info: TopicInfo) -> None:
         """Make the topic's writer, and hand it what was held, before any later record can overtake."""
@@ -343,7 +343,7 @@ class Publisher:
 
     def _writers_like(self, name: str) -> dict[str, TopicWriter]:
         """Where the writer of `name` is kept."""
-        return self._internal if name.startswith(INTERNAL_TOPIC_PREFIX) else self._writers
+        return self._internal if self._topics.is_own(name) else self._writers
 
     def _topic_updated(self, info: TopicInfo) -> None:
         writer = self._writers_like(info.name).get(info.name)
@@ -391,7 +391,7 @@ class Publisher:
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
             # Ours are made again at once, which is no fault of whoever's record has to wait for it.
-            writer.vanish(Outcome.BUSY if name.startswith(INTERNAL_TOPIC_PREFIX) else outcome)
+            writer.vanish(Outcome.BUSY if self._topics.is_own(name) else outcome)
             self.budgets.drop(name)
         self._settlement.forget(name)
 
@@ -477,3 +477,9 @@ class Publisher:
 
 def _nobody(_topic: str, _partition: int, _end: int) -> None:
     """Nobody is told how far a log reaches."""
+
+
+def _not_for_clients(name: str) -> str:
+    if name.startswith(INTERNAL_TOPIC_PREFIX):
+        return "topics that begin with __ are internal"
+    return f"only the gateway writes to {name}"

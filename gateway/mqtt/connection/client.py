@@ -19,6 +19,7 @@ from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.connection.connack import announcement, farewell, judge_will, pending_will, session_expiry
 from gateway.mqtt.connection.login import Dialogue
+from gateway.mqtt.connection.present import tell_offline, tell_online
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
@@ -106,6 +107,7 @@ class Client(ClientPort):
                 self._disconnect(event)
             elif kind is ConnectionFailed:
                 self._counters.failed_connections += 1
+                self._ended = (int(event.code, 16) if event.code else None, event.reason)
                 log.info("connection failed", client=self.client_id, reason=event.reason, code=event.code)
                 self._leave(with_will=True)
         self._feed()
@@ -225,6 +227,8 @@ class Client(ClientPort):
         """Give the session up; without effect after the first time."""
         session, self.session = self.session, None
         if session is not None:
+            if self._services.presence is not None:
+                tell_offline(self._services.presence, self, *self._ended)
             session.budget.gate.unsubscribe(self._own_gate)
             leave = partial(self._services.sessions.leave, session, with_will=with_will)
             if self._services.publisher.fence.is_open:
@@ -378,6 +382,8 @@ class Client(ClientPort):
             self._pause_reading(CONNECTION_BUDGET)
         session.budget.gate.subscribe(self._own_gate)
         session.attach(self)
+        if services.presence is not None:
+            tell_online(services.presence, self, session, pump.peer, services.wall_clock())
         return ahead
 
     # the end of the connection
@@ -388,6 +394,7 @@ class Client(ClientPort):
         session = self.session
         if session is None:
             return
+        self._ended = (event.reason_code, "")
         changed = event.properties.session_expiry_interval if event.properties is not None else None
         if changed is not None:
             session.expiry = min(changed, self._services.config.session_expiry_max_s)

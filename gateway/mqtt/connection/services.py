@@ -17,6 +17,7 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
+from gateway.presence.presence import Presence
 from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from mapping.rules import Rules
@@ -39,5 +40,6 @@ class Services(msgspec.Struct, frozen=True):
     counters: Counters
     rates: Rates
     self_delivery: SelfDelivery | None
+    presence: Presence | None
     clock: Callable[[], float]
     wall_clock: Callable[[], int]

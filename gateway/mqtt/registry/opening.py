@@ -32,6 +32,8 @@ class Opening:
         new_session_id: Callable[[], str],  # makes names that are not repeated
         # waits until all that other gateways have stored of a client id is known
         follow: Callable[[str], Awaitable[None]],
+        # who is connected with a client id elsewhere, where the session's record does not say it; None: nobody
+        elsewhere: Callable[[str], str | None] = lambda client_id: None,
     ) -> None:
         """A CONNECT that comes before `ready` waits."""
         # set once the sessions are loaded, those of this gateway's former process included
@@ -43,6 +45,7 @@ class Opening:
         self._wall_clock = wall_clock
         self._new_session_id = new_session_id
         self._follow = follow
+        self._elsewhere = elsewhere
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def open(
@@ -100,7 +103,7 @@ class Opening:
     def _check_owner(self, client_id: str, principal: str) -> None:
         """Refuse a client id whose session belongs to another principal."""
         session = self._sessions.live.get(client_id)
-        owner = session.principal if session is not None else None
+        owner = session.principal if session is not None else self._elsewhere(client_id)
         if session is None:
             record = self._sessions.record(client_id)
             if record is not None and not self._is_over(record):

@@ -35,6 +35,8 @@ class Upkeep:
         ready: asyncio.Event,  # set when the sessions of this gateway's former process are taken over
         read_to_end: Callable[[], Awaitable[None]],  # waits until all that gateways have stored of sessions is known
         fence: Fence,  # shut after a freeze; opened here
+        *,
+        bury: Callable[[], None] = lambda: None,  # told when a gateway may be dead, behind its sessions
     ) -> None:
         """Nothing runs before `run`."""
         self._sessions = sessions
@@ -45,6 +47,7 @@ class Upkeep:
         self._ready = ready
         self._read_to_end = read_to_end
         self._fence = fence
+        self._bury = bury
         self._served = False  # before a freeze
         fence.listen(self._frozen)
         self._round_of: list[Session] = []
@@ -77,11 +80,13 @@ class Upkeep:
         """Take over the sessions of our former process, and then of gateways that fell silent."""
         if not self._ready.is_set():
             await self._take_orphans(self._gateways.is_predecessor)
+            self._bury()
             self._ready.set()
         while True:
             await self._awake()
             if self._gateways.mark_dead():
                 await self._take_orphans(self._gateways.takes_over)
+                self._bury()
             await asyncio.sleep(TICK_S)
 
     async def _awake(self) -> None:

@@ -45,6 +45,8 @@ STALE_DEADLINES: Final = 1000
 _RETAIN_SET: Final = (MQTT_RETAIN, b"1")
 _OWN, _COPY = "own", "copy"  # the tokens of a message's two records
 
+_SHOWN: Final = 1 << 20  # is added to the partitions of another topic, so that their places are places of their own
+
 Place = tuple[int, int]
 """Partition and offset in the topic of retained messages."""
 
@@ -382,6 +384,15 @@ class Retained:
             elif name not in self._writing:
                 value, headers = entry.content()
                 self._table.write(name.encode(), value, headers, owner=None, partition=self._partition_of(name))
+
+    # What another topic says
+
+    def show(self, record: Received) -> None:
+        """The last record of its key in another compacted topic is retained as its MQTT topic; None is a deletion."""
+        name = self._rules.mqtt_topic(record.topic, record.key, record.headers)
+        if name is not None and is_valid_name(name):
+            place = record.partition + _SHOWN, record.offset
+            self._change(name, *place, record.timestamp, record.value, record.headers)
 
     # Expiry
 

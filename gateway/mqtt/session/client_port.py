@@ -31,7 +31,8 @@ class ClientPort(abc.ABC):
     """The client at the other end of a connection."""
 
     __slots__ = (
-        "_connection", "_counters", "_disconnected_for", "_holding", "_pump", "_self_delivery", "client_id", "grant",
+        "_connection", "_counters", "_disconnected_for", "_ended", "_holding", "_pump", "_self_delivery", "client_id",
+        "grant",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, counters: Counters, self_delivery: SelfDelivery | None) -> None:
@@ -42,6 +43,8 @@ class ClientPort(abc.ABC):
         self._self_delivery = self_delivery
         self._pump: Pump | None = None
         self._disconnected_for = ""
+        # the reason code that ends it, None: its socket went; and our words, "" where it is the client's code
+        self._ended: tuple[int | None, str] = (None, "")
         self._holding: object | None = None  # messages are held back, since then
 
     # what it is
@@ -204,6 +207,7 @@ class ClientPort(abc.ABC):
     def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
         """Close with DISCONNECT; the will is published all the same."""
         self._disconnected_for = reason
+        self._ended = (code, reason)
         self._leave(with_will=True)
         self._connection.send_disconnect(code, reason, properties)
         self.flush()

@@ -24,7 +24,9 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
+from gateway.presence.records import Ended
 from gateway.rest.consume.page_size import page_size
+from gateway.rest.present import ABANDONED, BY_CLIENT, OVER, STOPPED, Presents
 from gateway.rest.server.answers import control_answer, no_content, records_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -156,14 +158,14 @@ class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
     def __init__(self, services: RestServices) -> None:
-        config = services.config
-        self._config = config
+        config = self._config = services.config
         self._kafka = services.kafka
         self._names = services.names
         self._spawn = services.spawn
         self._outgoing = services.publisher.budgets.outgoing
         self.clock = services.clock  # monotonic seconds
         self.wall_clock = services.wall_clock  # epoch milliseconds
+        self._presents = Presents(services.presence, services.wall_clock)
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
@@ -218,6 +220,7 @@ class Consumers(OperationSet):
             await self._close(instance, delivered=False)
             raise busy("The gateway is shutting down", close=True)
         self._counts.created_total += 1
+        self._presents.consumer(instance, call.connection.peer)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -263,7 +266,7 @@ class Consumers(OperationSet):
     def close(self, instance: Instance) -> None:
         """End an instance, for an operator; without effect when it has ended."""
         if not instance.closed:
-            self._spawn(self._close(instance, delivered=False))
+            self._spawn(self._close(instance, delivered=False, ended=OVER))
 
     def with_patterns(self) -> list[Instance]:
         """Those that are subscribed to a pattern."""
@@ -278,7 +281,7 @@ class Consumers(OperationSet):
         owner, deletion = self._deletions.get(key, (None, None))
         if key in self._instances or deletion is None or owner is None or not owner.is_same_client(call.grant.identity):
             instance = self.find(call.grant, group, name)
-            deletion = self._spawn(self._close(instance, delivered=True))
+            deletion = self._spawn(self._close(instance, delivered=True, ended=BY_CLIENT))
             self._deletions[key] = (instance.owner, deletion)
             deletion.add_done_callback(lambda done: self._deleted(key, done))
         await asyncio.wait((deletion,))  # the consumer is gone, however it went: a failure of ours is told by its task
@@ -289,9 +292,10 @@ class Consumers(OperationSet):
         if last is deletion:  # else another consumer of this name was deleted meanwhile
             del self._deletions[key]
 
-    async def _close(self, instance: Instance, *, delivered: bool) -> None:
+    async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Take the instance away at once, then commit for it and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
+        self._presents.consumer_gone(instance, ended)
         instance.closed = True
         member = instance.member
         member.interrupt()
@@ -424,9 +428,7 @@ class Consumers(OperationSet):
     def _reap(self) -> None:
         self.start()  # first: a failure below must not end it
         oldest = self.clock() - self._config.consumer_idle_s
-        for instance in list(self._instances.values()):
-            if instance is None:
-                continue
+        for instance in self.listed():
             unread = instance.unread if instance.answered < oldest else None
             if unread is not None:  # who asks again on another connection would wait for this one
                 log.info("a poll's answer was not read", group=instance.group, name=instance.name)
@@ -434,7 +436,7 @@ class Consumers(OperationSet):
             if instance.used < oldest and instance.users == (unread is not None):
                 self._counts.reaped_total += 1
                 del self._instances[instance.group, instance.name]
-                self._spawn(self._close(instance, delivered=False))
+                self._spawn(self._close(instance, delivered=False, ended=ABANDONED))
 
     async def drain(self) -> None:
         """Close all instances: running polls come back at once; nothing is created or polled from now on."""

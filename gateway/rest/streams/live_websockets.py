@@ -25,6 +25,7 @@ from gateway.net.pump import Pump
 from gateway.net.upgrade import check_upgrade
 from gateway.net.writes import Writes
 from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
+from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -88,6 +89,7 @@ class LiveSession:
         self._sender = Sender(lasting=True)
         self.unanswered = 0  # produce messages that wait for Kafka
         self._draining = False
+        self._ended = BY_CLIENT  # by whom, for presence
         self._expires_ms = expires_ms
         self._expiry = Expiry(live.services.wall_clock, self._expired)
 
@@ -96,6 +98,7 @@ class LiveSession:
     def connected(self, pump: Pump) -> None:
         """Read the messages of a new connection."""
         self.pump = pump
+        self.live.presents.stream(self, self._present_as, self.grant.identity.name, pump.peer)
         self._expiry.set(self._expires_ms)
         gate = self.live.services.publisher.gate
         gate.subscribe(self._on_gate)
@@ -126,6 +129,7 @@ class LiveSession:
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is gone."""
+        self.live.presents.stream_gone(self, self._present_as, self._ended)
         self._leave_all()
         self._sender.leave()
         self._expiry.release()
@@ -136,6 +140,11 @@ class LiveSession:
     def subject(self) -> str:
         """See `gateway.flow.Flowing`."""
         return subject("http", self.grant.identity.name, self.pump.peer)
+
+    @property
+    def _present_as(self) -> str:
+        """Its name among those of all tenants."""
+        return self.grant.names.mqtt(self.grant.identity.name)
 
     @property
     def load(self) -> int:
@@ -313,6 +322,7 @@ class LiveSession:
     def prepare_to_leave(self) -> bool:
         """Read and send no more; close the connection when Kafka has answered what it was given."""
         self._draining = True
+        self._ended = STOPPED
         self._pause(STOPPING)
         self._leave_all()
         if not self.unanswered:
@@ -340,6 +350,7 @@ class LiveSession:
         self._end("the token is no longer good")
 
     def _end(self, reason: str) -> None:
+        self._ended = OVER
         self._leave_all()
         self.connection.close(POLICY_VIOLATION, reason)
         self.pump.flush()
@@ -391,6 +402,7 @@ class Live(OperationSet):
         self.services = services
         self.readers = Readers(services, feeds, LiveForms())
         self.counts = LiveStatistics()
+        self.presents = Presents(services.presence, services.wall_clock)
         self._sessions: dict[Pump, LiveSession] = {}
         self._writes = Writes()
         self._empty = asyncio.Event()

@@ -22,6 +22,7 @@ from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.groups.membership import OffsetReset
 from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
+from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
@@ -85,12 +86,14 @@ class EventStream:
         self._peer = call.connection.peer
         self.principal = call.grant.identity.name  # whose it is
         self._since = streams.wall_clock() / 1000
+        self.present_as = call.grant.names.mqtt(self.principal)  # its name among those of all tenants
         self._topic = topic
         self._streams = streams
         self._left = limit
         self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
         self._settled = 0  # bytes sent up to the end of the last one that is settled
         self._ending = False
+        self._ended = BY_CLIENT  # how, for presence
         self._heart: asyncio.TimerHandle | None = None
         self._over: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
@@ -107,6 +110,8 @@ class EventStream:
     def end(self) -> None:
         """End the answer behind its last event; in a group, when that is settled or `LAST_S` seconds have passed."""
         self._left = 0
+        if self._ended is BY_CLIENT:
+            self._ended = OVER
         if not self._unsettled or self._ending:
             self.socket.end()
             return
@@ -130,6 +135,7 @@ class EventStream:
 
     def leave(self) -> None:
         """End the stream; the client comes back after a time that is not everybody's."""
+        self._ended = STOPPED
         self.socket.send(chunk(retry(random.randint(RETRY_MS // 2, RETRY_MS * 3 // 2))))  # noqa: S311 - no secret
         self.end()
 
@@ -252,6 +258,7 @@ class EventStream:
             if timer is not None:
                 timer.cancel()
         self._expiry.release()
+        self._streams.presents.stream_gone(self, self.present_as, self._ended)
         self._streams.forget(self)
 
     def _beat(self, period: float) -> None:
@@ -270,6 +277,7 @@ class EventStreams(OperationSet):
         self.writes = Writes()
         self.outgoing = services.publisher.budgets.outgoing
         self.wall_clock = services.wall_clock
+        self.presents = Presents(services.presence, services.wall_clock)
         self.counts = StreamsStatistics()
         self._config = services.config
         self._spawn = services.spawn
@@ -319,6 +327,7 @@ class EventStreams(OperationSet):
         self.counts.opened_total += 1
         duration = query.get("duration")
         if stream in self._streams:
+            self.presents.stream(stream, stream.present_as, call.grant.identity.name, call.connection.peer)
             stream.start(
                 self._config.stream_heartbeat_s, None if duration is None else duration / 1000, call.expires_ms
             )

@@ -76,7 +76,8 @@ async def test_a_gateway_tells_what_the_page_says(gateway: GatewayProcess) -> No
         "failures",
         "embedded_kafka",
         "spark",
-    }  # without groups, failures, a broker, jobs
+        "presence",
+    }  # without groups, failures, a broker, jobs, presence
 
 
 def test_two_readers_of_a_group_are_told_apart() -> None:

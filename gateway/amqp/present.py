@@ -1,0 +1,42 @@
+"""What the presence topic is told of AMQP's connections; several may have one container-id."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from gateway.presence.ledger import Present
+from gateway.presence.presence import Presence
+from gateway.presence.records import AMQP, CLIENT, DRAIN, SERVER, TIMEOUT, Ended
+from protocols.amqp.outcomes import CONNECTION_FORCED, Error
+from protocols.connection import ConnectionFailed
+
+LOST = Ended(CLIENT, text="the connection was lost")
+BY_PEER = Ended(CLIENT)
+
+
+def tell_online(  # noqa: PLR0917 - a connection's parts
+    presence: Presence, connection: Hashable, container_id: str, principal: str, address: str, now: int
+) -> None:
+    """The connection is open; `now` in epoch milliseconds."""
+    presence.online(
+        f"{AMQP}/{container_id}",
+        connection,
+        Present(client=container_id, principal=principal, protocol=AMQP, address=address, since=now),
+    )
+
+
+def tell_offline(presence: Presence, connection: Hashable, container_id: str, ended: Ended) -> None:
+    """It has ended."""
+    presence.offline(f"{AMQP}/{container_id}", connection, ended)
+
+
+def closed_by_us(error: Error, *, stopping: bool) -> Ended:
+    """We have closed it."""
+    return Ended(DRAIN if stopping else SERVER, error.condition, error.description)
+
+
+def failed(event: ConnectionFailed) -> Ended:
+    """The peer broke the protocol, fell silent, or left without a close."""
+    if event.code == CONNECTION_FORCED:
+        return LOST
+    return Ended(TIMEOUT if "idle" in event.reason else SERVER, event.code, event.reason)

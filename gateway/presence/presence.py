@@ -1,0 +1,212 @@
+"""Writes who is connected to the presence topic, and follows what other gateways write there; docs/adr/0083.
+
+One for a process, or none. What is to be written is said by the `Ledger`; it is written in batches at the end of a turn
+of the loop, and no client waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Final
+
+import msgspec
+import structlog
+
+from gateway.fence import Fence
+from gateway.kafka.contracts import Result
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.state import StateTopic, StateTopics
+from gateway.presence.ledger import GONE, Ledger, Present
+from gateway.presence.records import DESCRIPTION, Ended
+from gateway.statistics import counter, gauge
+from gateway.turns import in_turns
+from mapping.outcomes import Outcome
+from mapping.record import GW_OWNER, Received, text_of
+
+log = structlog.get_logger(__name__)
+
+IN_FLIGHT: Final = 5000  # records that Kafka has not answered; others wait, the latest state of each client only
+AGAIN_S: Final = 1.0  # after Kafka refused a write
+SWEEP_S: Final = 60.0
+CLOSING_S: Final = 3.0
+
+
+class PresenceStatistics(msgspec.Struct, frozen=True):
+    """The presence topic, as this gateway knows it."""
+
+    online: Annotated[int, gauge("clients that are connected here")]
+    known: Annotated[int, gauge("clients in the presence topic, of all gateways")]
+    waiting: Annotated[int, gauge("clients whose state is to be written")]
+    written_total: Annotated[int, counter("records written")]
+    takeovers_total: Annotated[int, counter("connections closed, since their client had connected to another gateway")]
+    deaths_total: Annotated[int, counter("clients of dead gateways that were told to be offline")]
+    mended_total: Annotated[int, counter("records written once more, since an older one came after them")]
+    forgotten_total: Annotated[int, counter("clients that came and went while Kafka took nothing")]
+    invalid_total: Annotated[int, counter("records of the topic that are no gateway's")]
+
+
+class Presence:
+    """The presence topic of a process."""
+
+    def __init__(
+        self,
+        topic: str,
+        owner: str,  # this process, as other gateways know it
+        publisher: Publisher,
+        *,
+        keep_offline_s: int,
+        wall_clock: Callable[[], int],  # epoch milliseconds
+        is_alive: Callable[[str], bool],  # whether another gateway's process was heard of
+        is_ours: Callable[[str], bool],  # whether a process is dead, and this one cares for what it left
+    ) -> None:
+        """Nothing is written before the topic is loaded; what is entered until then waits."""
+        self.topic = topic
+        self.ledger = Ledger(owner, is_alive=is_alive, is_ours=is_ours)
+        self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
+        self._fence: Fence = publisher.fence
+        self._withdraw = publisher.withdraw
+        self._fence.listen(self._frozen)
+        self._keep_ms = keep_offline_s * 1000
+        self._wall_clock = wall_clock
+        self._show: Callable[[Received], None]
+        self._table: StateTopic
+        self._state: StateTopics
+        self._in_flight = 0
+        self._written = 0
+        self._scheduled = False
+        self._complained = False
+
+    def bind(self, state: StateTopics, show: Callable[[Received], None]) -> None:
+        """The topic is one of these, and not started yet; `show` is told what is right of each key."""
+        self._state = state
+        self._show = show
+        self._table = state.open(self.topic, self._apply, self._restarted, readable=True)
+
+    # for the protocols
+
+    def online(self, key: str, connection: Hashable, present: Present) -> None:
+        """A client has connected; `key` is `PROTOCOL/NAME`."""
+        self.ledger.enter(key, connection, present)
+        self._schedule()
+
+    def offline(self, key: str, connection: Hashable, ended: Ended) -> None:
+        """Its connection has ended; without effect if it is the topic that has told so."""
+        self.ledger.leave(key, connection, ended, self._wall_clock())
+        self._schedule()
+
+    def principal_elsewhere(self, key: str) -> str | None:
+        """Who is connected under a key at another gateway; None: nobody."""
+        return self.ledger.principal_elsewhere(key)
+
+    # writing
+
+    def _schedule(self) -> None:
+        if self.ledger.due and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._scheduled = False
+        if not self._state.loaded.is_set() or not self._fence.is_open:
+            return
+        now = self._wall_clock()
+        for key in list(islice(self.ledger.due, IN_FLIGHT - self._in_flight)):
+            value = self.ledger.take(key, now)
+            if value is None:
+                continue
+            self._in_flight += 1
+            self._written += 1
+            self._table.write(key.encode(), value or None, self._headers, owner=self, token=key)
+
+    def settle(self, tokens: Sequence[str], offsets: Sequence[int], result: Result) -> None:
+        """Kafka answered (contract: `gateway.kafka.contracts.Owner`); what it has is done when it was read back."""
+        self._in_flight -= len(tokens)
+        if result.outcome is Outcome.STORED:
+            self._complained = False
+        else:
+            if not self._complained:
+                self._complained = True
+                log.warning("presence is not stored, trying again", clients=len(tokens), reason=result.reason)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._again, tokens)
+        self._schedule()
+
+    def _again(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.ledger.failed(key)
+        self._schedule()
+
+    def _frozen(self) -> None:
+        """This process was stopped for long: nothing is written until it has read what others wrote meanwhile."""
+        self._withdraw(self)
+        self._fence.then(self._thawed)
+
+    def _thawed(self) -> None:
+        self.ledger.look_again()
+        self._schedule()
+
+    # reading
+
+    def _apply(self, record: Received) -> None:
+        """A record of the topic (contract: `gateway.kafka.state.Apply`)."""
+        key = text_of(record.key)
+        if not key or record.value == GONE:
+            self.ledger.invalid += 1
+            return
+        own = bool(record.headers) and record.headers[0] == self._headers[0]
+        if self.ledger.apply(key, record.value, own=own):
+            self._show(record)
+        self._schedule()
+
+    def _restarted(self, partition: int) -> None:
+        """The topic was made anew: what is known is written there (contract: `gateway.kafka.state.Restarted`)."""
+        log.warning("the presence topic was made anew", topic=self.topic, partition=partition)
+        self.ledger.anew(lambda key: self._table.partition_of(key.encode()) == partition)
+        self._schedule()
+
+    async def read_to_end(self) -> None:
+        """Wait until all that is stored now is known; Refused when Kafka does not answer."""
+        await self._state.follow(self.topic)
+
+    # time, and other gateways
+
+    def bury(self) -> None:
+        """A gateway may be dead: its clients are offline."""
+        in_turns(self._then_write(self.ledger.bury()))
+
+    def _then_write(self, steps: Iterator[None]) -> Iterator[None]:
+        yield from steps
+        self._schedule()
+
+    async def run(self) -> None:
+        """Write what came before the topic was loaded; delete what is old."""
+        await self._state.loaded.wait()
+        while True:
+            in_turns(self._then_write(self.ledger.sweep(self._wall_clock() - self._keep_ms)))
+            await asyncio.sleep(SWEEP_S)
+
+    async def stop(self) -> None:
+        """Write what is left; connections were closed before."""
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                while self._state.loaded.is_set() and not self.ledger.is_idle:
+                    self._schedule()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.warning("not all clients' presence was written", clients=len(self.ledger.due))
+
+    def statistics(self) -> PresenceStatistics:
+        """Counts for the metrics."""
+        ledger = self.ledger
+        return PresenceStatistics(
+            online=ledger.online,
+            known=len(ledger.known),
+            waiting=len(ledger.due),
+            written_total=self._written,
+            takeovers_total=ledger.takeovers,
+            deaths_total=ledger.deaths,
+            mended_total=ledger.mended,
+            forgotten_total=ledger.forgotten,
+            invalid_total=ledger.invalid,
+        )
