@@ -98,6 +98,7 @@ picture: $(INSTALLED)  ## Draw docs/architecture.svg from docs/architecture.toml
 tables: $(INSTALLED)  ## Write the tables of docs, the dashboards and alerts of deploy, and docs/adr/README.md
 	$(BIN)/python -m tools.tables
 	$(BIN)/python -m tools.dashboards
+	$(BIN)/python -m tools.strimzi
 
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
@@ -111,6 +112,7 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	cd tests/interop/mqtt/node && npm install --package-lock-only
 	cd tests/interop/amqp/node && npm install --package-lock-only
 	cd tests/interop/amqp/go && go mod tidy
+	cd tests/interop/deploy/helm && go mod tidy -e 2>/dev/null
 	$(BIN)/python -m tests.interop.fetch lock
 
 clean:  ## Remove what the commands made here; the cache of jars stays

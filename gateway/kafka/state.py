@@ -55,6 +55,22 @@ Reread = Callable[[int], None]
 """Told a partition that was read to its end once more: what did not come again is not there any more."""
 
 
+def table_configs(largest_bytes: int, retention_ms: int | None) -> tuple[tuple[str, str], ...]:
+    """How a table's topic is made: Kafka's names and values.
+
+    `largest_bytes` is the largest record, `retention_ms` as in `StateTopics.open`.
+    """
+    return (
+        ("cleanup.policy", "compact" if retention_ms is None else "compact,delete"),
+        *(() if retention_ms is None else (("retention.ms", str(retention_ms)),)),
+        ("segment.bytes", str(max(SEGMENT_BYTES, largest_bytes))),
+        ("segment.ms", str(SEGMENT_MS)),
+        ("min.cleanable.dirty.ratio", DIRTY_RATIO),
+        ("delete.retention.ms", str(DELETE_RETENTION_MS)),
+        ("max.message.bytes", str(largest_bytes)),
+    )
+
+
 class TopicStatistics(msgspec.Struct, frozen=True):
     """One table."""
 
@@ -210,15 +226,7 @@ class StateTopics:
         """A table in the topic `name`; before `start`."""
         if self._task is not None:
             raise RuntimeError("open it before the start")
-        configs = (
-            ("cleanup.policy", "compact" if retention_ms is None else "compact,delete"),
-            *(() if retention_ms is None else (("retention.ms", str(retention_ms)),)),
-            ("segment.bytes", str(max(SEGMENT_BYTES, self._largest_bytes))),
-            ("segment.ms", str(SEGMENT_MS)),
-            ("min.cleanable.dirty.ratio", DIRTY_RATIO),
-            ("delete.retention.ms", str(DELETE_RETENTION_MS)),
-            ("max.message.bytes", str(self._largest_bytes)),
-        )
+        configs = table_configs(self._largest_bytes, retention_ms)
         self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
         forgets = retention_ms is not None
         table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, forgets=forgets)

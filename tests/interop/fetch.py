@@ -11,7 +11,10 @@ from pathlib import Path
 
 from tests.interop.amqp import clients as amqp
 from tests.interop.mqtt import clients as mqtt
-from tests.interop.toolchains import ToolchainError, classpath, lock_crates, node_packages
+from tests.interop.toolchains import ToolchainError, classpath, go_program, lock_crates, node_packages
+
+HERE = Path(__file__).parent
+HELM = HERE / "deploy" / "helm"
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +30,8 @@ def main(arguments: list[str]) -> int:
             fetches: list[Future[object]] = [
                 pool.submit(command) for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values())
             ]
-            fetches.append(pool.submit(node_packages, Path(__file__).parent / "http" / "node"))
+            fetches.append(pool.submit(node_packages, HERE / "http" / "node"))
+            fetches.append(pool.submit(go_program, HELM))
         for fetched in fetches:
             fetched.result()
     except ToolchainError as error:

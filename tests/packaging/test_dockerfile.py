@@ -9,7 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 
+from gateway.cli import app
 from gateway.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,14 @@ def copied() -> list[str]:
 
 def environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for rest in of("ENV") for pair in rest.split())
+
+
+def addresses() -> dict[str, str]:
+    """Where the image's own command listens, by option."""
+    (command,) = of("CMD")
+    first, *rest = json.loads(command)
+    assert first == "up"
+    return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
 @pytest.mark.parametrize("source", copied())
@@ -69,9 +79,13 @@ def test_settings_are_keys_of_the_configuration(monkeypatch):
             for key in keys:
                 assert key in field.model_fields, name
                 field = field.model_fields[key].annotation
+
+
+def test_what_the_image_listens_on_is_exposed():
+    options = {option for parameter in typer.main.get_command(app).commands["up"].params for option in parameter.opts}
+    assert addresses().keys() <= options
     exposed = set(of("EXPOSE")[0].split())
-    addresses = {name: value.rpartition(":")[2] for name, value in environment().items() if name.endswith("__ADDRESS")}
-    assert exposed == {port for name, port in addresses.items() if "MANAGEMENT" not in name}
+    assert exposed == {address.rpartition(":")[2] for address in addresses().values()}
 
 
 def test_health_check_asks_the_management_port():
@@ -79,12 +93,12 @@ def test_health_check_asks_the_management_port():
     program = json.loads(check.partition("CMD ")[2])
     assert program[:2] == ["python", "-c"]
     compile(program[2], "health check", "exec")
-    assert environment()["TRIVIUM_MANAGEMENT__ADDRESS"] in program[2]
+    assert f"127.0.0.1:{addresses()['--management'].rpartition(':')[2]}/healthy" in program[2]
 
 
 def test_image_is_small_and_not_root():
     stages = [number for number, (kind, _) in enumerate(instructions()) if kind == "FROM"]
     assert len(stages) == 2
     final = instructions()[stages[1] :]
-    assert ("USER", "trivium") in final
+    assert ("USER", "10001:10001") in final
     assert not any("apt-get" in rest for _, rest in final)

@@ -1,0 +1,120 @@
+"""Write deploy/strimzi: the rights that the gateway needs as a `KafkaUser`, and its own topics as `KafkaTopic`s.
+
+Called as `python -m tools.strimzi` (`make tables`); a test fails while a file is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gateway.config import MEBIBYTE, Config
+from gateway.kafka.cluster.rights import NEEDS, Operation, Resource
+from gateway.kafka.cluster.topic_info import InternalTopic
+from gateway.kafka.state import table_configs
+from gateway.mqtt.connection.refused_again import refused_topic
+from gateway.mqtt.registry import session_registry
+from gateway.mqtt.routing.retained import RETAINED
+from gateway.rest.produce.idempotency_table import REQUESTS, RETENTION_MARGIN_MS
+from gateway.security import group_names
+from mapping.record import INTERNAL_TOPIC_PREFIX
+from tools.tables import ROOT
+
+DEPLOY: Final = ROOT / "deploy" / "strimzi"
+API: Final = "kafka.strimzi.io/v1"
+CLUSTER: Final = {"strimzi.io/cluster": "my-cluster"}
+REPLICAS: Final = 3
+RESOURCES: Final[dict[Resource, dict[str, str]]] = {
+    Resource.OWN_TOPICS: {"type": "topic", "name": f"{INTERNAL_TOPIC_PREFIX}trivium_", "patternType": "prefix"},
+    Resource.CLIENT_TOPICS: {"type": "topic", "name": "*", "patternType": "literal"},
+    Resource.CLUSTER: {"type": "cluster"},
+    Resource.GROUPS: {"type": "group", "name": "*", "patternType": "literal"},
+    Resource.TRANSACTIONS: {"type": "transactionalId", "name": "trivium-", "patternType": "prefix"},
+}
+USER_HEADER: Final = """\
+# Written by `make tables` from the list that `trivium doctor` goes through (gateway/kafka/cluster/rights.py).
+# Replace my-cluster. Where clients' topics or groups have a common prefix, put it in the place of "*", with the pattern
+# type prefix. Strimzi before 0.49 calls the version v1beta2.
+"""
+TOPICS_HEADER: Final = """\
+# Written by `make tables`: the gateway's own topics as it makes them itself, for clusters where it may not (or where
+# the topic operator should know of them). Replace my-cluster. Never change the number of partitions of one that exists.
+"""
+
+
+def user() -> dict[str, Any]:
+    """The gateway in Kafka, with all rights that anything of it needs."""
+    allowed: dict[Resource, list[Operation]] = {resource: [] for resource in RESOURCES}
+    for need in NEEDS:
+        allowed[need.resource] += need.operations
+    acls = [
+        {"resource": RESOURCES[resource], "operations": [str(operation) for operation in operations], "host": "*"}
+        for resource, operations in allowed.items()
+        if operations
+    ]
+    return {
+        "apiVersion": API,
+        "kind": "KafkaUser",
+        "metadata": {"name": "trivium", "labels": CLUSTER},
+        "spec": {
+            "authentication": {"type": "scram-sha-512"},
+            "authorization": {"type": "simple", "acls": acls},
+        },
+    }
+
+
+def own_topics(config: Config) -> Iterator[InternalTopic]:
+    """The topics that a gateway of this configuration keeps for itself."""
+    largest = config.mqtt.max_packet_bytes + MEBIBYTE
+    kept_ms = int(config.http.idempotency_window_s * 1000) + RETENTION_MARGIN_MS
+    tables = {session_registry.TOPIC: None, RETAINED: None, group_names.TOPIC: None, REQUESTS: kept_ms}
+    for name, retention_ms in tables.items():
+        yield InternalTopic(name, config.mqtt.state_partitions, table_configs(largest, retention_ms))
+    yield refused_topic(config.kafka.max_request_bytes)
+
+
+def topic(one: InternalTopic) -> dict[str, Any]:
+    """A topic for the topic operator."""
+    configs = {name: int(value) if value.isdecimal() else value for name, value in one.configs}
+    return {
+        "apiVersion": API,
+        "kind": "KafkaTopic",
+        "metadata": {"name": one.name.strip("_").replace("_", "-"), "labels": CLUSTER},
+        "spec": {
+            "topicName": one.name,
+            "partitions": one.partitions,
+            "replicas": REPLICAS,
+            "config": {**configs, "min.insync.replicas": 2},
+        },
+    }
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Each file with the text that it should have."""
+    yield DEPLOY / "kafkauser.yaml", USER_HEADER + _text(user())
+    yield DEPLOY / "kafkatopics.yaml", TOPICS_HEADER + "---\n".join(_text(topic(one)) for one in own_topics(Config()))
+
+
+def _text(manifest: dict[str, Any]) -> str:
+    return yaml.dump(manifest, Dumper=_Plain, sort_keys=False)
+
+
+class _Plain(yaml.SafeDumper):
+    """Nothing is written as a reference to what was written above."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def main() -> None:
+    """Write all of them."""
+    for path, text in files():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
