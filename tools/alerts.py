@@ -26,7 +26,11 @@ def grew(window: str, *counters: str) -> str:
     return " or ".join(parts)
 
 
-LABELLED: Final = {"trivium_failures_contained_total", "trivium_scrape_failures_total"}
+LABELLED: Final = {
+    "trivium_failures_contained_total",
+    "trivium_listener_refused_total",
+    "trivium_scrape_failures_total",
+}
 
 
 class Alert(NamedTuple):
@@ -116,6 +120,13 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             ),
             "5m",
             f"has answered {NUMBER} requests with 503: too many at once",
+        ),
+        Alert(
+            "TriviumListenerFull",
+            "critical",
+            grew("5m", "trivium_listener_refused_total"),
+            "0m",
+            f"listener {{{{ $labels.listener }}}} is full, and has closed {NUMBER} connections",
         ),
     ),
     "trivium-state": (

@@ -66,6 +66,7 @@ BOARDS: Final = (
                 Panel(
                     "Open streams and WebSockets", ("http_streams_open", "http_live_open", "http_consumers_instances")
                 ),
+                Panel("Connections by listener", ("listener_connections",), ("listener",)),
                 Panel("Still to leave", ("drain_connections",)),
             ),
             "Messages": (
