@@ -74,6 +74,12 @@ class Names(msgspec.Struct, frozen=True):
             return tenant_of(whole) is None
         return whole.startswith(self.prefix)
 
+    def text(self, text: str) -> str:
+        """A text for people, in which whole names of topics and groups may stand, as the client calls them."""
+        if not self.prefix or self.prefix not in text:
+            return text
+        return re.sub(rf"(?<![A-Za-z0-9._-]){re.escape(self.prefix)}", "", text)
+
     def mqtt(self, name: str) -> str:
         """The whole name of an MQTT topic, an unshared filter or a client id."""
         return self.mount + name

@@ -107,7 +107,9 @@ class AttachingPeer(Peer):
         """Say no to an attach, if the peer is still there."""
         self.services.counts.refused_links += 1
         if not self.is_lost(link):
-            self.engine.refuse_link(link, error)
+            self.engine.refuse_link(
+                link, msgspec.structs.replace(error, description=self.grant.names.text(error.description))
+            )
 
     def is_lost(self, link: Link) -> bool:
         """Whether the peer has left while its attach was being answered."""
@@ -209,7 +211,7 @@ class Attach:
             return
         address = peer.target(link.target.address)
         if not publish.some(address.topic):
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {peer.grant.names.own(address.topic)}")
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
         info = await services.publisher.topic(address.topic, principal=peer.principal)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
@@ -274,7 +276,7 @@ class Attach:
         if source.group is not None:
             await services.subscriptions.ended(source.group)
         if not peer.grant.subscribe.whole_topic(source.topic):
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {peer.grant.names.own(source.topic)}")
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
         info = await services.publisher.topic(source.topic, principal=peer.principal)
         if isinstance(source.start, AtOffset) and source.partition is None and info.partitions > 1:
             raise AddressError(INVALID_FIELD, f"{source.topic} has {info.partitions} partitions: an offset needs one")

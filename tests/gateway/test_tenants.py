@@ -244,18 +244,14 @@ async def test_the_same_names_are_two_things_in_mqtt(gateway: GatewayProcess) ->
     seen = {message.payload for message in await one.messages(3)}
     assert seen == {b"ann's", b"ann's shared"}, "the shared one comes twice: by # and by the group"
     late = await mqtt(gateway, ANN)
-    await late.subscribe("+/a")
+    await late.subscribe("+/a", f"{topic}/will")
     retained = await late.message()
     assert (retained.topic, retained.payload, retained.retain) == (f"{topic}/a", b"ann's", True)
     one.drop()
-    await late.subscribe(f"{topic}/will")
     will = await late.message()
     assert (will.topic, will.payload) == (f"{topic}/will", b"ann's")
-    assert await other.publish(f"{topic}/end") == 0
-    got = []
-    while not got or got[-1].topic != f"{topic}/end":
-        got.append(await other.message())
-    assert {message.payload for message in got} == {b"bob's", b"bob's shared", b""}
+    assert await other.publish(f"{topic}/end", b"end") == 0
+    assert {message.payload for message in await other.messages(4)} == {b"bob's", b"bob's shared", b"end"}
     await other.disconnect()
     await late.disconnect()
 
@@ -435,6 +431,26 @@ async def test_no_path_of_http_reaches_another_tenant(
             assert answer["type"] == "error", answer
     status, _ = await ask(bob, "POST", f"/requests/{whole}%2Fx?timeout=100", {"a": 1})
     assert status in (404, 504)
+
+
+async def test_an_error_names_things_as_the_client_does(gateway: GatewayProcess, bob: aiohttp.ClientSession) -> None:
+    topic = f"{name('none')}.dotted"  # no client makes such a topic
+    status, answer = await ask(bob, "GET", f"/topics/{topic}")
+    assert (status, answer["message"]) == (404, f"Topic {topic} not found")
+
+    def attach(connection: BlockingConnection) -> None:
+        connection.create_sender(topic)
+
+    with pytest.raises(LinkDetached) as refused:
+        await amqp(gateway, BOB, attach)
+    assert topic in str(refused.value)
+    assert OTHER not in str(refused.value)
+    paho = await PahoClient(gateway.address("mqtt"), user=BOB, password="secret", protocol=4).connect()
+    await paho.close()
+    assert paho.connack == "Success"
+    paho = await PahoClient(gateway.address("mqtt"), user=CARL, password="secret", protocol=4).connect()
+    await asyncio.to_thread(paho.paho.loop_stop)
+    assert paho.connack == "Not authorized"
 
 
 async def test_what_a_tenant_makes_lies_below_its_prefix(

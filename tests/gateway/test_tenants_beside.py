@@ -14,7 +14,7 @@ import pytest
 from proton import Message
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.listeners import make_listeners
+from gateway.listeners import make_servers
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Suback, Subscribe, Subscription, Version
 from protocols.mqtt.properties import Properties
@@ -46,17 +46,17 @@ async def gateway(bootstrap: str, tmp_path: Path) -> AsyncIterator[Running]:
     }
     addresses = {name: {"address": LOCAL} for name in ("mqtt", "amqp", "http")}
     async with assembled(bootstrap, create=True, security=security, **addresses) as made:
-        listeners = make_listeners(made.process, made.security, made.log, made.state)
-        for listener in listeners:
-            await listener.start()
+        servers = make_servers(made.process, made.security, made.log, made.state)
+        for server in servers:
+            await server.start()
         try:
-            mqtt, amqp, http = (listener.bound for listener in listeners)
+            mqtt, amqp, http = (server.bound for server in servers[:3])
             host, _, port = mqtt.rpartition(":")
             yield Running((host, int(port)), f"amqp://{amqp}", f"http://{http}")
         finally:
-            for listener in listeners:
-                listener.stop_taking()
-                await listener.stop(4.0)
+            for server in servers:
+                server.stop_taking()
+                await server.stop(4.0)
 
 
 def proof(**claims: Any) -> Properties:

@@ -153,6 +153,14 @@ def test_a_tenants_name_has_no_separator(name: str, good: bool) -> None:
     assert (tenant_of(f"{name}.sensors") == name) is good
 
 
+def test_a_text_names_things_as_the_client_does() -> None:
+    text = TENANCY.names("a").text
+    assert text("Topic a.b.c not found; a.b.c-0 of a.group, not of aa.b or x-a.b") == (
+        "Topic b.c not found; b.c-0 of group, not of aa.b or x-a.b"
+    )
+    assert OUTSIDE.text("a.b") == "a.b"
+
+
 def test_a_catch_all_topic_of_a_tenants_is_refused() -> None:
     with pytest.raises(RuleError, match="tenant 'a'"):
         TenantRules(catch_all="a.rest")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import structlog
 
 from gateway.amqp.counters import Counts
@@ -43,7 +44,7 @@ class DeadLetters:
     def take(self, record: Received, cause: Cause, told: Told, names: Names) -> bool:
         """Store a record's dead letter, below its receivers' prefix; `told` learns its fate.
 
-        `names` are the receivers', as the cause's group is.
+        `names` are the receivers'.
 
         Returns:
             False when it cannot have one: there is no topic for it.
@@ -53,6 +54,7 @@ class DeadLetters:
         if own is None:
             return False
         topic = names.topic(own)
+        cause = msgspec.structs.replace(cause, group=names.own(cause.group))
         self._submit(dead_letter(shown, topic, cause), self, (told, record, topic), self._sender)
         return True
 

@@ -74,7 +74,7 @@ class OutgoingLink:
 
     __slots__ = (
         "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_holding", "_left",
-        "_membership", "_names", "_none_pending", "_now_ms", "_own_group", "_partition", "_peer", "_pending",
+        "_membership", "_names", "_none_pending", "_now_ms", "_partition", "_peer", "_pending",
         "_released", "_selected", "_settled", "_source", "_waits", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
@@ -82,8 +82,7 @@ class OutgoingLink:
         self._egress = egress
         self._peer = peer
         self._engine = peer.engine
-        self._names = names = peer.grant.names
-        self._own_group = names.own(source.group or "")  # as the peer calls it
+        self._names = peer.grant.names
         self._settled = settled
         self._source = source
         self._condition = source.condition if source.group is None else None  # a group knows it itself
@@ -175,7 +174,7 @@ class OutgoingLink:
         ):
             if self._room() <= 0:
                 return False
-            cause = Cause(self._own_group, attempts, CONDITION_ATTEMPTS, "receivers failed or were lost with it")
+            cause = Cause(self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost")
             if self._dead_letter(record, cause):
                 return True
         return self._offer((record,), attempts) > 0
@@ -360,18 +359,17 @@ class OutgoingLink:
         """The peer has rejected or modified a record of a group."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed
+        group = self._source.group or ""
         if state.code == outcomes.REJECTED:
             error = state.error or Error(CONDITION_REJECTED)
-            cause = Cause(self._own_group, attempts, error.condition, error.description)
+            cause = Cause(group, attempts, error.condition, error.description)
         elif state.undeliverable_here:
             if membership.has_other(record):
                 membership.decline(record, failed=failed, keep=True)
                 return
-            cause = Cause(self._own_group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
+            cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
         elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
-            cause = Cause(
-                self._own_group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)"
-            )
+            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
             if not self._dead_letter(record, cause):
                 membership.again(record)
             return

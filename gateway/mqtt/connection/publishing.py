@@ -55,7 +55,7 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_mount", "_rate",
+        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_names", "_rate",
         "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
@@ -76,8 +76,8 @@ class Incoming:
         self._services = services
         self._self_delivery = services.self_delivery
         self._allowed = grant.mqtt_publish
-        self._mount = grant.names.mount
-        self._inbound = Inbound(services.rules, client.version, client.client_id, self._mount)
+        self._names = grant.names
+        self._inbound = Inbound(services.rules, client.version, client.client_id, self._names.mount)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
         self._rate = rate  # None: it may publish as much as it likes
         self._acks = AckQueue()
@@ -143,7 +143,7 @@ class Incoming:
         """Hand on any publish; whether an acknowledgement may be due."""
         topic = event.topic
         record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
-        whole = self._mount + topic
+        whole = self._names.mqtt(topic)
         if not self._allowed(whole, record.topic, record.key) or (topic[0] == "$" and is_servers_own(topic)):
             return self._decline(event, _DENIED)
         self._inbound.admit(topic)
@@ -284,10 +284,10 @@ class Incoming:
             if closes:
                 if again:
                     self._services.refused_again.remember(self._client.client_id, slot.packet_id)
-                self._client.disconnect(ReasonCode(code), result.reason)
+                self._client.disconnect(ReasonCode(code), self._names.text(result.reason))
                 return
             send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
-            send(slot.packet_id, code, result.reason or None)
+            send(slot.packet_id, code, self._names.text(result.reason) or None)
         connection.send_pubacks(good)
         counters.acknowledged += len(good)
 

@@ -82,7 +82,9 @@ async def subscribe(
             return
         if session.client is not client:
             return
-    explained = Properties(reason_string=answer.reason) if answer.reason is not None else None
+    explained = None
+    if answer.reason is not None and client.grant is not None:
+        explained = Properties(reason_string=client.grant.names.text(answer.reason))
     connection.send_suback(event.packet_id, answer.codes, explained)
     if answer.retained:
         session.deliveries.send_retained(answer.retained)

@@ -69,7 +69,7 @@ class Writer(msgspec.Struct, frozen=True):
         """The record for Kafka, and what its report will say. Raises RestError."""
         record, about = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not (self.everything or self.grant.publish(self.topic, record.key)):
-            raise forbidden(f"publish to {self.topic} with this key")
+            raise forbidden(f"publish to {self.grant.names.own(self.topic)} with this key")
         return record, about
 
     def report(

@@ -179,7 +179,7 @@ class Subscriptions(OperationSet):
     async def _check_readable(self, grant: Grant, topic: str) -> int:
         """The topic's partitions; RestError 403, or Refused for one that is not there."""
         if not grant.subscribe.whole_topic(topic):
-            raise forbidden(f"subscribe to {grant.names.own(topic)}")
+            raise forbidden(f"subscribe to {topic}")
         return (await self._publisher.topic(topic, principal=grant.identity.name)).partitions
 
 

@@ -149,7 +149,7 @@ class Uploads(OperationSet):
                 upload.submit(run)
                 run = []
             if isinstance(found, Record):
-                upload.refuse(403, f"Not allowed: publish to {writer.topic} with this key")
+                upload.refuse(403, f"Not allowed: publish to {writer.grant.names.own(writer.topic)} with this key")
             else:
                 upload.refuse(found.status, found.message, found.validation_errors)
         if run:

@@ -132,4 +132,4 @@ def submit_allowed(
         if grant.publish(topic, record.key):
             publisher.submit(record, ticket, token, sender)
         else:
-            ticket.refuse(token, ErrorBody(403, f"Not allowed: publish to {topic} with this key"))
+            ticket.refuse(token, ErrorBody(403, f"Not allowed: publish to {grant.names.own(topic)} with this key"))

@@ -55,6 +55,12 @@ class _Work:
         self.call: Call | None = None
         self.client: str | None = None  # counted in, see `ConcurrencyLimit.enter`
 
+    def refused(self, error: RestError) -> web.Response:
+        """The answer to an error, in the client's own names."""
+        if self.call is not None:
+            error.message = self.call.grant.names.text(error.message)
+        return self.refuse(error)
+
 
 class RequestDispatcher:
     """The operations of one listener, found by the contract's paths."""
@@ -153,11 +159,11 @@ class RequestDispatcher:
         try:
             answer = await running
         except RestError as error:
-            answer = work.refuse(error)
+            answer = work.refused(error)
         except Refused as refused:
-            answer = work.refuse(refusal(refused))
+            answer = work.refused(refusal(refused))
         except NotAssignedError as error:
-            answer = work.refuse(not_found(str(error), Fault.NOT_ASSIGNED))
+            answer = work.refused(not_found(str(error), Fault.NOT_ASSIGNED))
         except UpgradeError as refused:
             answer = error_answer(RestError(refused.status, str(refused), headers=refused.headers, close=True))
         except (asyncio.CancelledError, ConnectionError):
