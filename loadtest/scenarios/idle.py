@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import aiohttp
 
+from loadtest.beside import beside
 from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, subscribe_packet
 from loadtest.clients.pace import Pace
@@ -24,7 +25,7 @@ from loadtest.gateway import loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
 from loadtest.scenarios.memory import Scales, in_turn
 
-ADDRESS_PORTS: Final = 20_000  # connections from one local address: the kernel has 28,000 ports for each
+ADDRESS_PORTS: Final = 1_000  # connections from one local address: the kernel looks long for a port once many are taken
 SPARE_FILES: Final = 500  # of the gateway: Kafka's connections, listeners, its reserve
 SCRAPES: Final = 5
 TICK_S: Final = 0.02
@@ -139,14 +140,15 @@ class Idle:
         await asyncio.sleep(self._plan.settle)
         empty = process_resident(self._gateway.pid)
         rows = []
-        for size in self._plan.sizes:
-            row = {"connections": size, **await self._grow(size), **await self._watch()}
-            row["bytes each"] = round((process_resident(self._gateway.pid) - empty) / size)
-            row |= await self._scrape()
-            row |= await self._publish()
-            row["gone"] = sum(one.transport is None for one in self._clients.values())
-            self._say(str(row))
-            rows.append(row)
+        async with beside(self._ping()):
+            for size in self._plan.sizes:
+                row = {"connections": size, **await self._grow(size), **await self._watch()}
+                row["bytes each"] = round((process_resident(self._gateway.pid) - empty) / size)
+                row |= await self._scrape()
+                row |= await self._publish()
+                row["gone"] = sum(one.transport is None for one in self._clients.values())
+                self._say(str(row))
+                rows.append(row)
         for one in self._clients.values():
             if one.transport is not None:
                 one.transport.abort()
@@ -173,30 +175,32 @@ class Idle:
         self._clients[number] = client
 
     async def _watch(self) -> dict[str, Any]:
-        """Nothing but pings, evenly."""
-        await self._ping(self._plan.settle)
-        used = loop_cpu(self._gateway.pid)
-        took = await self._ping(self._plan.watch)
-        return {"idle cpu %": round((loop_cpu(self._gateway.pid) - used) / took * 100, 2)}
+        """Nothing but pings."""
+        await asyncio.sleep(self._plan.settle)
+        used, began = loop_cpu(self._gateway.pid), time.perf_counter()
+        await asyncio.sleep(self._plan.watch)
+        used, took = loop_cpu(self._gateway.pid) - used, time.perf_counter() - began
+        return {"idle cpu %": round(used / took * 100, 2)}
 
-    async def _ping(self, seconds: float) -> float:
-        """Pings of all in turn, once in a Keep Alive's time; how long it took."""
-        clients = list(self._clients.values())
-        began = now = time.perf_counter()
-        sent = 0
-        while (now := time.perf_counter()) - began < seconds:
-            due = int((now - began) * len(clients) / self._plan.keep_alive)
-            for number in range(sent, due):
-                transport = clients[number % len(clients)].transport
+    async def _ping(self) -> None:
+        """Pings of all in turn, once in a Keep Alive's time, until it is cancelled."""
+        due, last, number = 0.0, time.perf_counter(), 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            due += (now - last) * len(self._clients) / self._plan.keep_alive
+            last = now
+            clients = list(self._clients.values()) if due >= 1 else []
+            while due >= 1:
+                due -= 1
+                number = (number + 1) % len(clients)
+                transport = clients[number].transport
                 if transport is not None:
                     transport.write(PINGREQ)
-            sent = due
-            await asyncio.sleep(TICK_S)
-        return now - began
 
     async def open(self, make: Callable[[], C], number: int) -> C:
         """Connect client `number`; one local address has ports for some of them only."""
-        local = (f"127.0.0.{2 + number // ADDRESS_PORTS}", 0)
+        local = (f"127.0.1.{number // ADDRESS_PORTS}", 0)
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(make, *self._gateway.address, local_addr=local))[1]
 
