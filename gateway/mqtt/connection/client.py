@@ -214,11 +214,6 @@ class Client(ClientPort):
         self.disconnect(ReasonCode.ADMINISTRATIVE_ACTION, CLOSED)
 
     @property
-    def windows(self) -> tuple[int, int]:
-        """Messages on the way from the client, and to it, that are not acknowledged."""
-        return self._connection.inbound.used, self._connection.outbound.used
-
-    @property
     def _is_over(self) -> bool:
         """Whether nothing is left to be said."""
         return self._gone or self._connection.closing
