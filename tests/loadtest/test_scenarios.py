@@ -54,7 +54,7 @@ async def test_offline_sessions_get_their_backlog(gateway: GatewayProcess, boots
 
 
 async def test_silent_clients_are_weighed_at_every_size(gateway: GatewayProcess, bootstrap: str) -> None:
-    plan = Plan(connections=30, least=2, at_once=5, keep_alive=1, watch=0.2, messages=200, settle=0.01)
+    plan = Plan(connections=30, least=2, at_once=5, keep_alive=10, watch=0.2, messages=200, settle=0.01)
     scales = Scales(gateway.address("mqtt"), gateway.pid, bootstrap)
     rows = await Idle(scales, gateway.address("management"), plan, lambda _: None).measure()
     assert [row["connections"] for row in rows] == [2, 20, 30]
