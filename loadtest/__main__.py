@@ -34,6 +34,7 @@ from loadtest.scenarios import (
     idle,
     many,
     many_topics,
+    presence,
     recovery,
     rolling,
     soak,
@@ -243,6 +244,27 @@ async def roll(options: argparse.Namespace) -> int:
     return conclude(options, report, rolled.problems(plan))
 
 
+async def who_is_there(options: argparse.Namespace) -> int:
+    """Scenario `presence`; 0 when the topic has ended with what every client knows of itself."""
+    allow_files()
+    plan = presence.Plan(**chosen(options, presence.Plan._fields))
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-presence-"))
+    (directory / "kafka").mkdir(parents=True, exist_ok=True)
+    host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
+    try:
+        if host is not None:
+            await host.start()
+        bootstrap = host.kafka if host is not None else options.bootstrap
+        shown = await presence.Presence(directory, bootstrap, plan, say).run()
+    finally:
+        if host is not None:
+            await host.stop()
+    say(f"logs: {directory}")
+    report = Report("presence", lines=True)
+    report.add(**shown.row())
+    return conclude(options, report, shown.problems[:20])
+
+
 async def recover(options: argparse.Namespace) -> int:
     """Scenario `recovery`; 0 when all data were there again."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
@@ -366,6 +388,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
     "faults": faults,
     "recovery": recover,
     "rolling": roll,
+    "presence": who_is_there,
     "idle": silent,
     "reads": reads,
     "topics": flood_topics,

@@ -18,6 +18,7 @@ from loadtest.scenarios import (
     idle,
     many,
     many_topics,
+    presence,
     recovery,
     rolling,
     soak,
@@ -170,6 +171,13 @@ def arguments(description: str | None) -> argparse.Namespace:
     for name in roll._fields:
         value = getattr(roll, name)
         rolls.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value:g}")
+    comes = scenario(
+        "presence", "clients come and go while gateways are killed; the presence topic ends with the truth"
+    )
+    coming = presence.Plan()
+    for name in coming._fields:
+        value = getattr(coming, name)
+        comes.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value:g}")
     recoveries = scenario(
         "recovery",
         "the embedded Kafka, whose data are deleted at the end, is killed with many GB that it had not flushed",
