@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -39,6 +41,8 @@ class Plan(NamedTuple):
         rate: of connects in a second.
         kills: of gateways, by SIGKILL.
         dead: seconds for which every second one that is killed stays away; others take over after 15.
+        freezes: of gateways, by SIGSTOP, each before a kill of another one.
+        frozen: seconds for which one is stopped; after 15 it is taken for dead.
         settle: seconds within which the topic must say what is so, at the end.
     """
 
@@ -48,6 +52,8 @@ class Plan(NamedTuple):
     rate: float = 60.0
     kills: int = 10
     dead: float = 20.0
+    freezes: int = 2
+    frozen: float = 17.0
     settle: float = 90.0
 
 
@@ -165,7 +171,8 @@ class Shown(NamedTuple):
             "connects": self.connects, "ends": self.ends, "refused": self.refused, "kills": self.killed,
             "records": self.records, "older behind newer": self.stale, "online at the end": self.online,
             "taken over elsewhere": len(self.taken), "0x8E after p50 ms": 1000 * at(self.taken, 0.5),
-            "0x8E after p99 ms": 1000 * at(self.taken, 0.99), "right after s": self.settled, "wrong": len(self.problems),
+            "0x8E after p99 ms": 1000 * at(self.taken, 0.99), "right after s": self.settled,
+            "wrong": len(self.problems),
         }  # fmt: skip
 
 
@@ -285,6 +292,8 @@ class Presence:
         for number in range(plan.kills):
             await asyncio.wait([changes], timeout=between)
             which = number % plan.gateways
+            if number < plan.freezes:
+                await self._freeze((which + 1) % plan.gateways)
             gateway = self._gateways[which]
             self._alive.discard(which)
             await gateway.kill()
@@ -298,6 +307,18 @@ class Presence:
             await gateway.start()
             self._alive.add(which)
             self._say(f"gateway {which + 1} was killed; {self._connects} connects, {self._refused} refused")
+
+    async def _freeze(self, which: int) -> None:
+        """Stop a gateway for long; its clients notice nothing, unless they ask."""
+        gateway = self._gateways[which]
+        self._alive.discard(which)
+        os.kill(gateway.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self._plan.frozen)
+        finally:
+            os.kill(gateway.pid, signal.SIGCONT)
+        self._alive.add(which)
+        self._say(f"gateway {which + 1} was frozen for {self._plan.frozen:g} s")
 
     async def _judge(self, topic: Topic) -> tuple[float, list[str]]:
         """Wait until the topic says what is so: after how many seconds, and what is wrong with whom."""

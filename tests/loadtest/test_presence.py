@@ -14,8 +14,8 @@ async def test_the_topic_ends_with_what_every_client_knows(bootstrap: str, tmp_p
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "presence", "--gateways", "2", "--devices", "100", "--connects", "250",
-        "--rate", "100", "--kills", "1", "--dead", "0", "--bootstrap", bootstrap, "--directory", str(tmp_path),
-        "--json", str(report),
+        "--rate", "100", "--kills", "1", "--dead", "0", "--freezes", "0", "--bootstrap", bootstrap,
+        "--directory", str(tmp_path), "--json", str(report),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     out, _ = await asyncio.wait_for(process.communicate(), 240)

@@ -7,13 +7,14 @@ import contextlib
 import json
 import os
 import signal
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from proton.utils import BlockingConnection
 
 from gateway.config import Address
@@ -210,6 +211,33 @@ async def test_of_two_that_connect_in_the_same_moment_one_stays(
             each.drop()
             await asyncio.gather(end, return_exceptions=True)
     await wait_until(lambda: all(told.records[f"mqtt/{client}"][-1]["state"] == "offline" for client in names))
+
+
+async def test_a_client_id_that_another_principal_has_elsewhere_is_refused(
+    both: tuple[Gateway, Gateway], bootstrap: str, connect: Connect, name: str
+) -> None:
+    """As long as its gateway lives: this one is told of by a plain Kafka client."""
+    one, _ = both
+    theirs = {
+        "state": "online", "client": name, "principal": "somebody else", "protocol": "mqtt", "address": "h:1",
+        "gateway": f"{name}/1", "since": 0, "epoch": 5, "session": {"kept": False, "expiry": 0},
+    }  # fmt: skip
+    beat = {"incarnation": "1", "at": int(time.time() * 1000)}
+    known = one.made.state.presence.ledger.known
+
+    async def tell(producer: AIOKafkaProducer, **changed: Any) -> None:
+        value = json.dumps(theirs | changed).encode()
+        await producer.send_and_wait(TOPIC, value, key=f"mqtt/{name}".encode())
+        await wait_until(lambda: f"mqtt/{name}" in known and known[f"mqtt/{name}"].value == value)
+
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        await producer.send_and_wait("__trivium_sessions", json.dumps(beat).encode(), key=f"gateway/{name}".encode())
+        await wait_until(lambda: one.made.state.sessions.gateways.is_alive(f"{name}/1"))
+        await tell(producer)
+        assert (await connect(one, name)).connack.reason_code == 0x87
+        await tell(producer, state="offline")
+        assert (await connect(one, name)).connack.reason_code == 0
+    await wait_until(lambda: (known[f"mqtt/{name}"].epoch, known[f"mqtt/{name}"].gateway) == (6, one.owner))
 
 
 async def test_how_connections_end(both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str) -> None:
