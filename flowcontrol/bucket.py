@@ -58,17 +58,29 @@ class Bucket:
 
 
 class RateLimit:
-    """What one sender may send a second: messages, bytes, or both. The stricter one holds.
+    """What one sender or receiver may have a second: messages, bytes, or both. The stricter one holds.
 
     Invariant: those of its two buckets, as far as there are any.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_messages")
+    __slots__ = ("_bytes", "_messages")
 
     def __init__(self, messages_per_s: float, bytes_per_s: float, burst_s: float, now: float) -> None:
         """So many messages and bytes a second, 0: any; what comes in `burst_s` seconds may come at once."""
         self._messages = _bucket(messages_per_s, max(1.0, messages_per_s * burst_s), now)
         self._bytes = _bucket(bytes_per_s, bytes_per_s * burst_s, now)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Messages and bytes a second; 0: any."""
+        messages, size = self._messages, self._bytes
+        return 0 if messages is None else messages.rate, 0 if size is None else size.rate
+
+    @property
+    def bursts(self) -> tuple[float, float]:
+        """Messages and bytes that may come at once; infinity: any."""
+        messages, size = self._messages, self._bytes
+        return math.inf if messages is None else messages.burst, math.inf if size is None else size.burst
 
     def spend(self, messages: int, size: int, now: float) -> None:
         """Count messages of `size` bytes together."""
@@ -93,6 +105,16 @@ class RateLimit:
         if self._bytes is not None:
             waits.append(self._bytes.wait_s(now, max(mean, ahead_s * self._bytes.rate) if ahead_s else 0.0))
         return max(waits)
+
+    def covers(self, messages: int, size: int, now: float) -> bool:
+        """Whether nothing would be owed behind so many messages, of `size` bytes together."""
+        return (self._messages is None or self._messages.level(now) >= messages) and (
+            self._bytes is None or self._bytes.level(now) >= size
+        )
+
+    def is_full(self, now: float) -> bool:
+        """Whether it is as a new one: it need not be remembered."""
+        return all(bucket is None or bucket.level(now) >= bucket.burst for bucket in (self._messages, self._bytes))
 
     def affordable(self, most: int, mean: float, now: float) -> int:
         """How many messages of some `mean` bytes may be sent now, at most `most`.

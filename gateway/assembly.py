@@ -29,6 +29,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
+from gateway.limits.limits import Limits
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.crash_recovery import CrashRecovery, find_qos2_messages
 from gateway.mqtt.registry.heartbeats import Gateways
@@ -52,7 +53,6 @@ from gateway.observe.tracing import Tracing, make_tracing
 from gateway.ports import listeners
 from gateway.presence.presence import Presence
 from gateway.presence.records import MQTT as MQTT_CLIENT
-from gateway.rates import Rates
 from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -105,7 +105,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
     tracing: Tracing | None  # makes spans; None: off
     strangers: Strangers  # counts bytes from clients that have not logged in
-    rates: Rates  # limits how much clients publish a second
+    limits: Limits  # how much clients may have, send and be sent
     proxies: Proxies  # the load balancers that are believed, by listeners behind them
 
 
@@ -191,7 +191,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
-        rates=Rates(config.limits, process.loop.time),
+        limits=Limits(config.limits, process.loop.time, [one.name for one in listeners(config)]),
         proxies=Proxies(config.security.trusted_proxies, common_names=config.security.proxy_common_names),
     )
 
@@ -422,7 +422,7 @@ def parts_with_statistics(
         ("group_names", state.groups.statistics),
         ("strangers", security.strangers.statistics),
         ("proxy_protocol", security.proxies.statistics),
-        ("limits", security.rates.statistics),
+        ("limits", security.limits.statistics),
         ("authentication", security.authenticator.statistics),
         ("tenants", security.tenants.statistics),
         *(() if state.presence is None else (("presence", state.presence.statistics),)),

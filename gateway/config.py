@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gateway.secret import is_secret_name
-from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, LimitsConfig, MappingConfig
+from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
+from gateway.settings.limits import LimitRule, LimitsConfig
 from gateway.settings.listeners import ListenerConfig
 from gateway.settings.protocols import (
     AddressRule,
@@ -112,6 +113,7 @@ __all__ = [
     "EmbeddedConfig",
     "HttpConfig",
     "KafkaConfig",
+    "LimitRule",
     "LimitsConfig",
     "ListenerConfig",
     "LogConfig",

@@ -134,7 +134,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
         answers=Answers(),
         counters=state.parts.counters,
-        rates=security.rates,
+        limits=security.limits,
         self_delivery=state.parts.qos2.self_delivery,
         presence=state.presence,
         clock=process.loop.time,
@@ -169,7 +169,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         names=state.groups,
         transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
         access=security.access_list,
-        rates=security.rates,
+        limits=security.limits,
         presence=state.presence,
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 16),
@@ -218,7 +218,7 @@ def make_rest(
         random_id=partial(secrets.token_hex, 16),
         tracing=security.tracing,
         strangers=security.strangers,
-        rates=security.rates,
+        limits=security.limits,
         presence=state.presence,
     )
     server = RestServer(services, websockets=websockets)

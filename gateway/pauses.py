@@ -22,9 +22,9 @@ PROCESS_BUDGET: Final = "process budget"
 TOPIC_BUDGET: Final = "topic budget"
 CONNECTION_BUDGET: Final = "connection budget"
 SHARE: Final = "share of a budget"  # a connection has more on the way than is free in the topic's or the process's
-CONNECTION_RATE: Final = "rate of the connection"  # `limits`: it owes for what it has published
-PRINCIPAL_RATE: Final = "rate of the principal"
-RATES: Final = (CONNECTION_RATE, PRINCIPAL_RATE)
+# Limits (`gateway.limits`): it owes for what it has published, or was sent.
+RATES: Final = ("rate of the connection", "rate of the principal", "rate of the tenant", "rate of the listener")
+OUTGOING_RATES: Final = tuple(f"outgoing {rate}" for rate in RATES)
 OUTGOING_BUDGET: Final = "outgoing budget"  # a receiver holds more than is free in the budget of all
 SLOW_READER: Final = "slow reader"  # the write buffer is over its mark
 RECEIVE_MAXIMUM: Final = "Receive Maximum"  # of an MQTT client: used up
@@ -36,8 +36,8 @@ KAFKA_UNREACHABLE: Final = "Kafka unreachable"
 NO_CAPACITY: Final = (RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED)
 """What somebody who is behind may lack, beside capacity in the write buffer, of which its socket tells."""
 REASONS: Final = (
-    PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, CONNECTION_RATE, PRINCIPAL_RATE, OUTGOING_BUDGET,
-    SLOW_READER, RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED, UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,
+    PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, *RATES, *OUTGOING_RATES, OUTGOING_BUDGET, SLOW_READER,
+    RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED, UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,
 )  # fmt: skip
 
 PROCESS: Final = "process"  # the subject of its budget's pauses

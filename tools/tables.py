@@ -21,7 +21,7 @@ import msgspec
 from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
-from gateway.config import Config
+from gateway.config import Config, LimitRule
 from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
@@ -33,6 +33,7 @@ from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
+from gateway.limits.limits import LimitStatistics
 from gateway.mqtt.listener import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
@@ -47,7 +48,6 @@ from gateway.observe.lag import LagStatistics
 from gateway.observe.metrics import describe
 from gateway.pauses import PauseStatistics
 from gateway.presence.presence import PresenceStatistics
-from gateway.rates import RateStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
@@ -85,7 +85,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "authentication": AuthenticationStatistics,
         "kafka_login": LoginStatistics,
         "strangers": StrangersStatistics,
-        "limits": RateStatistics,
+        "limits": LimitStatistics,
         "group_names": GroupNamesStatistics,
         "tenants": TenantsStatistics,
         "presence": PresenceStatistics,
@@ -274,6 +274,7 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
     (CONFIGURATION, "a listener", functools.partial(entry, ListenerConfig, "listeners.", ())),
     (CONFIGURATION, "TLS of a listener", functools.partial(entry, TlsConfig, "listeners.tls.")),
+    (CONFIGURATION, "limit rule", functools.partial(entry, LimitRule, "rules[].", ())),
     (METRICS, "metrics", metrics),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),

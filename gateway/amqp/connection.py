@@ -24,9 +24,10 @@ from gateway.amqp.transactions import Coordinator
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
+from gateway.limits.brakes import CreditPause, SendingPause
+from gateway.limits.limits import ClientLimits, LimitExceeded
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
-from gateway.rates import CreditPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
@@ -53,7 +54,13 @@ from protocols.amqp.events import (
     TransfersReceived,
 )
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import CONNECTION_FORCED, RESOURCE_DELETED, UNAUTHORIZED_ACCESS, Error
+from protocols.amqp.outcomes import (
+    CONNECTION_FORCED,
+    RESOURCE_DELETED,
+    RESOURCE_LIMIT_EXCEEDED,
+    UNAUTHORIZED_ACCESS,
+    Error,
+)
 from protocols.amqp.sasl import SaslCode
 from protocols.amqp.transactions import UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -73,6 +80,7 @@ class AmqpConnection(AttachingPeer):
         self._register = register
         self._login: Login | None = None  # until its verdict
         self._expiry: Expiry | None = None  # of a token
+        self._limits: ClientLimits | None = None  # None: not logged in, or there are none
         self._closed_in_order = False  # a close was sent or came
         self._ended = LOST  # how, as it is known so far
         self._now_ms = 0
@@ -112,8 +120,8 @@ class AmqpConnection(AttachingPeer):
             if kind is TransfersReceived:
                 incoming = event.link.context
                 size = sum(map(len, event.messages))
-                if self.rate is not None:
-                    self.rate.rate.spend(0, size)
+                if self.crediting is not None:
+                    self.crediting.spend(size)
                 incoming.receive(event.deliveries, event.messages, size, now_ms)
                 if not incoming.touched:
                     incoming.touched = True
@@ -141,8 +149,7 @@ class AmqpConnection(AttachingPeer):
         if self._expiry is not None:
             self._expiry.set(None)
         self._register.discard(self)
-        if self.rate is not None:
-            self.rate.end()
+        self._end_limits()
         if self._incoming is not NO_SENDERS:
             self.budget.gate.unsubscribe(self._own_gate)
             self._own_gate(True)
@@ -354,8 +361,8 @@ class AmqpConnection(AttachingPeer):
     def _take(self, event: TransactionalTransfer | TransferOversized) -> None:
         """A message for a transaction, or one that is too large, which may be for one too."""
         link, delivery = event.link.context, event.delivery
-        if self.rate is not None:
-            self.rate.rate.spend(0, event.size if isinstance(event, TransferOversized) else len(event.data))
+        if self.crediting is not None:
+            self.crediting.spend(event.size if isinstance(event, TransferOversized) else len(event.data))
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
         if isinstance(event, TransferOversized):
             link.oversized(delivery, event.size, transaction)
@@ -414,15 +421,34 @@ class AmqpConnection(AttachingPeer):
         self.container_id = event.container_id
         self.grant = access.for_client(identity, event.container_id)
         self.pump.identified()
-        rates = self.services.rates
-        rate = rates.sender(identity, host_of(self.pump.peer), rates.connection())
-        self.rate = None if rate is None else CreditPause(rate, self.subject)
+        try:
+            limits = self.services.limits.enter(identity, host_of(self.pump.peer), self.pump.entrance.name)
+            self._hold_to_limits(limits)
+        except LimitExceeded as exceeded:
+            self._log.info("connection refused", principal=identity.name, reason=str(exceeded))
+            self._connection.close(Error(RESOURCE_LIMIT_EXCEEDED, str(exceeded)))
+            return
         if taps.watchers:
             taps.named(self.pump, self.identifier)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
             tell_online(self.services.presence, self, self._present_as, identity.name, self.pump.peer, self.now_ms())
+
+    def _hold_to_limits(self, limits: ClientLimits | None) -> None:
+        """Begin to count what it sends and is sent."""
+        self._limits = limits
+        if limits is not None and limits.incoming is not None:
+            self.crediting = CreditPause(limits.incoming, self.subject)
+        if limits is not None and limits.outgoing is not None:
+            self.sending = SendingPause(limits.outgoing, self.subject, self.writable)
+
+    def _end_limits(self) -> None:
+        for pause in (self.crediting, self.sending):
+            if pause is not None:
+                pause.end()
+        if self._limits is not None:
+            self._limits.leave()
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine forgets them at the end of this turn

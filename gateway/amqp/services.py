@@ -20,8 +20,8 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Places
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
+from gateway.limits.limits import Limits
 from gateway.presence.presence import Presence
-from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.turns import Share
@@ -46,7 +46,7 @@ class Services:
         names: GroupNames,
         transactions: Transactions,
         access: AccessList,
-        rates: Rates,
+        limits: Limits,
         presence: Presence | None = None,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
@@ -59,7 +59,7 @@ class Services:
         self.groups = groups
         self.names = names  # whose the groups are
         self.access = access
-        self.rates = rates
+        self.limits = limits
         self.presence = presence  # told who is connected; None: off
         self.wall_clock = wall_clock
         self.kinds = Kinds(config.addresses)

@@ -278,3 +278,18 @@ class RequestsInTurn(web.RequestHandler):
                 pass
         if not payload.is_eof() and not self._force_close:
             self.close()
+
+
+class Behind:
+    """Keeps what comes behind the request of an upgrade."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """It has sent more; none of it is to be parsed again."""
+        self.data += data
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """The client is gone; so will be what it said."""

@@ -15,12 +15,12 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
-from flowcontrol.bucket import RateLimit
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
 from gateway.config import SecurityConfig
 from gateway.flow import subject
+from gateway.limits.limits import ClientLimits
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
-from gateway.net.http_requests import Abandoned, Request, RequestsInTurn
+from gateway.net.http_requests import Abandoned, Behind, Request, RequestsInTurn
 from gateway.net.known_heads import BUDGET_BYTES, KnownHeads
 from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Source, certificate
@@ -65,7 +65,7 @@ class HttpConnection(RequestsInTurn):
     __slots__ = (
         "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left", "_max_bytes",
         "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "_whole", "entrance", "rate", "source", "unacknowledged",
+        "_whole", "entrance", "limits", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +87,7 @@ class HttpConnection(RequestsInTurn):
         self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
         self.unacknowledged: ConnectionBudget | None = None
-        self.rate: RateLimit | None = None  # of what is published on it; None: not asked for yet, or not limited
+        self.limits: ClientLimits | None = None  # of whose requests came on it; None: nobody's yet, or there are none
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
         self._refuse = refuse
@@ -99,7 +99,7 @@ class HttpConnection(RequestsInTurn):
         self._requests = 0  # heads that were whole
         self._body: StreamReader | None = None  # of the last of them, when it is not whole
         self._left = 0  # bytes of it that are still to come; `_CHUNKS`: its head does not say
-        self._behind = _Behind()
+        self._behind = Behind()
         self._broken = False
         self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
         self._last = b""  # what was parsed last: the end of a head may come in parts
@@ -322,12 +322,19 @@ class HttpConnection(RequestsInTurn):
             await asyncio.wait([self._gone], timeout=LINGER_S)
         return result
 
+    def leave_limits(self) -> None:
+        """It is nobody's connection any more."""
+        limits, self.limits = self.limits, None
+        if limits is not None:
+            limits.leave()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
         if taps.watchers:
             taps.closed(self, str(exc) if exc is not None else "")
         self._forget()
         self.entrance.connections -= 1
+        self.leave_limits()
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         super().connection_lost(exc)
@@ -388,6 +395,8 @@ class HttpConnection(RequestsInTurn):
     def release(self) -> tuple[asyncio.Transport, bytes] | None:
         """Give the socket away once the answer to the upgrade is written; this object is done with it then.
 
+        Its `limits` are for who gets the socket, to be left with it.
+
         Returns:
             The transport, and what came behind the request; None when the client is gone. Who takes it counts it out
             of its entrance when it is lost.
@@ -402,20 +411,6 @@ class HttpConnection(RequestsInTurn):
         self.keep_alive(False)
         self.force_close()
         return transport, bytes(self._behind.data)
-
-
-class _Behind:
-    """Keeps what comes behind the request of an upgrade."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self.data += data
-        return False, b""
-
-    def feed_eof(self) -> None:
-        """The client is gone; so will be what it said."""
 
 
 class HttpServer(Server, web.Server):

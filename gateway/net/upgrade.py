@@ -67,6 +67,7 @@ class WebSocketEndpoint:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
 
         def take(transport: asyncio.Transport, received: bytes) -> None:
+            offer.connection.leave_limits()  # the login inside counts
             pump = server.accept(entrance)
             pump.source = offer.connection.source
             WebSocket(transport, pump, server).start(received)

@@ -27,6 +27,7 @@ from gateway.rest.produce.requests import CloudEvents, Produce, ProduceStatistic
 from gateway.rest.requests.device_requests import DeviceRequests, RequestsStatistics
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit, ConcurrencyStatistics
 from gateway.rest.server.cors import Cors
 from gateway.rest.server.listed import listed
@@ -69,7 +70,8 @@ class RestServer(HttpServer):
         """Make the operations and their dispatcher; `websockets`: other protocols' endpoints beside them, by path."""
         config = services.config
         self._spawn = services.spawn
-        self._overload = overload = OverloadGuard(services.publisher, services.rates, config.max_concurrent)
+        limits = RequestLimits(services.limits)
+        self._overload = overload = OverloadGuard(services.publisher, limits, config.max_concurrent)
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
@@ -82,8 +84,8 @@ class RestServer(HttpServer):
             idle_s=config.header_timeout_s,
         )
         cloud_events = CloudEvents(self._storing, overload, bodies, config.max_records)
-        self._consumers = Consumers(services)
-        self._reads = RecordPages(services)
+        self._consumers = Consumers(services, limits)
+        self._reads = RecordPages(services, limits)
         self._feeds = Feeds(services.live_reader)
         self._events = EventStreams(services, self._feeds)
         self._devices = DeviceRequests(services, overload, bodies)
@@ -115,6 +117,7 @@ class RestServer(HttpServer):
             bodies,
             websockets or {},
             concurrency=self._concurrency,
+            limits=limits,
             cors=Cors(config.cors_origins),
             tracing=services.tracing,
             dialect=Dialect(config.dialect),

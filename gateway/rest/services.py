@@ -14,10 +14,10 @@ from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
+from gateway.limits.limits import Limits
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.presence.presence import Presence
-from gateway.rates import Rates
 from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
@@ -48,7 +48,7 @@ class RestServices(msgspec.Struct, frozen=True):
     clock: Callable[[], float]  # monotonic seconds; the loop's
     wall_clock: Callable[[], int]  # epoch milliseconds
     random_id: Callable[[], str]  # gives a new id that nobody can guess, legal in an MQTT topic
-    rates: Rates  # limits how much clients publish a second
+    limits: Limits  # how much clients may have, send and be sent
     presence: Presence | None = None  # told who is connected; None: off
     tracing: Tracing | None = None  # makes spans of requests; None: tracing is off
     strangers: Strangers | None = None  # counts what clients send before they are authenticated; None: not counted

@@ -166,22 +166,6 @@ class BudgetConfig(Section):
     some 1,300 at once). Beyond it the oldest connection of the address that holds the most is cut off"""
 
 
-class LimitsConfig(Section):
-    """How much clients may publish a second; 0: as much as they like. Who sends more waits, and loses nothing."""
-
-    # Off: the budgets share fairly what there is. A rate is for whoever shall have less than there is.
-    connection_messages_per_s: Annotated[float, Field(ge=0, le=1e9)] = 0
-    """messages of one connection"""
-    connection_bytes_per_s: Annotated[float, Field(ge=0, le=1e12)] = 0
-    """bytes of one connection: payloads of MQTT, messages of AMQP, bodies of HTTP"""
-    principal_messages_per_s: Annotated[float, Field(ge=0, le=1e9)] = 0
-    """messages of one principal on all its connections to this gateway; each address of anonymous clients is one"""
-    principal_bytes_per_s: Annotated[float, Field(ge=0, le=1e12)] = 0
-    """bytes of one principal, likewise"""
-    burst_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
-    """who has sent nothing for a while may send at once what comes in so many seconds"""
-
-
 class RuleConfig(Section):
     """One `[[mapping.rules]]` entry; see `mapping.rules`."""
 

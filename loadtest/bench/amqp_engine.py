@@ -30,7 +30,7 @@ from gateway.config import AmqpConfig, BudgetConfig, LimitsConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
 from gateway.kafka.publish.budgets import Budgets
-from gateway.rates import Rates
+from gateway.limits.limits import Limits as ClientLimits
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
@@ -265,7 +265,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         names=cast("Any", None),
         transactions=cast("Any", None),
         access=AccessList(),
-        rates=Rates(LimitsConfig(), time.monotonic),
+        limits=ClientLimits(LimitsConfig(), time.monotonic, ()),
         wall_clock=lambda: now_ms,
         random_id=lambda: "name",
     )

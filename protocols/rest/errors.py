@@ -101,9 +101,11 @@ def busy(message: str, retry_after_s: int = RETRY_AFTER_S, *, close: bool = Fals
     return RestError(503, message, headers=(("Retry-After", str(retry_after_s)),), close=close)
 
 
-def too_many(message: str, retry_after_s: int = RETRY_AFTER_S) -> RestError:
-    """429 with `Retry-After`: this client has more than its share (RFC 6585 section 4)."""
-    return RestError(429, message, headers=(("Retry-After", str(retry_after_s)),))
+def too_many(
+    message: str, retry_after_s: int = RETRY_AFTER_S, fields: Sequence[tuple[str, str]] = (), *, close: bool = False
+) -> RestError:
+    """429 with `Retry-After` and more `fields`: this client has more than its share (RFC 6585 section 4)."""
+    return RestError(429, message, headers=(("Retry-After", str(retry_after_s)), *fields), close=close)
 
 
 def too_large(limit: int) -> RestError:

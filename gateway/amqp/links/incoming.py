@@ -188,8 +188,8 @@ class IncomingLink:
         held = int(window.unsettled * window.mean)
         capacity = self.share.capacity(gates.budget(topic), held, links=gates.senders)
         grant = window.top_up(credit, capacity)
-        if grant and self._peer.rate is not None:
-            grant = self._peer.rate.grant(grant, window.mean, self.gate_opened)
+        if grant and self._peer.crediting is not None:
+            grant = self._peer.crediting.grant(grant, window.mean, self.gate_opened, credit)
         self.share.promise(int((credit + grant) * window.mean))
         if grant:
             self._peer.engine.grant(link, grant)
@@ -203,8 +203,8 @@ class IncomingLink:
         """The link is gone."""
         self.share.end()
         self.sender.leave()
-        if self._peer.rate is not None:
-            self._peer.rate.forget(self.gate_opened, self.link.credit)
+        if self._peer.crediting is not None:
+            self._peer.crediting.forget(self.gate_opened, self.link.credit)
 
     def flow(self) -> Window:
         """Its credit, and what is unanswered."""

@@ -30,7 +30,7 @@ from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, SLOW_READER, UNSETTLED, Pause, pauses
+from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
 from gateway.security.group_names import GroupNames
 from mapping.amqp.mapper import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
@@ -115,14 +115,12 @@ class OutgoingLink:
 
     @property
     def demand(self) -> int:
-        """Credit, bounded by what may be unsettled; 0 while the socket is slow, or the peer holds too much."""
+        """Credit, bounded by what may be unsettled; 0 while the socket is slow, or the peer holds or owes too much."""
         peer, holding = self._peer, self._holding
-        if self._left or not self.link.accepted or peer.gone or not peer.pump.writable:
+        shut = holding is not None and not holding.gate.is_open
+        if self._left or shut or not self.link.accepted or peer.gone or not peer.takes_more:
             return 0
-        if holding is not None and not holding.gate.is_open:
-            return 0
-        capacity = self._egress.max_unsettled - self.unsettled
-        return max(0, min(self._engine.credit_of(self.link), capacity))
+        return max(0, min(self._engine.credit_of(self.link), self._egress.max_unsettled - self.unsettled))
 
     def flow(self) -> Window:
         """The peer's credit, and what it has not settled."""
@@ -135,8 +133,8 @@ class OutgoingLink:
         """Why no record would be taken now."""
         if self.demand > 0 or self._left:
             return None
-        if not self._peer.pump.writable:
-            return pauses.since(SLOW_READER, self._peer.pump)
+        if not self._peer.takes_more:
+            return self._peer.paused
         if self._holding is not None and not self._holding.gate.is_open:
             return pauses.since(OUTGOING_BUDGET, self)
         reason = UNSETTLED if self._is_full else NO_CREDIT
@@ -145,7 +143,7 @@ class OutgoingLink:
     def lacks(self) -> tuple[str, str] | None:
         """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
         paused = self._paused()
-        if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET):
+        if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET, *OUTGOING_RATES):
             return None
         return paused.reason, self._peer.subject
 
@@ -194,14 +192,13 @@ class OutgoingLink:
 
     def _room(self) -> int:
         """How many records may be sent now: looked at anew in each turn of the loop in which something is sent."""
-        peer = self._peer
-        pump = peer.pump
+        pump = self._peer.pump
         if self._burst <= 0 or not pump.flushing or not pump.writable:
             self._burst = self._next_burst()
             if self._burst <= 0:
                 self._waits = True
                 return 0
-            self._now_ms = peer.now_ms()
+            self._now_ms = self._peer.now_ms()
         return self._burst
 
     def _send(self, records: Sequence[Received], attempts: int) -> int:
@@ -224,6 +221,8 @@ class OutgoingLink:
                 self.unsettled += len(messages)
                 size = self._engine.send(self.link, messages, records)
             self._burst -= size // LARGE
+            if self._peer.sending is not None:
+                self._peer.sending.spend(len(messages), size)
             self._peer.wrote(size)
         return count
 
@@ -492,7 +491,7 @@ class OutgoingLink:
 
     def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
         """How much of the log has yet to be offered to this link, while it could be sent."""
-        if self.demand <= 0 and self._peer.pump.writable:
+        if self.demand <= 0 and self._peer.takes_more:
             return 0  # no credit is left, or as much is unsettled as may be
         if self._membership is not None:
             return self._membership.unread(ends)

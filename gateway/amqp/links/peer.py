@@ -17,8 +17,9 @@ from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, Sender
+from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
-from gateway.rates import CreditPause
+from gateway.pauses import SLOW_READER, Pause, pauses
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
@@ -40,7 +41,9 @@ class Peer(abc.ABC):
         """`places`: of all who send; `wall_clock`: epoch milliseconds."""
         self.pump: Pump
         self.budget = budget  # what the connection has in flight; the publisher counts it
-        self.rate: CreditPause | None = None  # what its credit waits for; None: it may send as much as it likes
+        # What its credit waits for, and what it is sent; None: any amount.
+        self.crediting: CreditPause | None = None
+        self.sending: SendingPause | None = None
         self.grant: Grant  # what the peer may do; there from its open on
         self.container_id = ""  # its name for itself; "" until its open
         self.quiescing = False  # no more credit is granted: the gateway is stopping
@@ -61,6 +64,19 @@ class Peer(abc.ABC):
     def alive(self) -> bool:
         """Whether the peer can be told anything."""
         return not self.gone and not self._connection.closing
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether its socket's buffer is below its mark, and it owes nothing to a limit."""
+        return self.pump.writable and (self.sending is None or self.sending.is_open)
+
+    @property
+    def paused(self) -> Pause | None:
+        """Why it does not."""
+        if not self.pump.writable:
+            return pauses.since(SLOW_READER, self.pump)
+        reason = None if self.sending is None else self.sending.reason
+        return None if reason is None else pauses.since(reason, self.sending)
 
     @property
     def subject(self) -> str:

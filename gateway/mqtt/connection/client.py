@@ -17,7 +17,8 @@ import structlog
 from gateway.clients import CLOSED, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.connection.connack import announcement, farewell, judge_will, pending_will, session_expiry
+from gateway.limits.limits import LimitExceeded
+from gateway.mqtt.connection.connack import LIMITS, announcement, farewell, judge_will, pending_will, session_expiry
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.present import tell_offline, tell_online
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
@@ -28,11 +29,9 @@ from gateway.mqtt.session.session import Session
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
-from gateway.rates import ReadingPause
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.tenants import NoTenantError
-from gateway.security.throttle import host_of
 from gateway.security.turns import Busy
 from gateway.taps import taps
 from mapping.outcomes import Outcome
@@ -220,6 +219,7 @@ class Client(ClientPort):
 
     def _leave(self, *, with_will: bool) -> None:
         """Give the session up; without effect after the first time."""
+        self.leave_limits()  # another connection of the client may come before this one's socket is gone
         session, self.session = self.session, None
         if session is not None:
             if self._services.presence is not None:
@@ -334,6 +334,11 @@ class Client(ClientPort):
         refusal = judge_will(will, grant, services.config)
         if refusal is not None:
             return self._refuse(*refusal)
+        former = services.sessions.live.get(self.client_id)
+        try:
+            self.enter_limits(services.limits, identity, None if former is None else former.client)
+        except LimitExceeded as exceeded:
+            return self._refuse(LIMITS[exceeded.kind], str(exceeded))
         try:
             async with asyncio.timeout(ANSWER_S):
                 session, present = await services.opening.open(
@@ -368,9 +373,8 @@ class Client(ClientPort):
         )
         pump.identified()
         self.session = session
-        rate = services.rates.sender(identity, host_of(pump.peer), services.rates.connection())
-        pause = None if rate is None else ReadingPause(rate, self._pause_reading, self._resume_reading)
-        self._incoming = Incoming(self, self._connection, session, grant, services, pause)
+        reading = self.hold_to_limits(services.limits, self._pause_reading, self._resume_reading)
+        self._incoming = Incoming(self, self._connection, session, grant, services, reading)
         if not services.publisher.gate.is_open:
             self._pause_reading(PROCESS_BUDGET)
         if not session.budget.gate.is_open:

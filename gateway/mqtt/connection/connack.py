@@ -15,6 +15,8 @@ from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 
 STOPPING: Final = "the gateway is stopping"
+LIMITS: Final = {"connections": ReasonCode.QUOTA_EXCEEDED, "connects": ReasonCode.CONNECTION_RATE_EXCEEDED}
+"""What is said over the limits of connections at a time, and of logins a second (`gateway.limits`)."""
 
 
 def pending_will(connect: Connect, grant: Grant) -> PendingWill | None:

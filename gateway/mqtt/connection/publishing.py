@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
+from gateway.limits.brakes import ReadingPause
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import STORED, AckQueue, Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
-from gateway.rates import ReadingPause
 from gateway.security.authorization import Grant
 from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import ANSWERS, Outcome
@@ -55,8 +55,8 @@ class Incoming:
     """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_names", "_rate",
-        "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
+        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_names",
+        "_reading", "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - what a publish touches
@@ -66,7 +66,7 @@ class Incoming:
         session: Session,
         grant: Grant,
         services: Services,
-        rate: ReadingPause | None = None,
+        reading: ReadingPause | None = None,
     ) -> None:
         self.budget: ConnectionBudget = session.budget
         self.principal = session.principal
@@ -79,7 +79,7 @@ class Incoming:
         self._names = grant.names
         self._inbound = Inbound(services.rules, client.version, client.client_id, self._names.mount)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
-        self._rate = rate  # None: it may publish as much as it likes
+        self._reading = reading  # None: it may publish as much as it likes
         self._acks = AckQueue()
         self._answering = False  # it is among `services.answers`
         self._again = services.refused_again.take(client.client_id)  # the packet that was refused last
@@ -111,10 +111,10 @@ class Incoming:
             ready |= self._publish_one(event, now_ms, special)
             position += 1
         services.counters.published += position - first
-        if self._rate is not None:
-            self._rate.spend(position - first, sum(len(event.payload) for event in received[first:position]))
         if ready:
             self._acknowledge()
+        if self._reading is not None:  # the last: it may end the connection
+            self._reading.spend(position - first, sum(len(event.payload) for event in received[first:position]))
         return position
 
     def _look_again(self, received: list[Any], position: int) -> None:
@@ -298,8 +298,8 @@ class Incoming:
 
     def end(self) -> None:
         """The connection is gone."""
-        if self._rate is not None:
-            self._rate.end()
+        if self._reading is not None:
+            self._reading.end()
 
     def release(self, packet_id: int) -> None:
         """PUBREL: the message is finished when that is stored.

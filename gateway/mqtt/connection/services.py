@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
+from gateway.limits.limits import Limits
 from gateway.mqtt.connection.answers import Answers
 from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain
@@ -18,7 +19,6 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.presence.presence import Presence
-from gateway.rates import Rates
 from gateway.security.authorization import AccessList
 from mapping.rules import Rules
 
@@ -38,7 +38,7 @@ class Services(msgspec.Struct, frozen=True):
     refused_again: RefusedAgain
     answers: Answers
     counters: Counters
-    rates: Rates
+    limits: Limits
     self_delivery: SelfDelivery | None
     presence: Presence | None
     clock: Callable[[], float]

@@ -7,15 +7,19 @@ publishes and subscribes to, and the end.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.flow import subject
+from gateway.limits.brakes import ReadingPause, SendingPause
+from gateway.limits.limits import ClientLimits, Limits
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
+from gateway.security.identity import Identity
+from gateway.security.throttle import host_of
 from mapping.record import Received
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish
@@ -31,8 +35,8 @@ class ClientPort(abc.ABC):
     """The client at the other end of a connection."""
 
     __slots__ = (
-        "_connection", "_counters", "_disconnected_for", "_ended", "_holding", "_pump", "_self_delivery", "client_id",
-        "grant",
+        "_connection", "_counters", "_disconnected_for", "_ended", "_holding", "_pump", "_self_delivery", "_sending",
+        "client_id", "grant", "limits",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, counters: Counters, self_delivery: SelfDelivery | None) -> None:
@@ -46,6 +50,8 @@ class ClientPort(abc.ABC):
         # the reason code that ends it, None: its socket went; and our words, "" where it is the client's code
         self._ended: tuple[int | None, str] = (None, "")
         self._holding: object | None = None  # messages are held back, since then
+        self.limits: ClientLimits | None = None  # None: not logged in, or there are none
+        self._sending: SendingPause | None = None  # None: it may be sent as much as there is
 
     # what it is
 
@@ -93,8 +99,10 @@ class ClientPort(abc.ABC):
 
     @property
     def takes_more(self) -> bool:
-        """Whether something can be sent, and the socket's buffer is below its mark."""
+        """Whether something can be sent: the socket's buffer is below its mark, and nothing is owed to a limit."""
         if self._holding is not None and self._connection.unsent > WRITE_AT:
+            return False
+        if self._sending is not None and not self._sending.is_open:
             return False
         return self._connection.is_open and self._pump is not None and self._pump.writable
 
@@ -102,6 +110,34 @@ class ClientPort(abc.ABC):
     def window(self) -> int:
         """Free places in the client's Receive Maximum."""
         return self._connection.outbound.free
+
+    def enter_limits(self, limits: Limits, identity: Identity, former: ClientPort | None) -> None:
+        """Count it as connected; `former`: the connection that it takes the place of. See `Limits.enter`."""
+        assert self._pump is not None
+        peer, listener = host_of(self._pump.peer), self._pump.entrance.name
+        self.limits = limits.enter(identity, peer, listener, None if former is None else former.limits)
+
+    def hold_to_limits(
+        self, limits: Limits, pause: Callable[[str], None], resume: Callable[[str], None]
+    ) -> ReadingPause | None:
+        """Begin to count what it is sent; what counts what it publishes, and has its reading paused and resumed."""
+        own = self.limits
+        if own is not None and own.outgoing is not None:
+            self._sending = SendingPause(own.outgoing, self.subject, self.writable)
+
+        def send_away() -> None:
+            limits.disconnected += 1
+            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, "more is published than the limit allows")
+
+        return None if own is None or own.incoming is None else ReadingPause(own.incoming, pause, resume, send_away)
+
+    def leave_limits(self) -> None:
+        """It is over."""
+        if self._sending is not None:
+            self._sending.end()
+            self._sending = None
+        if self.limits is not None:
+            self.limits.leave()
 
     # deliveries
 
@@ -120,6 +156,8 @@ class ClientPort(abc.ABC):
             self._counters.too_large += 1
             return None
         self._counters.delivered += 1
+        if self._sending is not None:
+            self._sending.spend(1, len(message.rest))
         if self._connection.unsent > WRITE_AT:
             self.flush()
         else:
@@ -138,6 +176,8 @@ class ClientPort(abc.ABC):
         if not connection.send_encoded(packets.data, packets.largest):
             return False
         self._counters.delivered += len(run)
+        if self._sending is not None:
+            self._sending.spend(len(run), sum(len(record.value or b"") for record in run))
         if connection.unsent > WRITE_AT:
             self.flush()
         elif self._pump is not None:

@@ -7,8 +7,9 @@ and other consumers know nothing of it. Its records count as delivered only afte
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from string import printable
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -22,22 +23,20 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
-from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.presence.records import Ended
-from gateway.rest.consume.page_size import page_size
+from gateway.rest.consume.page_size import Shown, fill_page, page_size
 from gateway.rest.present import ABANDONED, BY_CLIENT, OVER, STOPPED, Presents
 from gateway.rest.server.answers import control_answer, no_content, records_answer
 from gateway.rest.server.call import Call
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
-from mapping.record import Received
 from mapping.rest.outgoing import UndecodableError, from_record
-from mapping.tenants import Names
 from protocols.rest.consuming import (
     CreateConsumer,
     PollLimits,
@@ -49,7 +48,7 @@ from protocols.rest.consuming import (
 from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
 from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
-from protocols.rest.responses import Page, RecordItem, encode
+from protocols.rest.responses import encode
 
 log = structlog.get_logger(__name__)
 
@@ -69,10 +68,6 @@ LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # two may be lost
 LEAST_PREFETCH: Final = 1024 * 1024
 _PLAIN: Final = printable.replace("/", "").replace("%", "")  # of a group's name in an id
 REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
-
-
-Shown = Callable[[Received, Format], RecordItem]
-"""How a stored record stands in an answer; UndecodableError when it cannot be said in the format."""
 
 
 class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
@@ -157,8 +152,9 @@ class Instance:
 class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
-    def __init__(self, services: RestServices) -> None:
+    def __init__(self, services: RestServices, client_limits: RequestLimits) -> None:
         config = self._config = services.config
+        self._client_limits = client_limits
         self._kafka = services.kafka
         self._names = services.names
         self._spawn = services.spawn
@@ -355,6 +351,7 @@ class Consumers(OperationSet):
     async def _page(
         self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
     ) -> web.StreamResponse:
+        pace = self._client_limits.check_reading(call.connection)
         member = instance.member
         member.progress.confirm()
         self._commit_when_due(instance)
@@ -362,16 +359,21 @@ class Consumers(OperationSet):
         stuck: dict[TopicPartition, UndecodableError] = {}
         self._check_open(instance)
         await member.wait(max(0.0, deadline - self.clock()))
-        size = page_size(self._outgoing, max_bytes)
-        page, chunks = _fill(member, instance.embedded, size, stuck, shown, names)
+        size, most = page_size(self._outgoing, max_bytes), sys.maxsize
+        if pace is not None:
+            most, size = pace.page(most, size)
+        page, chunks = fill_page(member, instance.embedded, size, stuck, shown, names, most=most)
         if stuck and not chunks:  # look once at the other partitions
             await member.wait(0.0, stuck)
-            page, chunks = _fill(member, instance.embedded, size, stuck, shown, names)
+            page, chunks = fill_page(member, instance.embedded, size, stuck, shown, names, most=most)
         self._check_open(instance)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.
             raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
-        answer = records_answer(page.finish(), instance.embedded)
+        content = page.finish()
+        if pace is not None:
+            pace.spend(page.count, len(content))
+        answer = records_answer(content, instance.embedded)
         instance.unread = call.request.transport
         instance.answered = self.clock()
         try:
@@ -459,37 +461,6 @@ class Consumers(OperationSet):
             sleeping=self._arrivals.sleepers,
             leaderless=sum(one.member.leaderless for one in self._instances.values() if one is not None),
         )
-
-
-def _fill(  # noqa: PLR0917 - whose records, and how they are shown
-    member: Member,
-    embedded: Format,
-    max_bytes: int,
-    stuck: dict[TopicPartition, UndecodableError],
-    shown: Shown,
-    names: Names,
-) -> tuple[Page, list[Chunk]]:
-    """A page of held records. One that cannot be shown ends its partition's part; it is noted when it is first."""
-    page = Page(max_bytes)
-    chunks: list[Chunk] = []
-    for partition, records in member.progress.held.items():
-        items: list[RecordItem] = []
-        size = 0
-        try:
-            for record in map(names.shown, records) if names.prefix else records:
-                items.append(shown(record, embedded))
-                size += len(record.value) if record.value else 0
-                if size > max_bytes:
-                    break  # more does not fit on the page
-        except UndecodableError as error:
-            if not items:
-                stuck[partition] = error
-        count = page.extend(items)
-        if count:
-            chunks.append(Chunk(partition, records[0], count))
-        if count < len(items):
-            break
-    return page, chunks
 
 
 def own_address(request: web.BaseRequest) -> str:

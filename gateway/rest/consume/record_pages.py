@@ -23,6 +23,7 @@ from gateway.net.http_server import SERVER
 from gateway.rest.consume.page_size import promised_page
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.call import Call
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
@@ -141,8 +142,9 @@ def _page(
 class RecordPages(OperationSet):
     """The operation that reads a page of the log without a consumer."""
 
-    def __init__(self, services: RestServices) -> None:
+    def __init__(self, services: RestServices, limits: RequestLimits) -> None:
         self._config = services.config
+        self._limits = limits
         self._lookup = services.lookup
         self._catch_up_reader = services.catch_up_reader
         self._outgoing = services.publisher.budgets.outgoing
@@ -159,11 +161,14 @@ class RecordPages(OperationSet):
         query, subscribe = call.query, call.grant.subscribe
         if not subscribe.some(topic):
             raise forbidden(f"read {topic}")
+        pace = self._limits.check_reading(call.connection)
         media = call.negotiate()
         embedded = FORMATS.get(media) or Format(query["format"])
         chosen = RecordFilter(query.get("key", ()), query.get("header", ()))
         allowed = None if subscribe.uniform(topic) else subscribe
         limit, max_bytes = query["limit"], min(query.get("max_bytes", 2**63), self._config.poll_max_bytes)
+        if pace is not None:
+            limit, max_bytes = pace.page(limit, max_bytes)
         deadline = self._clock() + min(query["wait"] / 1000, self._config.max_poll_wait_s)
         span = await find_span(self._lookup, topic, wanted(query), BEGINNING)
         while True:
@@ -183,7 +188,10 @@ class RecordPages(OperationSet):
         self._counts.pages_total += 1
         self._counts.records_total += filling.count
         full = len(position) == 1 and any(offset < span.ends.get(number, 0) for number, offset in position.items())
-        return self._answer(call, media, page.finish(), position, span, full=full)
+        content = page.finish()
+        if pace is not None:
+            pace.spend(filling.count, len(content))
+        return self._answer(call, media, content, position, span, full=full)
 
     async def _enter(self) -> None:
         """Wait for a turn to fill a page; RestError 503 when it does not come."""

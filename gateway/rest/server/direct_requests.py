@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.answers import CONTROL_HEAD, control_answer
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
 from gateway.rest.server.quick_answer import COPIED
@@ -42,6 +43,7 @@ class Dispatcher(Protocol):
     compress_from: int
     login: RequestLogin
     concurrency: ConcurrencyLimit
+    limits: RequestLimits
 
     async def finish(
         self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
@@ -80,6 +82,7 @@ class KnownRequest:
         connection.begin_direct(request)
         try:
             request.client = dispatcher.concurrency.enter(connection, client.grant.identity)
+            dispatcher.limits.enter(connection, client.grant.identity)
             self.operation.begin(request, client.grant, body)
         except Exception as error:  # the dispatcher tells it, as any other request's
             request.fail(error)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from types import TracebackType
 from typing import Final, Self
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.publish.publisher import Publisher
+from gateway.limits.brakes import Pace, Turn
 from gateway.net.http_server import HttpConnection
-from gateway.pauses import pauses
-from gateway.rates import Rate, Rates
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.security.identity import Identity
-from protocols.rest.errors import busy, too_many
+from protocols.rest.errors import busy
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of request bodies that are being received at once. With the publisher's budget it bounds the memory."""
@@ -26,7 +24,7 @@ SMALL: Final = 64 * 1024
 class OverloadGuard:
     """The limits that all produce requests share: Kafka's speed, requests that wait for Kafka, bytes of bodies."""
 
-    def __init__(self, publisher: Publisher, rates: Rates, max_concurrent: int) -> None:
+    def __init__(self, publisher: Publisher, limits: RequestLimits, max_concurrent: int) -> None:
         """Refuse who has more than a share of the publisher's budgets, or owes for what it has published.
 
         And requests beyond `max_concurrent` at once.
@@ -35,7 +33,7 @@ class OverloadGuard:
         self.receiving = 0
         self.refused = 0
         self._publisher = publisher
-        self._rates = rates
+        self._limits = limits
         self._max_concurrent = max_concurrent
 
     @property
@@ -56,8 +54,8 @@ class OverloadGuard:
             RestError: 429 or 503 with Retry-After.
         """
         slot = ProduceSlot(self._slots, topic, connection, size, identity.name)
-        if self._rates.are_set:
-            slot.rate = self._affordable(connection, identity, slot.subject)
+        if connection.limits is not None:
+            slot.pace = self._limits.check_publishing(connection, slot.subject)
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
@@ -76,19 +74,6 @@ class OverloadGuard:
             raise self._refuse("Too many requests wait for Kafka; try again")
         self._slots[slot] = None
         return slot
-
-    def _affordable(self, connection: HttpConnection, identity: Identity, subject: str) -> Rate | None:
-        """What a client's requests are limited by; RestError: it owes for earlier ones."""
-        if connection.rate is None:
-            connection.rate = self._rates.connection()
-        rate = self._rates.sender(identity, connection.remote or "", connection.rate)
-        if rate is not None:
-            wait_s, reason = rate.wait()
-            if wait_s > 0:
-                again_s = math.ceil(wait_s)
-                self._rates.refuse(again_s, reason, subject)
-                raise too_many(f"You have published more than the {reason} allows; try again", again_s)
-        return rate
 
     def receive_body(self, size: int) -> None:
         """Count bytes of a body that is being received; the caller gives them back with `release_body`.
@@ -113,7 +98,7 @@ class OverloadGuard:
 class ProduceSlot:
     """One produce request in work, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_connection", "_principal", "_size", "_slots", "_topic", "budget", "rate", "records")
+    __slots__ = ("_connection", "_principal", "_size", "_slots", "_topic", "budget", "pace", "records")
 
     def __init__(
         self, slots: dict[ProduceSlot, None], topic: str, connection: HttpConnection, size: int, principal: str
@@ -125,7 +110,7 @@ class ProduceSlot:
         self._principal = principal
         self.records = 0  # that wait for Kafka, where its body is read
         self.budget: ConnectionBudget | None = None  # an upload's, whose records and bytes change
-        self.rate: Rate | None = None  # None: its client may publish as much as it likes
+        self.pace: Pace | None = None  # None: its client may publish as much as it likes
 
     def __enter__(self) -> Self:
         return self
@@ -142,20 +127,13 @@ class ProduceSlot:
     def took(self, records: int, size: int) -> None:
         """Records were read of it, in `size` bytes."""
         self.records = records
-        if self.rate is not None:
-            self.rate.spend(records, size)
+        if self.pace is not None:
+            self.pace.spend(records, size)
 
     async def paced(self) -> None:
         """Wait until its client owes nothing for what was read."""
-        while self.rate is not None:
-            wait_s, reason = self.rate.wait()
-            if not wait_s:
-                return
-            pauses.begin(reason, self, self.subject)
-            try:
-                await asyncio.sleep(wait_s)
-            finally:
-                pauses.end(reason, self)
+        if self.pace is not None:
+            await Turn.come(self.pace, self, self.subject)
 
     @property
     def _peer(self) -> str:

@@ -18,6 +18,7 @@ from gateway.observe.tracing import Tracing
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.content_coding import compress
 from gateway.rest.server.cors import Cors, allowed, is_preflight
@@ -74,6 +75,7 @@ class RequestDispatcher:
         websockets: Mapping[str, WebSocketEndpoint],
         *,
         concurrency: ConcurrencyLimit,
+        limits: RequestLimits,
         cors: Cors,
         tracing: Tracing | None = None,
         dialect: Dialect = Dialect.STRIMZI,
@@ -82,7 +84,8 @@ class RequestDispatcher:
         """Serve what the contract has, by the handlers of `operations`.
 
         `websockets`, by path, are not of the contract; their protocols authenticate the client. `concurrency`
-        limits the requests in work, and pages of the origins in `cors` may call; `tracing` makes spans of requests.
+        limits the requests in work, `limits` connections, and pages of the origins in `cors` may call; `tracing` makes
+        spans of requests.
         `dialect`: whose operations stand at the paths that both dialects have. Answers of `compress_from` bytes and
         more are compressed for clients that accept it.
 
@@ -94,6 +97,7 @@ class RequestDispatcher:
         self._bodies = bodies
         self._websockets = websockets
         self.concurrency = concurrency
+        self.limits = limits
         self._cors = cors
         self.compress_from = compress_from
         self._tracing = tracing
@@ -141,6 +145,7 @@ class RequestDispatcher:
         connection.identified()
         connection.identity = client.grant.identity
         work.client = self.concurrency.enter(connection, client.grant.identity)
+        self.limits.enter(connection, client.grant.identity)
         work.call = call = Call(request, operation, client, self._bodies, self)
         if work.fields:
             call.answer_headers.update(work.fields)

@@ -21,6 +21,8 @@ from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, fullest, shown, subject
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.limits.brakes import ReadingPause, SendingPause
+from gateway.limits.limits import ClientLimits
 from gateway.net.pump import Pump
 from gateway.net.upgrade import check_upgrade
 from gateway.net.writes import Writes
@@ -81,8 +83,18 @@ class LiveSession:
 
     pump: Pump
 
-    def __init__(self, live: Live, grant: Grant, connection: LiveConnection, expires_ms: int | None) -> None:
+    def __init__(
+        self,
+        live: Live,
+        grant: Grant,
+        connection: LiveConnection,
+        expires_ms: int | None,
+        limits: ClientLimits | None,
+    ) -> None:
         self.live = live
+        self._limits = limits
+        self._reading: ReadingPause | None = None  # None: any amount
+        self._sending: SendingPause | None = None
         self.grant = grant
         self.connection = connection
         self._subscriptions: dict[str, Subscription] = {}
@@ -100,6 +112,11 @@ class LiveSession:
         self.pump = pump
         self.live.presents.stream(self, self._present_as, self.grant.identity.name, pump.peer)
         self._expiry.set(self._expires_ms)
+        limits = self._limits
+        if limits is not None and limits.incoming is not None:
+            self._reading = ReadingPause(limits.incoming, self._pause, self._resume)
+        if limits is not None and limits.outgoing is not None:
+            self._sending = SendingPause(limits.outgoing, self.subject, self.writable)
         gate = self.live.services.publisher.gate
         gate.subscribe(self._on_gate)
         if not gate.is_open:
@@ -131,6 +148,11 @@ class LiveSession:
         """End the session: its connection is gone."""
         self.live.presents.stream_gone(self, self._present_as, self._ended)
         self._leave_all()
+        for pause in (self._reading, self._sending):
+            if pause is not None:
+                pause.end()
+        if self._limits is not None:
+            self._limits.leave()
         self._sender.leave()
         self._expiry.release()
         self.connection.release()
@@ -210,6 +232,8 @@ class LiveSession:
     @property
     def has_capacity(self) -> bool:
         """Whether the connection takes more records."""
+        if self._sending is not None and not self._sending.is_open:
+            return False
         return self.pump.writable and not self.connection.closing
 
     def send(self, payload: bytes) -> None:
@@ -221,6 +245,8 @@ class LiveSession:
         """Send a record's frame soon."""
         self.connection.send_frame(frame)
         self.live.counts.records_out_total += 1
+        if self._sending is not None:
+            self._sending.spend(1, len(frame))
         self._flush()
 
     def refuse(self, name: str | None, error: RestError) -> None:
@@ -252,6 +278,8 @@ class LiveSession:
             headers=standard_headers(message.format, grant.identity.name),
         )
         live.counts.records_in_total += len(records)
+        if self._reading is not None:
+            self._reading.spend(len(records), len(bytes(message.records)))
         if not records:
             self.send(produced(message.id, ()))
             return
@@ -418,7 +446,7 @@ class Live(OperationSet):
 
         def take(transport: asyncio.Transport, received: bytes) -> None:
             connection = LiveConnection(config.max_body_bytes, config.stream_heartbeat_s)
-            session = LiveSession(self, call.grant, connection, call.expires_ms)
+            session = LiveSession(self, call.grant, connection, call.expires_ms, call.connection.limits)
             services = self.services
             outgoing = services.publisher.budgets.outgoing
             pump = Pump(

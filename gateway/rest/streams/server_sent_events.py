@@ -20,6 +20,8 @@ from aiohttp import web
 from gateway.clients import ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.groups.membership import OffsetReset
+from gateway.limits.brakes import SendingPause
+from gateway.limits.limits import ClientLimits
 from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
@@ -98,6 +100,11 @@ class EventStream:
         self._over: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._expiry = Expiry(streams.wall_clock, self.end)
+        self.limits: ClientLimits | None = None  # of the connection, once that is the stream's
+        self._sending: SendingPause | None = None  # None: it may be sent as much as there is
+        limits = call.connection.limits
+        if limits is not None and limits.outgoing is not None:
+            self._sending = SendingPause(limits.outgoing, self.subject, self.writable)
 
     def start(self, heartbeat_s: float, duration_s: float | None, expires_ms: int | None) -> None:
         """Set the timers, when the head of the answer was sent."""
@@ -191,11 +198,15 @@ class EventStream:
     @property
     def has_capacity(self) -> bool:
         """Whether one more event can be sent."""
+        if self._sending is not None and not self._sending.is_open:
+            return False
         return self.socket.has_capacity and self._left != 0
 
     def send(self, data: bytes) -> None:
         """Send an event; the last one that the client asked for ends the stream."""
         self.socket.send(data)
+        if self._sending is not None:
+            self._sending.spend(1, len(data))
         self._streams.counts.events_total += 1
         if self._left is not None:
             self._left -= 1
@@ -261,6 +272,13 @@ class EventStream:
         self._streams.presents.stream_gone(self, self.present_as, self._ended)
         self._streams.forget(self)
 
+    def end_limits(self) -> None:
+        """Its connection is gone, or another request's."""
+        if self._sending is not None:
+            self._sending.end()
+        if self.limits is not None:
+            self.limits.leave()
+
     def _beat(self, period: float) -> None:
         """Send a comment when nothing else was sent for a while."""
         self._heart = asyncio.get_running_loop().call_later(period, self._beat, period)
@@ -321,12 +339,15 @@ class EventStreams(OperationSet):
             if self._draining:
                 raise busy("The gateway is shutting down", close=True)
             answer = await begin_stream(call, EVENT_TYPE, retry(RETRY_MS), stream.socket)
+            stream.limits = call.connection.limits
         except BaseException:
             self.forget(stream)
             raise
         self.counts.opened_total += 1
         duration = query.get("duration")
-        if stream in self._streams:
+        if stream not in self._streams:  # its client has left meanwhile
+            stream.end_limits()
+        else:
             self.presents.stream(stream, stream.present_as, call.grant.identity.name, call.connection.peer)
             stream.start(
                 self._config.stream_heartbeat_s, None if duration is None else duration / 1000, call.expires_ms
@@ -355,6 +376,7 @@ class EventStreams(OperationSet):
         """Leave the topic or group of a stream that has ended."""
         if stream in self._streams:
             self._streams.discard(stream)
+            stream.end_limits()
             source, stream.source = stream.source, None
             if source is not None:
                 source.leave()

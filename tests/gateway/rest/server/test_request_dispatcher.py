@@ -1,6 +1,7 @@
 """What every operation gets from the application: its contract's checks, streams both ways, errors in its own words."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,11 +9,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.config import SecurityConfig
+from gateway.config import LimitsConfig, SecurityConfig
+from gateway.limits.limits import Limits
 from gateway.net.http_server import HttpServer
 from gateway.rest.server.answers import control_answer, error_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
+from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.cors import Cors
 from gateway.rest.server.operation_set import OperationSet
@@ -74,7 +77,8 @@ class Echo(OperationSet):
 
 
 def app_of(*modules: OperationSet) -> RequestDispatcher:
-    overload = OverloadGuard(None, None, 10)  # type: ignore[arg-type]  # nothing here publishes
+    limits = RequestLimits(Limits(LimitsConfig(), time.monotonic, ()))
+    overload = OverloadGuard(None, limits, 10)  # type: ignore[arg-type]  # nothing here publishes
     bodies = BodyReader(overload, 1000, 20.0)
     login = RequestLogin(AccessList(), Origins(SecurityConfig()))
     return RequestDispatcher(
@@ -84,6 +88,7 @@ def app_of(*modules: OperationSet) -> RequestDispatcher:
         bodies,
         {},
         concurrency=ConcurrencyLimit(100, 100),
+        limits=limits,
         cors=Cors(()),
         compress_from=4096,
     )

@@ -14,19 +14,24 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from gateway.pauses import CONNECTION_RATE, PRINCIPAL_RATE
+from gateway.pauses import RATES
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from tests.support.gateway import GatewayProcess
 from tests.support.waiting import wait_until
 
+CONNECTION_RATE, PRINCIPAL_RATE, *_ = RATES
 RATE, PRINCIPALS_RATE, SIZE, BYTES_RATE = 300, 400, 100, 1_000_000
 CONFIG = f"""
-[limits]
-connection_messages_per_s = {RATE}
-connection_bytes_per_s = {BYTES_RATE}
-principal_messages_per_s = {PRINCIPALS_RATE}
+[[limits.rules]]
+per = "connection"
+in_messages_per_s = {RATE}
+in_bytes_per_s = {BYTES_RATE}
+
+[[limits.rules]]
+per = "principal"
+in_messages_per_s = {PRINCIPALS_RATE}
 """
 SENSOR, GREEDY, OTHERS = "127.0.0.1", "127.0.0.2", "127.0.0.3"  # each address of anonymous clients is a principal
 SECONDS = 2.0  # after the burst, which is a second's worth
