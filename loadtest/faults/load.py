@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from loadtest.verify import Ledger, Verdict, read_topic
 STEP_S: Final = 0.25  # between two samples
 RECOVERED: Final = 0.9  # of the throughput before
 OVER_S: Final = 1.0  # the time over which throughput counts as back
+STEADY_S: Final = 0.01  # between two parts of the senders that are given messages
 ALIVE_S: Final = 1.0  # of the senders: less than any idle time-out of the gateway that is tested
 
 Sender = KeptPublisher | KeptSender | KeptProducer
@@ -45,7 +47,7 @@ class Terms(NamedTuple):
     rate: float = 0.0
     size: int = 100
     exactly: int = 1
-    tick: float = 0.01
+    tick: float = STEADY_S
 
 
 class Sample(NamedTuple):
@@ -173,13 +175,16 @@ class Load:
 
     async def _push(self) -> None:
         terms = self.terms
-        while self._loading:
-            for sender in self.all:
+        parts = max(1, round(terms.tick / STEADY_S))
+        for part in itertools.cycle(range(parts)):  # not all in one go: what else is timed would wait for it
+            if not self._loading:
+                return
+            for sender in self.all[part::parts]:
                 most = sender.answered + sender.given_up + 4 * terms.window
                 due = int(self.now * terms.rate / terms.connections) if terms.rate else most
                 sender.total = max(sender.total, min(due, most))
                 sender.push()
-            await asyncio.sleep(terms.tick)
+            await asyncio.sleep(STEADY_S)
 
     async def _sample(self) -> None:
         before, last = dict(self.answers), self.now
