@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from loadtest.bench.http_client import CONTROL, request_head
 from loadtest.clients import amqp_wire, mqtt_wire
@@ -146,13 +146,13 @@ async def _flood(stage: Stage, seconds: float) -> None:
 
     async def press(protocol: str, peer: Peer) -> None:
         reader, writer = peer
-        swallow = asyncio.ensure_future(_swallow(reader))
-        try:
-            while True:
-                writer.write(pieces[protocol])
-                await writer.drain()
-                written[protocol] += len(pieces[protocol])
-        finally:
+        async with asyncio.TaskGroup() as both:
+            swallow = both.create_task(_swallow(reader))
+            with contextlib.suppress(OSError):
+                while True:
+                    writer.write(pieces[protocol])
+                    await writer.drain()
+                    written[protocol] += len(pieces[protocol])
             swallow.cancel()
 
     async with asyncio.TaskGroup() as group:
@@ -162,7 +162,7 @@ async def _flood(stage: Stage, seconds: float) -> None:
                 peers.append(await _connect(stage.gateway.address(protocol)))
                 first = head if protocol == "http" else b""
                 await _log_in(protocol, peers[-1], f"{stage.load.numbering.run}-flood-{number}", first)
-                tasks.append(group.create_task(_until_cut(press(protocol, peers[-1]))))
+                tasks.append(group.create_task(press(protocol, peers[-1])))
         await asyncio.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -176,11 +176,6 @@ async def _swallow(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):
         while await reader.read(65536):
             pass
-
-
-async def _until_cut(work: Any) -> None:
-    with contextlib.suppress(OSError):
-        await work
 
 
 async def flood(stage: Stage) -> None:
@@ -256,16 +251,18 @@ async def dribble(stage: Stage) -> None:
 
     async def one(protocol: str) -> None:
         reader, writer = await _connect(stage.gateway.address(protocol))
-        begun, swallow = time.monotonic(), asyncio.ensure_future(_swallow(reader))
-        for byte in words[protocol]:
-            writer.write(bytes((byte,)))
-            done, _ = await asyncio.wait({swallow}, timeout=1.0)
-            if done:
-                stage.seen[f"{protocol}: cut off after {round(time.monotonic() - begun)} s"] += 1
-                break
-        else:
-            stage.problems.append(f"{protocol}: nobody minds {len(words[protocol])} s for a greeting")
-        swallow.cancel()
+        begun = time.monotonic()
+        async with asyncio.TaskGroup() as both:
+            swallow = both.create_task(_swallow(reader))
+            for byte in words[protocol]:
+                writer.write(bytes((byte,)))
+                done, _ = await asyncio.wait({swallow}, timeout=1.0)
+                if done:
+                    stage.seen[f"{protocol}: cut off after {round(time.monotonic() - begun)} s"] += 1
+                    break
+            else:
+                stage.problems.append(f"{protocol}: nobody minds {len(words[protocol])} s for a greeting")
+            swallow.cancel()
         _cut(writer)
 
     async with asyncio.TaskGroup() as group:

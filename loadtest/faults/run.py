@@ -47,7 +47,7 @@ def write(directory: Path, plan: Plan, outcomes: list[Outcome], secured: str | N
     """The report of what there is so far."""
     rate = f"{plan.rate:g} messages a second of each protocol" if plan.rate else "as fast as answered"
     note = (
-        f"{plan.connections} connections of each protocol, windows of {plan.window}, {plan.size} bytes, {rate};"
+        f"{plan.connections} connections of each protocol, windows of {plan.window}, {plan.size} bytes, {rate}"
         f"{'' if secured is None else f'; by the listener {secured}, with ACLs'};"
         f" budget {plan.budget} MiB, delivery timeout {plan.delivery_timeout:g} s; load average"
         f" {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} processors."
