@@ -54,8 +54,10 @@ from gateway.operators import operator_routes
 from gateway.pauses import pauses
 from gateway.ports import check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
+from gateway.security.acl_source import AclSource
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
+from gateway.security.kafka_acls import principal_template
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tenants import Tenants
 from gateway.security.variables import check_logins
@@ -88,9 +90,12 @@ def check(config: Config) -> None:
         check_proxies(config)
         AccessList(config.security.access)
         Tenants(config.security, listeners(config))
+        principal_template(config.security)
         check_logins(config.security, {login for one in listeners(config) for login in one.logins})
         load_certificates(config)
-        Authenticator(config.security)
+        Authenticator(config.security, config.kafka)
+        if config.security.access_source == "kafka" and config.kafka.bootstrap_servers is None:
+            raise ConfigError('security.access_source = "kafka" needs your own Kafka: the embedded one has no ACLs')
         logins.of(config.kafka)
     except (ConfigError, RuleError) as error:
         raise StartError(str(error)) from error
@@ -135,6 +140,7 @@ class App:
         self._management: Management | None = None
         self._publisher: Publisher | None = None
         self._state: StateTopics | None = None
+        self._acls: AclSource | None = None
         self._stopping = False
         self._tasks = Tasks(self._give_up)
 
@@ -216,7 +222,8 @@ class App:
         for warning in security.access_list.doubtful():
             log.warning("access list", detail=warning)
         kafka = await self._connect_kafka(process)
-        kafka_log = await open_log(process, kafka, security.rules, self._room or any_capacity)
+        kafka_log = await open_log(process, kafka, security, self._room or any_capacity)
+        self._acls = security.acls
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics
@@ -257,6 +264,7 @@ class App:
         def on_hangup() -> None:
             security.certificates.reload()
             logins.reload()
+            security.acls.refresh()
             self._tasks.spawn(security.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
@@ -308,7 +316,7 @@ class App:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
             if identity is None or not security.tenants.is_operator(identity):
                 return False
-            return security.access_list.for_client(identity).admin.whole("#")
+            return security.access_list.for_client(identity, peer=peer).admin.whole("#")
 
         address = self._config.management.address
         # On loopback nothing can listen in, and probes need no certificate.
@@ -351,15 +359,24 @@ class App:
         listeners = {listener.name: listener.accepting for listener in self._listeners}
         state = self._state is not None and self._state.loaded.is_set()
         retrying = failures.retrying
+        acls = self._acls
         ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
+        ready = ready and acls is not None and acls.has_rules
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
-        more = {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
+        more: dict[str, Any] = {"kafka_acls": None if acls is None else acls.problem}
+        more |= {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
         return ready, details | more
 
     async def _announce(self, publisher: Publisher) -> None:
         """Write the ready file once everything answers."""
-        assert self._state is not None
-        while not (publisher.reachable and self._state.loaded.is_set()) and not self._stop.is_set():
+        state, acls = self._state, self._acls
+        assert state is not None
+        assert acls is not None
+
+        def answers() -> bool:
+            return publisher.reachable and state.loaded.is_set() and acls.has_rules
+
+        while not answers() and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), READY_POLL_S)
         if not self._stop.is_set():

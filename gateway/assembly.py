@@ -54,6 +54,7 @@ from gateway.ports import listeners
 from gateway.presence.presence import Presence
 from gateway.presence.records import MQTT as MQTT_CLIENT
 from gateway.rest.produce.idempotency_table import RequestTable
+from gateway.security.acl_source import AclSource
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
@@ -102,6 +103,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     authenticator: Authenticator  # checks logins
     tenants: Tenants  # finds whose clients they are
     access_list: AccessList  # the rights of identities
+    acls: AclSource  # has them follow Kafka's ACLs, where that is configured
     rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
     tracing: Tracing | None  # makes spans; None: off
     strangers: Strangers  # counts bytes from clients that have not logged in
@@ -172,7 +174,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     """TLS, logins, the access list, mapping rules and tracing."""
     config = process.config
     certificates = load_certificates(config)
-    authenticator = Authenticator(config.security)
+    authenticator = Authenticator(config.security, config.kafka)
     await authenticator.start()
     process.stack.push_async_callback(authenticator.stop)
     process.keep_on("authentication", authenticator.run)
@@ -181,13 +183,14 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     tenants = Tenants(config.security, listeners(config))
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
+    listed = config.security.access if config.security.access_source == "list" else None
+    access_list = AccessList(listed, rules, partial=config.mqtt.partial_subscriptions, tenancy=tenants.tenancy)
     return ListenerSecurity(
         certificates=certificates,
         authenticator=authenticator,
         tenants=tenants,
-        access_list=AccessList(
-            config.security.access, rules, partial=config.mqtt.partial_subscriptions, tenancy=tenants.tenancy
-        ),
+        access_list=access_list,
+        acls=AclSource(config.security, access_list, clock=process.loop.time),
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
@@ -210,7 +213,10 @@ def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
 
 
 async def open_log(
-    process: Process, kafka: KafkaConfig, rules: Rules, capacity: PartitionCapacity = any_capacity
+    process: Process,
+    kafka: KafkaConfig,
+    security: ListenerSecurity,
+    capacity: PartitionCapacity = any_capacity,
 ) -> Log:
     """Producers and readers; Kafka's first answer is waited for, shortly. `capacity`: for more partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
@@ -220,9 +226,10 @@ async def open_log(
         spawn=spawn,
         clock=process.loop.time,
         capacity=capacity,
-        may_make=may_make(config, rules),
+        may_make=may_make(config, security.rules),
     )
     process.keep_on("topics", topics.run)
+    process.keep_on("acls", partial(security.acls.run, topics.queries.request))
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
         kafka,
@@ -425,6 +432,7 @@ def parts_with_statistics(
         ("limits", security.limits.statistics),
         ("authentication", security.authenticator.statistics),
         ("tenants", security.tenants.statistics),
+        ("kafka_acls", security.acls.statistics),
         *(() if state.presence is None else (("presence", state.presence.statistics),)),
     )
 

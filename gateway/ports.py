@@ -178,7 +178,7 @@ def check_exposure(config: Config) -> list[str]:
         raise ConfigError(
             "; ".join(warnings)
             + " (set security.allow_anonymous = false with security.password_file, security.scram_file,"
-            " security.plugins or security.oauth, or security.tls_require_client_cert; for one of [[listeners]],"
-            " logins without anonymous; or allow it with security.insecure or --insecure)"
+            " security.password_source, security.plugins or security.oauth, or security.tls_require_client_cert;"
+            " for one of [[listeners]], logins without anonymous; or allow it with security.insecure or --insecure)"
         )
     return warnings + [f"{key}: {address} takes {what} unencrypted: it has no TLS" for key, address, what in in_clear]

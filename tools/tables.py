@@ -49,6 +49,7 @@ from gateway.observe.metrics import describe
 from gateway.pauses import PauseStatistics
 from gateway.presence.presence import PresenceStatistics
 from gateway.rest.listener import RestStatistics
+from gateway.security.acl_source import AclStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
 from gateway.security.tenants import TenantsStatistics
@@ -84,6 +85,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "kafka_login": LoginStatistics,
+        "kafka_acls": AclStatistics,
         "strangers": StrangersStatistics,
         "limits": LimitStatistics,
         "group_names": GroupNamesStatistics,

@@ -293,6 +293,9 @@ class Attach:
         if peer.is_lost(link):
             outgoing.leave()
             return
+        if outgoing.is_refused_by(peer.grant):  # since it was asked
+            outgoing.leave()
+            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
         self._accept_receiver(outgoing, source, found=found)
 
     def _accept_receiver(

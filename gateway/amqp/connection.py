@@ -33,6 +33,7 @@ from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import host_of
+from gateway.security.turns import Unavailable
 from gateway.taps import taps
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
@@ -205,7 +206,7 @@ class AmqpConnection(AttachingPeer):
         self.pump.give_up()
 
     def detach(self, link: Link, error: Error) -> None:
-        """End a receiver's link from our side."""
+        """End a link from our side."""
         self._log.info("link detached", link=link.name, error=error)
         if self.alive:
             if link.accepted:
@@ -216,6 +217,23 @@ class AmqpConnection(AttachingPeer):
         self._lost(link, link.context)
 
     # the server's calls
+
+    def rights_changed(self) -> None:
+        """The peer may do something else than before: links that it would not get now are ended."""
+        publish = self.grant.publish
+        for incoming in tuple(self._incoming):
+            destination = incoming.destination
+            if destination is None or incoming.link in self.nodes:
+                continue  # each message is judged
+            if publish.some(destination.topic):
+                incoming.judge_by(None if publish.uniform(destination.topic) else publish)
+            else:
+                reason = f"no right any more to publish to {destination.topic}"
+                self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))
+        for outgoing in tuple(self._outgoing):
+            if outgoing.is_refused_by(self.grant):
+                reason = f"no right any more to receive from {outgoing.topic}"
+                self.detach(outgoing.link, Error(UNAUTHORIZED_ACCESS, reason))
 
     @property
     def left(self) -> bool:
@@ -413,13 +431,16 @@ class AmqpConnection(AttachingPeer):
             identity = identity.with_certificate(self.pump.peercert)
         try:
             identity = self.pump.entrance.place(identity, self.pump.peercert)
+            self.grant = access.for_client(identity, event.container_id, peer=self.pump.peer)
         except NoTenantError as error:
             self.services.counts.refused_logins += 1
             self._connection.close(Error(UNAUTHORIZED_ACCESS, str(error)))
             return
+        except Unavailable as away:
+            self._connection.close(Error(CONNECTION_FORCED, str(away)))
+            return
         self._identity = identity
         self.container_id = event.container_id
-        self.grant = access.for_client(identity, event.container_id)
         self.pump.identified()
         try:
             limits = self.services.limits.enter(identity, host_of(self.pump.peer), self.pump.entrance.name)

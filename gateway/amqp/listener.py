@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
@@ -11,7 +13,9 @@ from gateway.amqp.counters import AmqpStatistics
 from gateway.amqp.services import Services
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
+from gateway.security.authorization import Grant
 from gateway.spawn import Spawn
+from gateway.turns import in_turns
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import Limits
 
@@ -26,6 +30,7 @@ class AmqpServer(ProtocolServer):
         super().__init__("amqp", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._open: set[AmqpConnection] = set()
+        services.access.watch(lambda changed: in_turns(self._judge_again(changed)))
         self._limits = Limits(
             max_frame_bytes=config.max_frame_bytes,
             channel_max=config.channel_max,
@@ -40,6 +45,13 @@ class AmqpServer(ProtocolServer):
         services = self._services
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
         return connection, AmqpConnection(services, connection, self._open)
+
+    def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
+        """Connections whose grant is among those that allow something else now."""
+        for connection in tuple(self._open):
+            if connection.alive and getattr(connection, "grant", None) in changed:  # it has none before its open
+                connection.rights_changed()
+            yield
 
     def departing(self) -> tuple[AmqpConnection, ...]:
         """Every connection."""

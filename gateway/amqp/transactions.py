@@ -40,6 +40,7 @@ from protocols.amqp.outcomes import (
     RESOURCE_LIMIT_EXCEEDED,
     STATE_ACCEPTED,
     STATE_FAILED,
+    UNAUTHORIZED_ACCESS,
     Error,
     State,
     rejected,
@@ -187,6 +188,9 @@ class Coordinator:
     def _declare(self, delivery: Any, command: Declare) -> None:
         if command.is_global:
             self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not offered"))
+            return
+        if not self.peer.grant.transacts(self.peer.container_id):
+            self._reject(delivery, Error(UNAUTHORIZED_ACCESS, "no right to use transactions"))
             return
         declared = self._coordinators.declare(self)
         if isinstance(declared, Error):

@@ -35,6 +35,8 @@ from gateway.embedded.storage import HOST
 LISTENERS: Final = ("TLS", "SASL", "TOKENS")
 USER: Final = "gateway"
 """Who logs in: the common name of the client certificate, the user of PLAIN and SCRAM."""
+CLIENTS: Final = ("ann", "bob")
+"""Users of PLAIN and SCRAM with the same password, to try ACLs on that rule a gateway's clients."""
 ISSUER: Final = "https://issuer.example"
 AUDIENCE: Final = "kafka"
 KEY_ID: Final = "issuer"
@@ -118,7 +120,8 @@ class Secured:
         """What the storage is formatted with: SCRAM's users are records in it."""
         words = []
         for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-            words += ["--add-scram", f"{mechanism}=[name={USER},password={self.password}]"]
+            for user in (USER, *CLIENTS):
+                words += ["--add-scram", f"{mechanism}=[name={user},password={self.password}]"]
         return words
 
     def settings(self, port: int, controller_port: int, ports: Mapping[str, int]) -> dict[str, str]:
@@ -127,6 +130,7 @@ class Secured:
         told = [f"{name}://{HOST}:{number}" for name, number in addresses.items()]
         scram = f"{_MODULES}.scram.ScramLoginModule required;"
         sasl, tokens = "listener.name.sasl", "listener.name.tokens"
+        users = " ".join(f'user_{user}="{self.password}"' for user in (USER, *CLIENTS))
         return {
             "listeners": ",".join([*told, f"CONTROLLER://{HOST}:{controller_port}"]),
             "advertised.listeners": ",".join(told),
@@ -143,9 +147,7 @@ class Secured:
             "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/,DEFAULT",
             "listener.name.tls.ssl.client.auth": "required",
             f"{sasl}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
-            f"{sasl}.plain.sasl.jaas.config": (
-                f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{self.password}";'
-            ),
+            f"{sasl}.plain.sasl.jaas.config": (f"{_MODULES}.plain.PlainLoginModule required {users};"),
             f"{sasl}.scram-sha-256.sasl.jaas.config": scram,
             f"{sasl}.scram-sha-512.sasl.jaas.config": scram,
             f"{sasl}.oauthbearer.sasl.jaas.config": f'{_TOKENS_MODULE} unsecuredLoginStringClaim_sub="nobody";',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -12,8 +14,10 @@ from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.pump import WRITE_HIGH, Pump
 from gateway.net.strangers import Strangers
+from gateway.security.authorization import Grant
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
+from gateway.turns import in_turns
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.states import Limits
 
@@ -43,6 +47,7 @@ class MqttServer(ProtocolServer):
         self._services = services
         self._clock = services.publisher.fence.now
         services.publisher.fence.listen(self._frozen)
+        services.access.watch(lambda changed: in_turns(self._judge_again(changed)))
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
@@ -60,6 +65,13 @@ class MqttServer(ProtocolServer):
     def _kafka_gate(self, is_open: bool) -> None:
         for client in self._clients():
             client.kafka_gate(is_open)
+
+    def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
+        """Clients whose grant is among those that allow something else now."""
+        for client in self._clients():
+            if client.grant in changed:
+                client.rights_changed()
+            yield
 
     def _frozen(self) -> None:
         """This process was stopped for long: who has a session may have another gateway by now."""

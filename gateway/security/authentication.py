@@ -15,28 +15,26 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
 
-from gateway.config import ConfigError, SecurityConfig
+from gateway.config import ConfigError, KafkaConfig, SecurityConfig
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
-from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials
+from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
 from gateway.security.exchange import Exchange, ScramExchange
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
+from gateway.security.kafka_passwords import KafkaPasswords
 from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import Shown, TokenError, TokenJudge
-from gateway.security.turns import Busy, Turns
+from gateway.security.turns import Busy, Turns, Unavailable
 from gateway.security.user_files import ScramUsers, read_scram_file
 from gateway.security.variables import claims_in
 from gateway.statistics import counter, gauge
-
-if TYPE_CHECKING:
-    from gateway.security.amqtt_plugins import PluginBackend
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +69,7 @@ class Authenticator:
     def __init__(
         self,
         config: SecurityConfig,
+        kafka: KafkaConfig | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -78,25 +77,28 @@ class Authenticator:
     ) -> None:
         """Check the configuration; `start` makes the plugins.
 
-        `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
+        `kafka` is asked for passwords where that is configured. `clock` gives monotonic seconds, `wall_clock` epoch
+        milliseconds.
 
         Raises:
             ConfigError: a plugin or a file that cannot be used.
         """
         self._config = config
-        self._backend = _plugins(config)
+        self._kafka = kafka if kafka is not None else KafkaConfig()
+        self._backend = self._passwords()
         self._scram = _scram_users(config)
         oauth = config.oauth
         self._tokens = None
         if oauth.enabled:
-            claims = tuple(sorted({*claims_in(config.access), *config.tenants.claims}))
+            claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
             self._tokens = TokenJudge(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
         self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
-        self._remembered_s = CACHE_S if config.plugins else float("inf")  # a file is another one only after a reload
+        # A file is another one only after a reload.
+        self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._turns = Turns(
             at_once=WORKERS * CHECKS_AT_ONCE,
@@ -134,7 +136,7 @@ class Authenticator:
             users = _scram_users(self._config)
             if isinstance(source, FileKeys):
                 keys = source.read()
-            if (fresh := _plugins(self._config)) is not None:
+            if (fresh := self._passwords()) is not None:
                 await fresh.start()
         except ConfigError as error:
             log.error("authentication not reloaded, the old one stays", error=str(error))
@@ -216,6 +218,7 @@ class Authenticator:
 
         Raises:
             Busy: it was not checked: too many attempts wait, of this address or of all.
+            Unavailable: likewise: whoever would have to say is away.
         """
         known = self.known_password(user, password)
         backend = self._backend
@@ -322,7 +325,7 @@ class Authenticator:
         self._counts.refused_total += 1
         await self._throttle.wait_refused(address, self._clock())
 
-    async def _check(self, backend: PluginBackend, digest: bytes, address: str, credentials: Credentials) -> bool:
+    async def _check(self, backend: Passwords, digest: bytes, address: str, credentials: Credentials) -> bool:
         """Ask the plugins, once for all who offer the same credentials at the same time."""
         if not backend.started:
             raise RuntimeError("the authenticator was not started")
@@ -337,6 +340,8 @@ class Authenticator:
             async with self._turns.turn(address, known=address in self._known):
                 backend = self._backend or backend  # after a reload another one
                 right = await backend.check(credentials)
+        except Unavailable:
+            raise
         except Busy:
             self._count_busy()
             raise
@@ -346,6 +351,17 @@ class Authenticator:
         if right and backend is self._backend:
             self._remember(digest)
         return right
+
+    def _passwords(self) -> Passwords | None:
+        """What checks passwords, if anything does."""
+        config = self._config
+        if config.asks_kafka_for_passwords:
+            return KafkaPasswords(config, self._kafka)
+        if config.password_file is None and not config.plugins:
+            return None
+        from gateway.security.amqtt_plugins import PluginBackend, plugin_specs  # noqa: PLC0415 - amqtt loads slowly
+
+        return PluginBackend(plugin_specs(config))
 
     def _remember(self, digest: bytes) -> None:
         self._remembered[digest] = self._clock() + self._remembered_s
@@ -378,15 +394,6 @@ class Authenticator:
             key_fetches_total=keys.fetches if keys is not None else 0,
             key_fetches_failed_total=keys.failures if keys is not None else 0,
         )
-
-
-def _plugins(config: SecurityConfig) -> PluginBackend | None:
-    """What checks passwords, if anything does."""
-    if config.password_file is None and not config.plugins:
-        return None
-    from gateway.security.amqtt_plugins import PluginBackend, plugin_specs  # noqa: PLC0415 - amqtt loads slowly
-
-    return PluginBackend(plugin_specs(config))
 
 
 def _scram_users(config: SecurityConfig) -> ScramUsers | None:

@@ -27,147 +27,54 @@ Rules are found by the principals that they are about, so that the others cost i
 
 from __future__ import annotations
 
-import itertools
-import math
-import operator
-from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, Protocol
+from weakref import WeakSet
 
-import msgspec
-
-from gateway.config import AccessRule, ConfigError
-from gateway.security.filters import ANY, ONE
-from gateway.security.identity import GROUP_PREFIX, Identity
-from gateway.security.permissions import MqttPermission, Permission, Rule
-from gateway.security.variables import CLIENT, COMMON_NAME, Slot, parse, split, without
-from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
+from gateway.config import AccessRule
+from gateway.security.access_rules import ListedRules
+from gateway.security.identity import Identity
+from gateway.security.permissions import (
+    ClientRules,
+    GroupPermission,
+    MqttPermission,
+    Operation,
+    Permission,
+    Rule,
+)
+from gateway.security.throttle import host_of
+from gateway.security.turns import Unavailable
+from gateway.turns import in_turns
 from mapping.rules import Rules
 from mapping.tenants import NO_TENANTS, Names, Tenancy
-from protocols.mqtt.topics import is_valid_filter
 
-GroupAction = Literal["read", "delete", "admin"]
-"""To be a member of it and commit for it; to end it; to look at it as an administrator."""
-
-ACTIONS: Final = ("read", "delete", "admin", "*")
-WILDCARD: Final = "*"
 CACHED_GRANTS: Final = 2048
-MADE_OF_A_RULE: Final = 1024  # rules for one client, where it has several groups or a claim is a list
-
-
-class GroupRule(msgspec.Struct, frozen=True):
-    """A rule about groups as it is for one client; `beginning`: `name` is only how names begin."""
-
-    action: str
-    name: str
-    beginning: bool
-    allow: bool
-
-    def speaks_of(self, group: str) -> bool:
-        """Whether the rule is about this group."""
-        return group.startswith(self.name) if self.beginning else group == self.name
-
-
-class GroupPermission:
-    """What the rules say about one identity."""
-
-    __slots__ = ("_names", "_rules")
-
-    def __init__(self, rules: Sequence[GroupRule], names: Names) -> None:
-        self._rules = rules
-        self._names = names
-
-    def __call__(self, action: GroupAction, group: str) -> bool | None:
-        """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
-        if not self._names.has(group):
-            return False
-        own = self._names.own(group)
-        for rule in self._rules:
-            if rule.action in (WILDCARD, action) and rule.speaks_of(own):
-                return rule.allow
-        return None
-
-
-class _GroupTemplate(msgspec.Struct, frozen=True):
-    """A rule about groups as written, checked."""
-
-    action: str
-    name: str | Slot
-    beginning: bool
-    allow: bool
-
-    @property
-    def variables(self) -> list[str]:
-        """Those in it."""
-        return [self.name.variable] if isinstance(self.name, Slot) else []
-
-    def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[GroupRule]:
-        """What it is for one client."""
-        if isinstance(self.name, str):
-            yield GroupRule(self.action, self.name, self.beginning, self.allow)
-            return
-        # With the separator in a value, the beginning of one client's names would be that of another's.
-        names, complete = self.name.values(identity, client_id, self.name.after[:1] if self.beginning else "")
-        for name in names:
-            yield GroupRule(self.action, name, self.beginning, self.allow)
-        if not complete and not self.allow:
-            yield GroupRule(self.action, self.name.before, True, False)
-
-
-class _TopicTemplate(msgspec.Struct, frozen=True):
-    """A rule about topics as written, checked."""
-
-    text: str
-    action: str
-    levels: tuple[str | Slot, ...]
-    allow: bool
-    kafka: bool
-
-    @property
-    def variables(self) -> list[str]:
-        """Those in it."""
-        return [level.variable for level in self.levels if isinstance(level, Slot)]
-
-    def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[Rule]:
-        """What it is for one client."""
-        choices: list[list[str]] = []
-        for level in self.levels:
-            if isinstance(level, str):
-                choices.append([level])
-                continue
-            values, complete = level.values(identity, client_id)
-            if not self.allow and not complete:
-                values = [ONE]
-            choices.append(values)
-        if math.prod(map(len, choices)) > MADE_OF_A_RULE:
-            if self.allow:
-                return
-            choices = [values if len(values) == 1 else [ONE] for values in choices]
-        for levels in itertools.product(*choices):
-            yield Rule(self.action, levels, self.allow, self.kafka)
-
-
-Template = _TopicTemplate | _GroupTemplate
-
-
-class _ClientRules(msgspec.Struct, frozen=True):
-    """The rules for one client, by what they are about."""
-
-    publish: Sequence[Rule]
-    subscribe: Sequence[Rule]
-    admin: Sequence[Rule]
-    groups: Sequence[GroupRule]
 
 
 class Grant:
     """What one client may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
 
-    __slots__ = ("admin", "group", "identity", "mqtt_publish", "mqtt_subscribe", "names", "publish", "subscribe")
+    __slots__ = (
+        "__weakref__", "_rules", "admin", "group", "host", "identity", "mqtt_publish", "mqtt_subscribe", "names",
+        "publish", "subscribe",
+    )  # fmt: skip
 
     def __init__(
-        self, identity: Identity, names: Names, rules: _ClientRules, mapping: Rules, *, everything: bool, partial: bool
+        self,
+        identity: Identity,
+        names: Names,
+        rules: ClientRules,
+        mapping: Rules,
+        *,
+        everything: bool,
+        partial: bool,
+        host: str = "",
     ) -> None:
         self.identity = identity  # whose
+        self.host = host  # where it comes from, where that matters
         self.names = names  # from what the client calls things to whole names, which all of these are about
+        self._rules = rules
         self.group = GroupPermission(rules.groups, names)
         self.publish = Permission(rules.publish, everything, names)  # publish, subscribe, admin: in Kafka's names
         self.subscribe = Permission(rules.subscribe, everything, names)
@@ -176,19 +83,72 @@ class Grant:
         self.mqtt_publish = MqttPermission(rules.publish, everything, mapping, names, partial=partial)
         self.mqtt_subscribe = MqttPermission(rules.subscribe, everything, mapping, names, partial=partial)
 
+    def renew(self, rules: ClientRules) -> bool:
+        """Judge by these from now on; whether they are others than before."""
+        if rules == self._rules:
+            return False
+        self._rules = rules
+        self.group.renew(rules.groups)
+        self.publish.renew(rules.publish)
+        self.subscribe.renew(rules.subscribe)
+        self.admin.renew(rules.admin)
+        self.mqtt_publish.renew(rules.publish)
+        self.mqtt_subscribe.renew(rules.subscribe)
+        return True
+
+    def administers(self, operation: Operation, topic: str) -> bool:
+        """Whether the client may do this with a topic of Kafka."""
+        operations = self._rules.operations
+        if operations is None:
+            return self.admin.whole_topic(topic)
+        return self._only(operations[operation]).whole_topic(topic)
+
+    def sees(self, topics: Sequence[str]) -> list[str]:
+        """Those of Kafka's topics that the client may know to be there."""
+        operations = self._rules.operations
+        rights = (self.subscribe, self.publish) if operations is None else (self._only(operations["describe"]),)
+        return [topic for topic in topics if any(right.some(topic) for right in rights)]
+
+    def _only(self, rules: Sequence[Rule]) -> Permission:
+        """For what is asked too seldom to be remembered."""
+        return Permission(rules, names=self.names)
+
+    def transacts(self, name: str) -> bool:
+        """Whether the client may use transactions, as the client of this name."""
+        rules = self._rules.transactions
+        return rules is None or next((rule.allow for rule in rules if rule.speaks_of(name)), False)
+
+
+class Rulebook(Protocol):
+    """Where rules come from.
+
+    Attributes:
+        everything: everybody may do everything: no rule is about topics.
+        by_client_id: what a rule is depends on the client id.
+        by_certificate: it asks for the client's certificate, beside the identity.
+    """
+
+    everything: bool
+    by_client_id: bool
+    by_certificate: bool
+
+    def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
+        """Those about one client, which comes from `host`."""
+        ...
+
 
 class AccessList:
-    """The rules of `security.access`, compiled and checked."""
+    """The rights of identities: by the rules of `security.access`, or by rules that come and change (`use`)."""
 
     def __init__(
         self,
-        rules: Sequence[AccessRule] = (),
+        rules: Sequence[AccessRule] | None = (),
         mapping: Rules | None = None,
         *,
         partial: bool = True,
         tenancy: Tenancy = NO_TENANTS,
     ) -> None:
-        """Compile the rules.
+        """Compile the rules; None: there are none before `use`, and nobody has a grant.
 
         `mapping` leads from MQTT topics to Kafka (None: the default one). With `partial` an MQTT filter is granted of
         which a part is denied, and that part is not delivered. `tenancy`: the names of each tenant's clients.
@@ -199,118 +159,75 @@ class AccessList:
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
         self._tenancy = tenancy
-        self._by_principal: dict[str, list[tuple[int, Template]]] = {}
-        self._everything = all(rule.group is not None for rule in rules)  # no rule is about topics
-        self._by_client_id = False
-        self.by_certificate = False  # a rule asks for the client's certificate, beside the identity
-        for number, rule in enumerate(rules):
-            compiled = _topic_template(rule, number) if rule.group is None else _group_template(rule, number)
-            self._by_principal.setdefault(rule.principal, []).append((number, compiled))
-            self._by_client_id |= CLIENT in compiled.variables
-            self.by_certificate |= COMMON_NAME in compiled.variables
-        self._grants: dict[Identity, Grant] = {}
-        self._fixed: dict[frozenset[str], _ClientRules] = {}  # of rules without variables: clients share them
+        self._listed = None if rules is None else ListedRules(rules)
+        self._book: Rulebook | None = self._listed
+        self._grants: dict[tuple[Identity, str], Grant] = {}
+        self._given: WeakSet[Grant] = WeakSet()  # by rules that change: those that somebody still has
+        self._changed: set[Grant] = set()
+        self._watchers: list[Callable[[AbstractSet[Grant]], None]] = []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are rules, so that `for_client` has an answer."""
+        return self._book is not None
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether a rule asks for the client's certificate, beside the identity."""
+        return self._book is not None and self._book.by_certificate
 
     def doubtful(self) -> list[str]:
         """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
-        return [
-            f'security.access: topic = "{rule.text}" is about MQTT topics for MQTT clients; the mapping'
-            f" leads others to Kafka topic {rule.levels[0]}: write kafka = ... if you mean that"
-            for rules in self._by_principal.values()
-            for _, rule in rules
-            if isinstance(rule, _TopicTemplate) and not rule.kafka and self._is_target(rule.levels[0])
-        ]
+        return [] if self._listed is None else self._listed.doubtful(self._mapping)
 
-    def _is_target(self, level: str | Slot) -> bool:
-        return isinstance(level, str) and level not in (ANY, ONE) and self._mapping.is_target(level)
+    def for_client(self, identity: Identity, client_id: str | None = None, *, peer: str = "") -> Grant:
+        """The rights of a client at `peer`; those that its client id does not change are shared by its connections.
 
-    def for_client(self, identity: Identity, client_id: str | None = None) -> Grant:
-        """The rights of a client; those that its client id does not change are shared by all its connections."""
-        if client_id is not None and self._by_client_id:
-            return self._grant(identity, client_id)  # the connection keeps it
-        grant = self._grants.get(identity)
+        Raises:
+            Unavailable: there are no rules yet.
+        """
+        book = self._book
+        if book is None:
+            raise Unavailable("what Kafka allows is not known yet")
+        if client_id is not None and book.by_client_id:
+            return self._grant(book, identity, client_id, "")  # the connection keeps it
+        key = identity, "" if book is self._listed else host_of(peer)
+        grant = self._grants.get(key)
         if grant is None:
             if len(self._grants) >= CACHED_GRANTS:
                 self._grants.clear()  # connections keep theirs
-            grant = self._grants[identity] = self._grant(identity, None)
+            grant = self._grants[key] = self._grant(book, identity, None, key[1])
         return grant
 
-    def _grant(self, identity: Identity, client_id: str | None) -> Grant:
-        rules = self._rules_for(identity, client_id)
-        names = self._tenancy.names(identity.tenant)
-        return Grant(identity, names, rules, self._mapping, everything=self._everything, partial=self._partial)
-
-    def _rules_for(self, identity: Identity, client_id: str | None) -> _ClientRules:
-        named = frozenset(name for name in identity.principals if name in self._by_principal)
-        known = self._fixed.get(named)
-        if known is not None:
-            return known
-        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named), key=_number)
-        topics: list[Rule] = []
-        groups: list[GroupRule] = []
-        for _, template in found:
-            if isinstance(template, _TopicTemplate):
-                topics += template.rules_for(identity, client_id)
-            else:
-                groups += template.rules_for(identity, client_id)
-        rules = _ClientRules(
-            publish=tuple(rule for rule in topics if rule.concerns("publish")),
-            subscribe=tuple(rule for rule in topics if rule.concerns("subscribe")),
-            admin=tuple(rule for rule in topics if rule.concerns("admin")),
-            groups=tuple(groups),
+    def _grant(self, book: Rulebook, identity: Identity, client_id: str | None, host: str) -> Grant:
+        names, rules = self._tenancy.names(identity.tenant), book.rules_for(identity, client_id, host)
+        grant = Grant(
+            identity, names, rules, self._mapping, everything=book.everything, partial=self._partial, host=host
         )
-        if not any(template.variables for _, template in found):
-            if len(self._fixed) >= CACHED_GRANTS:
-                self._fixed.clear()
-            self._fixed[named] = rules
-        return rules
+        if book is not self._listed:
+            self._given.add(grant)
+        return grant
 
+    # rules that change
 
-_number = operator.itemgetter(0)
+    def watch(self, changed: Callable[[AbstractSet[Grant]], None]) -> None:
+        """Call `changed` with grants that allow something else than before, after each such change."""
+        self._watchers.append(changed)
 
+    def use(self, book: Rulebook) -> None:
+        """Judge by other rules from now on; grants that clients have follow in turns of the event loop."""
+        self._book = book
+        self._grants.clear()
+        in_turns(self._renew(book))
 
-def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
-    where = f"security.access[{number}]"
-    group = rule.group
-    if not group:
-        raise ConfigError(f"{where}.group: must not be empty; * is every group")
-    _check_principal(rule, where)
-    if rule.action not in ACTIONS:
-        raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
-    if rule.topic != "#":
-        raise ConfigError(f"{where}: a rule is about topics or about a group, not about both")
-    text = group.removesuffix(WILDCARD)
-    beginning = text != group
-    if WILDCARD in text:
-        raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
-    name = parse(text, f"{where}.group")
-    if beginning and isinstance(name, Slot) and not name.after:
-        raise ConfigError(f"{where}.group: {group!r} needs a separator before the *: one name begins like another")
-    return _GroupTemplate(rule.action, name, beginning, rule.allow)
-
-
-def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
-    where = f"security.access[{number}]"
-    _check_principal(rule, where)
-    if rule.action in ("read", "delete"):
-        raise ConfigError(f"{where}.action: {rule.action} is for consumer groups: the rule needs a group")
-    if rule.kafka is not None and rule.topic != "#":
-        raise ConfigError(f"{where}: a rule has a topic or a kafka, not both")
-    key, text = ("topic", rule.topic) if rule.kafka is None else ("kafka", rule.kafka)
-    levels = [parse(level, f"{where}.{key}") for level in split(text)]
-    if not is_valid_filter(without(text), shared=False):
-        raise ConfigError(f"{where}.{key}: {text!r} is neither a name nor an MQTT filter")
-    first = levels[0]
-    wild = first in (ANY, ONE)
-    if rule.kafka is not None and not wild:
-        name = without(text).split("/")[0]
-        if not is_topic_name(name.removeprefix(INTERNAL_TOPIC_PREFIX)):
-            raise ConfigError(f"{where}.kafka: {text!r} can match nothing: {name!r} is no Kafka topic")
-    if len(levels) == 1 and not wild:
-        levels.append(ANY)
-    return _TopicTemplate(text, rule.action, tuple(levels), rule.allow, rule.kafka is not None)
-
-
-def _check_principal(rule: AccessRule, where: str) -> None:
-    if rule.principal in ("", GROUP_PREFIX):
-        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
+    def _renew(self, book: Rulebook) -> Iterator[None]:
+        for grant in tuple(self._given):
+            if book is not self._book:
+                return  # newer ones are on their way to all
+            if grant.renew(book.rules_for(grant.identity, None, grant.host)):
+                self._changed.add(grant)
+            yield
+        changed, self._changed = self._changed, set()
+        if changed:
+            for watcher in self._watchers:
+                watcher(changed)

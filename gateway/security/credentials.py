@@ -5,7 +5,7 @@ Apart from the plugins (`amqtt_plugins`), whose import is a twentieth of the pro
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -25,3 +25,25 @@ class Credentials(msgspec.Struct, frozen=True):
         return f"Credentials(user={self.user!r}, password=***, peer={self.peer!r})"
 
     __str__ = __repr__
+
+
+class Passwords(Protocol):
+    """Who checks passwords.
+
+    Attributes:
+        errors: checks that had no answer.
+        started: whether it can be asked.
+    """
+
+    errors: int
+    started: bool
+
+    async def start(self) -> None:
+        """Make ready to be asked; ConfigError names the key of what cannot be."""
+
+    async def check(self, credentials: Credentials) -> bool:
+        """Whether the password is the user's; False on doubt. Raises Unavailable: whoever knows is away."""
+        ...
+
+    async def stop(self) -> None:
+        """Close."""

@@ -1,6 +1,7 @@
 """Relations between MQTT filters: does one cover another, do two overlap.
 
-They are over the access list's names (`topic/key`), where `$` has no special meaning: no Kafka topic begins with it.
+They are over the access list's names (`topic/key`), where `$` has no special meaning: no Kafka topic begins with it. A
+level may also be the `Beginning` of one, which only Kafka's prefixed ACLs are.
 """
 
 from __future__ import annotations
@@ -8,21 +9,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 ANY: Final = "#"
 ONE: Final = "+"
 
 
-def matches(levels: Sequence[str], name: Sequence[str]) -> bool:
+class Beginning(msgspec.Struct, frozen=True):
+    """Every level that begins with a text."""
+
+    text: str
+
+
+Level = str | Beginning
+
+
+def _holds(level: Level, other: Level) -> bool:
+    """Whether a level, which is not `ANY`, matches all that the other one does."""
+    if isinstance(level, Beginning):
+        return other != ONE and (other.text if isinstance(other, Beginning) else other).startswith(level.text)
+    return level in (ONE, other)
+
+
+def matches(levels: Sequence[Level], name: Sequence[str]) -> bool:
     """Whether the filter `levels` matches `name`, both split at the slash."""
     for number, level in enumerate(levels):
         if level == ANY:
             return True
-        if number >= len(name) or level not in (ONE, name[number]):
+        if number >= len(name) or not _holds(level, name[number]):
             return False
     return len(levels) == len(name)
 
 
-def covers(outer: Sequence[str], inner: Sequence[str]) -> bool:
+def covers(outer: Sequence[Level], inner: Sequence[Level]) -> bool:
     """Whether every name that the filter `inner` matches is matched by `outer` too."""
     if list(outer) == [ONE, ANY]:
         return True  # a name has a first level, so this is everything
@@ -32,17 +51,17 @@ def covers(outer: Sequence[str], inner: Sequence[str]) -> bool:
         if number >= len(inner):
             return False
         other = inner[number]
-        if other == ANY or level not in (ONE, other):
+        if other == ANY or not _holds(level, other):
             return False
     return len(outer) == len(inner)
 
 
-def overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+def overlap(one: Sequence[Level], other: Sequence[Level]) -> bool:
     """Whether some name is matched by both filters."""
     for left, right in zip(one, other, strict=False):
         if ANY in (left, right):
             return True
-        if left != right and ONE not in (left, right):
+        if not (_holds(left, right) or _holds(right, left) or right == ONE):
             return False
     if len(one) == len(other):
         return True

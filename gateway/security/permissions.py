@@ -5,24 +5,29 @@ rule with a `topic` is a filter over MQTT topics for it, whatever Kafka topic th
 over Kafka's names. A message is judged by the first rule that fits, at PUBLISH as at its delivery. A filter is judged
 at SUBSCRIBE by the same rules: it is refused if nothing that it matches can be allowed, and with `partial` false if not
 everything is.
+
+Connections keep permissions, and ask them for each message. So permissions get new rules in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from gateway.security.filters import ANY, ONE, covers, matches, overlap
+from gateway.security.filters import ANY, ONE, Level, covers, matches, overlap
 from mapping.rules import Rules
 from mapping.tenants import EVERYTHING as ALL_NAMES
 from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_filter
 
 Action = Literal["publish", "subscribe", "admin"]
+GroupAction = Literal["read", "delete", "admin"]
+"""To be a member of a group and commit for it; to end it; to look at it as an administrator."""
 Key = str | bytes | None
 
+WILDCARD: Final = "*"
 CACHED_DECISIONS: Final = 1024  # per grant and action; a client that uses more names pays for the look-up
 CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 128 KiB of keys per grant and action
 
@@ -31,13 +36,69 @@ class Rule(msgspec.Struct, frozen=True):
     """One rule as it is for one client; `kafka`: it is about Kafka's names, in every protocol."""
 
     action: str
-    levels: tuple[str, ...]
+    levels: tuple[Level, ...]
     allow: bool
     kafka: bool = False
 
     def concerns(self, action: Action) -> bool:
         """Whether the rule speaks about this action."""
-        return self.action in ("*", action)
+        return self.action in (WILDCARD, action)
+
+
+class GroupRule(msgspec.Struct, frozen=True):
+    """A rule about names of groups as it is for one client; `beginning`: `name` is only how names begin.
+
+    `kafka`: it is about Kafka's whole names.
+    """
+
+    action: str
+    name: str
+    beginning: bool
+    allow: bool
+    kafka: bool = False
+
+    def speaks_of(self, group: str) -> bool:
+        """Whether the rule is about this group."""
+        return group.startswith(self.name) if self.beginning else group == self.name
+
+
+class GroupPermission:
+    """What the rules say to one identity about groups."""
+
+    __slots__ = ("_names", "_rules")
+
+    def __init__(self, rules: Sequence[GroupRule], names: Names) -> None:
+        self._rules = rules
+        self._names = names
+
+    def __call__(self, action: GroupAction, group: str) -> bool | None:
+        """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
+        if not self._names.has(group):
+            return False
+        own = self._names.own(group)
+        for rule in self._rules:
+            if rule.action in (WILDCARD, action) and rule.speaks_of(group if rule.kafka else own):
+                return rule.allow
+        return None
+
+    def renew(self, rules: Sequence[GroupRule]) -> None:
+        """Judge by these from now on."""
+        self._rules = rules
+
+
+Operation = Literal["create", "delete", "configure", "inspect", "describe"]
+"""What the right `admin` is made of, and to see that a topic is there; Kafka's ACLs tell them apart."""
+
+
+class ClientRules(msgspec.Struct, frozen=True):
+    """The rules for one client, by what they are about."""
+
+    publish: Sequence[Rule]
+    subscribe: Sequence[Rule]
+    admin: Sequence[Rule]
+    groups: Sequence[GroupRule]
+    operations: Mapping[Operation, Sequence[Rule]] | None = None  # None: who has `admin` on a topic may do them all
+    transactions: Sequence[GroupRule] | None = None  # None: everybody may
 
 
 class Permission:
@@ -45,12 +106,19 @@ class Permission:
 
     __slots__ = ("_by_key", "_everything", "_names", "_rules", "_topics")
 
-    def __init__(self, rules: Sequence[Rule], everything: bool, names: Names = ALL_NAMES) -> None:
-        self._rules = [_whole(rule, names) for rule in rules] if names.prefix else rules
+    def __init__(self, rules: Sequence[Rule], everything: bool = False, names: Names = ALL_NAMES) -> None:
         self._everything = everything
         self._names = names
         self._topics: dict[str, bool] = {}  # topics whose key does not matter
         self._by_key: dict[tuple[str, Key], bool] = {}
+        self.renew(rules)
+
+    def renew(self, rules: Sequence[Rule]) -> None:
+        """Judge by these from now on."""
+        names = self._names
+        self._rules = [_whole(rule, names) for rule in rules] if names.prefix else rules
+        self._topics.clear()
+        self._by_key.clear()
 
     def __call__(self, topic: str, key: Key = None) -> bool:
         """Whether the action is allowed on a record of Kafka topic `topic` with `key`."""
@@ -135,6 +203,7 @@ def _whole(rule: Rule, names: Names) -> Rule:
     first, *rest = rule.levels
     if rule.kafka or first in (ANY, ONE):
         return rule
+    assert isinstance(first, str), "only Kafka's rules have beginnings"
     return Rule(rule.action, (names.topic(first), *rest), rule.allow)
 
 
@@ -152,20 +221,30 @@ EVERYTHING: Final = ((ANY,), (ONE, ANY))
 class MqttPermission:
     """What one identity may do by one action; remembers its decisions."""
 
-    __slots__ = ("_by_text", "_everything", "_known", "_mapping", "_names", "_partial", "_rules", "_unruled")
+    __slots__ = (
+        "_by_place", "_by_text", "_everything", "_known", "_mapping", "_names", "_partial", "_rules", "_unruled",
+    )  # fmt: skip
 
     def __init__(
         self, rules: Sequence[Rule], everything: bool, mapping: Rules, names: Names = ALL_NAMES, *, partial: bool
     ) -> None:
-        self._rules = rules
         self._unruled = everything
         self._everything = everything and names is ALL_NAMES
         self._names = names
         self._mapping = mapping
         self._partial = partial
-        # An MQTT topic has the levels of a Kafka topic and key: without rules over Kafka's names it is judged as such.
-        self._by_text = None if any(rule.kafka for rule in rules) else Permission(rules, everything)
         self._known: dict[tuple[str, str, Key], bool] = {}
+        self.renew(rules)
+
+    def renew(self, rules: Sequence[Rule]) -> None:
+        """Judge by these from now on."""
+        self._rules = rules
+        self._known.clear()
+        # An MQTT topic has the levels of a Kafka topic and key: without rules over Kafka's names it is judged as such,
+        # and with no others by its place in Kafka alone.
+        of_kafka = [rule.kafka for rule in rules]
+        self._by_text = None if any(of_kafka) else Permission(rules, self._unruled)
+        self._by_place = Permission(rules) if of_kafka and all(of_kafka) else None
 
     def __call__(self, text: str, topic: str, key: Key) -> bool:
         """Whether the action is allowed on a message of MQTT topic `text` that lies in Kafka at `topic`, `key`."""
@@ -175,6 +254,8 @@ class MqttPermission:
             if not self._has(text):
                 return False
             text = self._names.own_mqtt(text)
+        if self._by_place is not None:
+            return self._by_place(topic, key)
         if self._by_text is not None:
             first, slash, rest = text.partition("/")
             return self._by_text(first, rest if slash else None)

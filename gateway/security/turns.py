@@ -25,6 +25,10 @@ class Busy(Exception):  # noqa: N818 - an answer, not an error of anybody
     """Too many attempts wait for a turn, of this address or of all; the client may come again."""
 
 
+class Unavailable(Busy):
+    """Whoever would have to say is away; the client may come again."""
+
+
 class _Line(msgspec.Struct, eq=False):
     """The attempts of one address."""
 

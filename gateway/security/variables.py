@@ -13,13 +13,13 @@ nobody escapes it, either.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
 from gateway.config import AccessRule, ConfigError, SecurityConfig
-from gateway.security.identity import ANONYMOUS_NAME, Identity
+from gateway.security.identity import ANONYMOUS_NAME, EVERYONE, Identity
 from gateway.settings.values import LoginMethod
 
 NAME: Final = "name"
@@ -48,7 +48,7 @@ class Slot(msgspec.Struct, frozen=True):
 
         A value with a character of `avoid` cannot be used.
         """
-        found = _values(self.variable, identity, client_id)
+        found = values_of(self.variable, identity, client_id)
         good = [value for value in found if value and _SPECIAL.isdisjoint(value) and not set(avoid) & set(value)]
         return [f"{self.before}{value}{self.after}" for value in good], len(good) == len(found) > 0
 
@@ -84,10 +84,10 @@ def without(text: str) -> str:
     return _BRACES.sub("x", text)
 
 
-def claims_in(rules: Iterable[AccessRule]) -> tuple[str, ...]:
-    """The claims that the rules ask for."""
-    found = {name for rule in rules for name in _variables(rule) if name.startswith(CLAIM)}
-    return tuple(sorted(name.removeprefix(CLAIM) for name in found))
+def claims_in(config: SecurityConfig) -> tuple[str, ...]:
+    """The claims that the rules ask for, or who a client is to Kafka."""
+    names = [name for rule in config.access for name in _variables(rule)] + _BRACES.findall(config.access_principal)
+    return tuple(sorted({name.removeprefix(CLAIM) for name in names if name.startswith(CLAIM)}))
 
 
 def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> None:
@@ -97,6 +97,11 @@ def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> Non
             why = _never(variable, rule.principal, config, logins)
             if why is not None:
                 raise ConfigError(f"security.access[{number}]: {{{variable}}} can never have a value: {why}")
+    if config.access_source == "kafka":
+        for variable in _BRACES.findall(config.access_principal):
+            why = _never(variable, EVERYONE, config, logins) if variable != NAME else None
+            if why is not None:
+                raise ConfigError(f"security.access_principal: {{{variable}}} can never have a value: {why}")
 
 
 def _variables(rule: AccessRule) -> list[str]:
@@ -122,7 +127,8 @@ def _never(variable: str, principal: str, config: SecurityConfig, logins: Collec
     return None
 
 
-def _values(variable: str, identity: Identity, client_id: str | None) -> tuple[str, ...]:
+def values_of(variable: str, identity: Identity, client_id: str | None) -> tuple[str, ...]:
+    """What a variable stands for, as a client says it: several, one or none."""
     if variable == NAME:
         return () if identity.method == "anonymous" else (identity.name,)
     if variable == CLIENT:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, IPvAnyNetwork, field_validator, mode
 
 from gateway.secret import SecretUrl, SecretValue
 from gateway.settings.listeners import TlsConfig
-from gateway.settings.values import Address, HostName, LoginMethod, Origin, Section
+from gateway.settings.values import Address, BootstrapServers, HostName, LoginMethod, Origin, Section
 
 
 class AccessRule(Section):
@@ -120,6 +120,16 @@ class SecurityConfig(Section):
     """SCRAM users, one `name:SCRAM-SHA-256$...` a line; see [below](#scram)"""
     plugins: Mapping[str, Mapping[str, SecretValue]] = Field(default_factory=dict)
     """amqtt authentication plugins: class path -> its configuration"""
+    password_source: Literal["files", "kafka"] = "files"  # noqa: S105 - where they are
+    """who checks passwords: `files` (and plugins), or `kafka`: its own users, each password by a short SASL connection;
+    see [Kafka's passwords](operations.md#kafkas-acls-and-passwords)"""
+    password_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"  # noqa: S105 - its name
+    """how passwords are shown to Kafka: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`"""
+    password_protocol: Literal["SASL_PLAINTEXT", "SASL_SSL"] | None = None
+    """of Kafka's listener for that; not set: `kafka.security_protocol`"""
+    password_servers: BootstrapServers | None = None
+    """`host:port,host:port` of that listener, where it is another one than the gateway's own; not set:
+    `kafka.bootstrap_servers`"""
     oauth: OauthConfig = OauthConfig()
     tls_cert: Path | None = None
     """certificate chain (PEM); with `tls_key` every listener speaks TLS"""
@@ -140,6 +150,16 @@ class SecurityConfig(Section):
     access: tuple[AccessRule, ...] = ()
     """the access list; see [below](#access-list)"""
     tenants: TenantsConfig = TenantsConfig()
+    access_source: Literal["list", "kafka"] = "list"
+    """whose rules say who may do what: `list` (`access`), or `kafka`: the cluster's own ACLs, for every protocol; see
+    [Kafka's ACLs](operations.md#kafkas-acls-and-passwords)"""
+    access_refresh_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
+    """time between two looks at Kafka's ACLs: a right that was withdrawn is good for so long"""
+    access_principal: str = "User:{name}"
+    """who a client is in Kafka's ACLs, with one of `{name}`, `{cn}` and `{claim:NAME}`, such as `User:CN={cn}`;
+    anonymous clients are `User:ANONYMOUS`"""
+    allow_everyone_if_no_acl_found: bool = False
+    """as Kafka's setting `allow.everyone.if.no.acl.found`: what no ACL is about, everybody may do"""
     origins: tuple[Origin, ...] | None = None
     """web pages that may use HTTP and WebSockets, such as `["https://example.com"]`, `["*"]`: all; for HTTP those of
     `http.cors_origins` too. Not set: those of this machine, because any page that a user visits could use what his
@@ -164,6 +184,10 @@ class SecurityConfig(Section):
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         if self.tls_require_client_cert and self.tls_client_ca is None:
             raise ValueError("tls_require_client_cert needs tls_client_ca")
+        if self.access_source == "kafka" and self.access:
+            raise ValueError('access is not used with access_source = "kafka": leave one of them out')
+        if self.asks_kafka_for_passwords and (self.password_file is not None or self.plugins):
+            raise ValueError('password_file and plugins are not used with password_source = "kafka": leave them out')
         return self
 
     @property
@@ -181,7 +205,12 @@ class SecurityConfig(Section):
     @property
     def takes_passwords(self) -> bool:
         """Whether anything checks passwords."""
-        return self.password_file is not None or bool(self.plugins)
+        return self.password_file is not None or bool(self.plugins) or self.asks_kafka_for_passwords
+
+    @property
+    def asks_kafka_for_passwords(self) -> bool:
+        """Whether Kafka checks passwords."""
+        return self.password_source == "kafka"  # noqa: S105 - where they are
 
     @property
     def logins(self) -> frozenset[LoginMethod]:

@@ -143,7 +143,7 @@ async def run(bootstrap: str, plan: Plan) -> Report:
         loop = asyncio.get_running_loop()
         process = Process(config, tasks, stack, loop, random.Random(7))
         security = await open_listener_security(process)
-        log = await open_log(process, config.kafka, security.rules)
+        log = await open_log(process, config.kafka, security)
         state = await open_state(process, log, security.rules, lambda error: print(f"failed: {error!r}"))
         await state.topics.loaded.wait()
         server = make_mqtt(process, security, log, state)

@@ -66,6 +66,10 @@ class Inbound:
                 self._admitted = {}
             self._admitted[topic] = route
 
+    def admit_no_more(self) -> None:
+        """`to_records` takes nothing until it is admitted anew."""
+        self._admitted = _NO_ROUTES
+
     def to_records(self, events: Sequence[Any], start: int, now_ms: int) -> tuple[list[Record], list[int]]:
         """The records of PUBLISHes one behind another, from `start` on, with their packet identifiers.
 

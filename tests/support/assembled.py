@@ -71,7 +71,7 @@ async def assembled(
         )
         process = Process(config, tasks, stack, asyncio.get_running_loop(), random.Random(7))
         security = await open_listener_security(process)
-        log = await open_log(process, config.kafka, security.rules)
+        log = await open_log(process, config.kafka, security)
         state = await open_state(process, log, security.rules, tasks.failures.append)
         if wait:
             async with asyncio.timeout(60):

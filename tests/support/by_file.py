@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/")
-"""Where one worker has a whole folder: Spark's session, and the foreign clients' programs, are started once."""
+TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/", "tests/gateway/kafka/test_")
+"""Where one worker has all files: Spark's session, the foreign clients' programs, a secured broker are started once."""
 LONGEST = (
     "tests/spark_sinks/",
     "tests/faults/",

@@ -4,43 +4,102 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from urllib.parse import unquote_plus
 
 import pytest
 from aiohttp import web
-from aiokafka.protocol.admin import CreateAclsRequest
 
 from gateway.embedded.cluster import Cluster, new_cluster
 from gateway.embedded.secured import USER, Secured
 from gateway.kafka.cluster.rights import NEEDS, Resource
+from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
 from gateway.kafka.driver.admin_client import AdminClient
+from gateway.kafka.driver.wire import Question
 from tests.support import hung
+from tests.support.waiting import wait_until
 
 REAUTHENTICATE_MS = 4000
 """How long a login by SCRAM-SHA-256 lasts on the tests' broker; the other passwords' last for ever."""
 
 PLACES = {
-    Resource.OWN_TOPICS: (2, "__trivium_", 4),
-    Resource.CLIENT_TOPICS: (2, "*", 3),
-    Resource.CLUSTER: (4, "kafka-cluster", 3),
-    Resource.GROUPS: (3, "*", 3),
-    Resource.TRANSACTIONS: (5, "trivium-", 4),
+    Resource.OWN_TOPICS: (TOPIC, "__trivium_", True),
+    Resource.CLIENT_TOPICS: (TOPIC, "*", False),
+    Resource.CLUSTER: (CLUSTER, "kafka-cluster", False),
+    Resource.GROUPS: (GROUP, "*", False),
+    Resource.TRANSACTIONS: (TRANSACTIONAL_ID, "trivium-", True),
 }
-"""Kafka's kind of resource, its name, and 3 for a name or 4 for the beginning of one."""
+"""Kafka's kind of resource, its name, and whether names only begin so."""
+
+
+class _CreateAcls(Question):
+    API_KEY = 30
+    API_VERSION = 1
+
+
+class _DeleteAcls(Question):
+    API_KEY = 31
+    API_VERSION = 1
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">h", len(value.encode())) + value.encode()
+
+
+class Acls:
+    """Makes and deletes ACLs over the plain listener, and waits until the broker goes by them."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._admin = AdminClient(bootstrap_servers=bootstrap)
+
+    async def __aenter__(self) -> Acls:
+        await self._admin.start()
+        self._node = next(iter(self._admin._client.cluster.brokers())).nodeId
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._admin.close()
+
+    async def create(self, *acls: Acl) -> None:
+        await self._change(_CreateAcls, acls)
+        await wait_until(lambda: self._has(set(acls), all))
+
+    async def delete(self, *acls: Acl) -> None:
+        await self._change(_DeleteAcls, acls)
+        await wait_until(lambda: self._has(set(acls), none))
+
+    async def _change(self, request: type[Question], acls: Sequence[Acl]) -> None:
+        parts = [struct.pack(">i", len(acls))]
+        for acl in acls:
+            kind, pattern = struct.pack(">b", acl.kind), struct.pack(">b", 4 if acl.prefixed else 3)
+            place = kind + _text(acl.name) + pattern + _text(acl.principal) + _text(acl.host)
+            parts.append(place + struct.pack(">bb", acl.operation, 3 if acl.allow else 2))
+        answer = await self._admin.request(request(b"".join(parts)), self._node)
+        assert not struct.unpack_from(">h", answer, 8)[0], answer
+
+    async def _has(self, acls: set[Acl], count: Callable[[Iterator[bool]], bool]) -> bool:
+        there = set(await self.all())
+        return count(acl in there for acl in acls)
+
+    async def all(self) -> list[Acl]:
+        """All that the broker goes by."""
+        return read_acls(await self._admin.request(all_acls(), self._node))
+
+
+def none(found: Iterator[bool]) -> bool:
+    return not any(found)
 
 
 async def allow_gateway(bootstrap: str) -> None:
     """Grant what `NEEDS` lists and no more, over the plain listener."""
-    admin = AdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    for need in NEEDS:
-        kind, name, pattern = PLACES[need.resource]
-        for operation in need.operations:
-            request = CreateAclsRequest(kind, name, pattern, f"User:{USER}", "*", int(operation), 3)
-            answer = await admin.request(request, next(iter(admin._client.cluster.brokers())).nodeId)
-            assert answer.creation_responses[0][0] == 0, answer
-    await admin.close()
+    needed = [
+        Acl(*PLACES[need.resource], f"User:{USER}", "*", int(operation), True)
+        for need in NEEDS
+        for operation in need.operations
+    ]
+    async with Acls(bootstrap) as acls:
+        await acls.create(*needed)
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,10 @@ class IncomingLink:
         self.window = CreditWindow(limit, least)  # counts what is unanswered, and finds how much may be
         self.touched = False  # has arrivals or settlements since its credit was looked at
 
+    def judge_by(self, allowed: Allowed | None) -> None:
+        """Ask this for each record's key from now on, as of `__init__`."""
+        self._allowed = allowed
+
     @property
     def destination(self) -> Destination | None:
         """Where its messages go."""

@@ -31,6 +31,7 @@ from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
+from gateway.security.authorization import Grant
 from gateway.security.group_names import GroupNames
 from mapping.amqp.mapper import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
@@ -104,6 +105,15 @@ class OutgoingLink:
         self.lossy = False  # a record is kept until it was sent
         self.unsettled = 0  # sent and without an outcome
         self.retiring = 0  # of these, how many have one in a transaction that is not discharged
+
+    def is_refused_by(self, grant: Grant) -> bool:
+        """Whether a peer with these rights would not get this link; a temporary node's is for the one that made it."""
+        if isinstance(self._membership, NodeConsumer):
+            return False
+        group = self._source.group
+        return not grant.subscribe.whole_topic(self.topic) or (
+            group is not None and grant.group("read", group) is False
+        )
 
     def joined(self, membership: Membership | NodeConsumer) -> None:
         """The group, or the temporary node, that this link receives for."""

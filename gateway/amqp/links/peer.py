@@ -138,7 +138,7 @@ class Peer(abc.ABC):
 
     @abc.abstractmethod
     def detach(self, link: Link, error: Error) -> None:
-        """End a receiver's link from our side."""
+        """End a link from our side."""
 
     @abc.abstractmethod
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:

@@ -17,6 +17,7 @@ from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.cluster.topic_safety import LEAST, ROUND, judged, look_at, why_unsafe
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.login import logins
 from gateway.kafka.driver.rights_requests import Quorum, Rights, controller_time_ms
@@ -96,6 +97,8 @@ async def _kafka(config: Config, found: Callable[[Finding], None]) -> None:
     try:
         await _clock(queries, found)
         await _topics(config, queries, found)
+        if config.security.access_source == "kafka":
+            await _acls(queries, found)
     except Refused as refused:
         found(Finding(False, refused.reason))
     finally:
@@ -158,6 +161,16 @@ async def _topics(config: Config, queries: TopicQueries, found: Callable[[Findin
         found(Finding(False, f"and {len(unsafe) - SHOWN} more topics that are not safe"))
     if not unsafe:
         found(Finding(True, f"{len(names)} topics have two copies and two in sync at least"))
+
+
+async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+    """Whether Kafka tells its ACLs, where they rule the clients."""
+    try:
+        acls = read_acls(await queries.request(all_acls()))
+    except AclsUnknown as unknown:
+        found(Finding(False, f"ACLs: {unknown}"))
+    else:
+        found(Finding(True, f"ACLs: {len(acls)} can be read"))
 
 
 async def _rights(

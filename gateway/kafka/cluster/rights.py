@@ -55,7 +55,12 @@ NEEDS: Final = (
         False,
     ),
     Need(Resource.CLUSTER, (CREATE,), "no topic is made, unless Create is allowed by its name", False),
-    Need(Resource.CLUSTER, (DESCRIBE,), "HTTP's list has only groups that may be described", False),
+    Need(
+        Resource.CLUSTER,
+        (DESCRIBE,),
+        'HTTP\'s list has only groups that may be described, and security.access_source = "kafka" lets nobody in',
+        False,
+    ),
     Need(Resource.GROUPS, (DESCRIBE, READ), "consumers, shared subscriptions and T/group.id/G are refused"),
     Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP's transactions are refused"),
 )

@@ -197,18 +197,18 @@ def read_metadata(data: bytes) -> Metadata:
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
         (node,) = _INT32.unpack_from(data, at)
-        host, at = _read_text(data, at + 4)
+        host, at = read_text(data, at + 4)
         (port,) = _INT32.unpack_from(data, at)
-        rack, at = _read_text(data, at + 4)
+        rack, at = read_text(data, at + 4)
         brokers.append((node, host or "", port, rack))
-    _, at = _read_text(data, at)  # the cluster's id
+    _, at = read_text(data, at)  # the cluster's id
     (controller,) = _INT32.unpack_from(data, at)
     (count,) = _INT32.unpack_from(data, at + 4)
     at += 8
     topics: dict[str, Topic] = {}
     for _ in range(count):
         (error,) = _INT16.unpack_from(data, at)
-        name, at = _read_text(data, at + 2)
+        name, at = read_text(data, at + 2)
         internal = bool(data[at])
         (partitions,) = _INT32.unpack_from(data, at + 1)
         at += 5
@@ -243,7 +243,7 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
     """The answer to `offsets_of`: partition, error code, offset (`NOWHERE`: none)."""
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
-        topic, at = _read_text(data, at)
+        topic, at = read_text(data, at)
         (partitions,) = _INT32.unpack_from(data, at)
         end = at + 4 + partitions * _OFFSET.size
         for number, error, _, offset in _OFFSET.iter_unpack(memoryview(data)[at + 4 : end]):
@@ -294,7 +294,8 @@ def _text(value: str) -> bytes:
     return _INT16.pack(len(encoded)) + encoded
 
 
-def _read_text(data: bytes, at: int) -> tuple[str | None, int]:
+def read_text(data: bytes, at: int) -> tuple[str | None, int]:
+    """A text that may be null, and where what follows it begins."""
     (size,) = _INT16.unpack_from(data, at)
     at += 2
     if size < 0:

@@ -18,6 +18,7 @@ from gateway.clients import CLOSED, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.limits.limits import LimitExceeded
+from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.connack import LIMITS, announcement, farewell, judge_will, pending_will, session_expiry
 from gateway.mqtt.connection.login import Dialogue
 from gateway.mqtt.connection.present import tell_offline, tell_online
@@ -32,7 +33,7 @@ from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_M
 from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.tenants import NoTenantError
-from gateway.security.turns import Busy
+from gateway.security.turns import Busy, Unavailable
 from gateway.taps import taps
 from mapping.outcomes import Outcome
 from protocols.connection import ConnectionFailed
@@ -272,7 +273,8 @@ class Client(ClientPort):
         try:
             identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
         except Busy as busy:
-            return self._refuse(ReasonCode.SERVER_BUSY, str(busy))
+            away = isinstance(busy, Unavailable)
+            return self._refuse(ReasonCode.SERVER_UNAVAILABLE if away else ReasonCode.SERVER_BUSY, str(busy))
         if identity is None:
             return self._refuse(*login.refusal(event))
         return await self._admit(event, identity, NONE)
@@ -321,12 +323,14 @@ class Client(ClientPort):
         asked = connect.properties if connect.properties is not None else NONE
         if services.access.by_certificate:
             identity = identity.with_certificate(pump.peercert)
+        own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
         try:
             identity = pump.entrance.place(identity, pump.peercert)
+            grant = self.grant = services.access.for_client(identity, own_id, peer=pump.peer)
         except NoTenantError as error:
             return self._refuse(ReasonCode.NOT_AUTHORIZED, str(error))
-        own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
-        grant = self.grant = services.access.for_client(identity, own_id)
+        except Unavailable as away:
+            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, str(away))
         self.client_id = grant.names.mqtt(own_id)
         if not grant.names.has_mqtt(self.client_id):
             return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is a tenant's")
@@ -384,6 +388,17 @@ class Client(ClientPort):
         if services.presence is not None:
             tell_online(services.presence, self, session, pump.peer, services.wall_clock())
         return ahead
+
+    def rights_changed(self) -> None:
+        """The client may do something else than before: it leaves if it may not have what it has."""
+        if self.session is None or self.grant is None or self._incoming is None or self._is_over:
+            return
+        self._incoming.rights_changed()
+        withdrawn = connack.judge_again(self.session, self.grant, self._services.config)
+        if withdrawn is not None:
+            reason, with_will = withdrawn
+            self._leave(with_will=with_will)
+            self.disconnect(ReasonCode.NOT_AUTHORIZED, reason)
 
     # the end of the connection
 

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.config import MqttConfig
 from gateway.mqtt.connection.publishing import EXACTLY_ONCE
+from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
 from gateway.security.authorization import Grant
 from protocols.mqtt.packets import Connect, Version
@@ -38,6 +39,14 @@ def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) ->
     if not grant.mqtt_publish.of_topic(will.topic):
         return ReasonCode.NOT_AUTHORIZED, "not allowed to publish to the will's topic"
     return None
+
+
+def judge_again(session: Session, grant: Grant, config: MqttConfig) -> tuple[str, bool] | None:
+    """Why a client whose rights have changed must leave, and whether its will is still published; None: it may stay."""
+    if judge_will(session.will, grant, config) is not None:
+        return "no right any more to publish to the will's topic", False
+    refused = session.refused_by(grant)
+    return None if refused is None else (f"no right any more to subscribe to {grant.names.own_mqtt(refused)}", True)
 
 
 def farewell(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:

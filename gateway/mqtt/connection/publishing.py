@@ -117,6 +117,10 @@ class Incoming:
             self._reading.spend(position - first, sum(len(event.payload) for event in received[first:position]))
         return position
 
+    def rights_changed(self) -> None:
+        """Ask again for each topic whether the client may publish to it."""
+        self._inbound.admit_no_more()
+
     def _look_again(self, received: list[Any], position: int) -> None:
         """Keep the message that was refused before, if it is there: it is refused again, or stored by now."""
         for event in itertools.islice(received, position, None):

@@ -30,9 +30,10 @@ from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import InflightRecord, PendingWill, Places, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
 from gateway.pauses import RECEIVE_MAXIMUM
+from gateway.security.authorization import Grant
 from mapping.record import Received
 from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.topics import is_shared
+from protocols.mqtt.topics import is_shared, parse_share
 
 log = structlog.get_logger(__name__)
 
@@ -364,6 +365,16 @@ class Session:
         self.deliveries.forget_retained(topic_filter)
         found = self.subscriptions.remove(topic_filter)
         return self._parts.router.unsubscribe(self, topic_filter) if found else False
+
+    def refused_by(self, grant: Grant) -> str | None:
+        """A filter among the subscriptions that a client would be refused; None: there is none."""
+        for topic_filter in (*self.subscriptions.by_filter, *self.shares.subscriptions):
+            shared = parse_share(topic_filter)
+            if not grant.mqtt_subscribe.filter(topic_filter if shared is None else shared.topic_filter):
+                return topic_filter
+            if shared is not None and grant.group("read", shared.group) is False:
+                return topic_filter
+        return None
 
     def _make_outboxes(self) -> Outbox:
         if self._lossless is None:

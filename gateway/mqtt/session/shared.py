@@ -59,6 +59,8 @@ class Shares:
         subscriber: SharedSubscriber = self._deliveries
         if client is None or client.grant is None:
             return None
+        if not client.grant.mqtt_subscribe.filter(shared.topic_filter):
+            raise Refused(Outcome.DENIED, "not allowed to subscribe to this filter")
         await self._parts.names.admit(client.grant, shared.group)
         share = await self._parts.sharing.join(subscriber, shared, subscription)
         if client is self._deliveries.client:

@@ -20,6 +20,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
+from gateway.security.permissions import Operation
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_changes
 from protocols.rest.errors import not_found
@@ -131,12 +132,12 @@ class Administration(OperationSet):
 
     async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /admin/topics/{topicname}/configs`."""
-        self._check(call.grant, topic, "look at the configuration of")
+        self._check(call.grant, "inspect", topic, "look at the configuration of")
         return control_answer(encode(await self._admin.configs(topic)))
 
     async def alter_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`PATCH /admin/topics/{topicname}/configs`."""
-        self._check(call.grant, topic, "configure")
+        self._check(call.grant, "configure", topic, "configure")
         changes = decode_changes(await call.body())
         if changes:
             await self._admin.alter(topic, changes)
@@ -146,7 +147,7 @@ class Administration(OperationSet):
 
     async def delete_topic(self, call: Call, topic: str) -> web.StreamResponse:
         """`DELETE /admin/topics/{topicname}`."""
-        self._check(call.grant, topic, "delete")
+        self._check(call.grant, "delete", topic, "delete")
         await self._admin.delete_topic(topic)
         await self._topics.refresh()
         return no_content()
@@ -156,12 +157,12 @@ class Administration(OperationSet):
         await self._admin.stop()
 
     @staticmethod
-    def _check(grant: Grant, topic: str, what: str) -> None:
+    def _check(grant: Grant, operation: Operation, topic: str, what: str) -> None:
         if not is_topic_name(topic):
             if topic.startswith("__"):
                 raise forbidden(f"{what} an internal topic")
             raise not_found(f"Topic {topic[:64]} does not exist")
-        if not grant.admin.whole_topic(topic):
+        if not grant.administers(operation, topic):
             raise forbidden(f"{what} {topic}")
 
     async def _committed(self, grant: Grant, group: str, *, known: bool = False) -> dict[TopicPartition, int]:

@@ -88,7 +88,7 @@ class TopicOperations(OperationSet):
         """`POST /admin/topics`."""
         wanted = decode_topic(await call.body())
         whole = call.grant.names.topic(wanted.name)
-        if not call.grant.admin.whole_topic(whole):
+        if not call.grant.administers("create", whole):
             raise forbidden(f"create {wanted.name}")
         if not await self._topics.create(whole, wanted.partitions, wanted.replication, call.grant.identity.name):
             raise RestError(409, f"Topic {wanted.name} exists already")
@@ -122,8 +122,7 @@ class TopicOperations(OperationSet):
     async def _readable(self, grant: Grant) -> list[str]:
         """The topics that there are at this moment and that the client may read or write, sorted."""
         await self._topics.refresh()
-        seen = grant.subscribe, grant.publish
-        return [name for name in sorted(self._topics.names) if any(right.some(name) for right in seen)]
+        return grant.sees(sorted(self._topics.names))
 
     async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
         for view in await self.partitions(grant, topic):
@@ -138,7 +137,7 @@ class TopicOperations(OperationSet):
             Refused: Kafka does not answer.
             RestError: 403, or 404 for no such topic.
         """
-        if not (grant.subscribe.some(topic) or grant.publish.some(topic)):
+        if not grant.sees([topic]):
             raise forbidden(f"look at {topic}")
         if not is_topic_name(topic):
             raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)

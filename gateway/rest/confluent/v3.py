@@ -17,11 +17,10 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import refusal_answer
-from gateway.rest.consume.instances import own_address
 from gateway.rest.produce.line_uploads import Uploads
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import Ticket
-from gateway.rest.server.answers import control_answer
+from gateway.rest.server.answers import control_answer, own_address
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
@@ -61,14 +60,13 @@ class Writer(msgspec.Struct, frozen=True):
     cluster: str
     topic: str
     grant: Grant
-    everything: bool
     trace: Headers
     wall_clock: Callable[[], int]
 
     def record(self, produced: Produced) -> tuple[Record, About]:
         """The record for Kafka, and what its report will say. Raises RestError."""
         record, about = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
-        if not (self.everything or self.grant.publish(self.topic, record.key)):
+        if not self.grant.publish(self.topic, record.key):
             raise forbidden(f"publish to {self.grant.names.own(self.topic)} with this key")
         return record, about
 
@@ -208,7 +206,6 @@ class ConfluentV3(OperationSet):
             cluster=cluster,
             topic=topic,
             grant=grant,
-            everything=bool(grant.publish.uniform(topic)),
             trace=call.begin_publish(topic),
             wall_clock=self._wall_clock,
         )

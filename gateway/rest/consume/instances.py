@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import printable
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -23,11 +23,12 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
+from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.presence.records import Ended
 from gateway.rest.consume.page_size import Shown, fill_page, page_size
 from gateway.rest.present import ABANDONED, BY_CLIENT, OVER, STOPPED, Presents
-from gateway.rest.server.answers import control_answer, no_content, records_answer
+from gateway.rest.server.answers import control_answer, no_content, own_address, records_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
@@ -93,15 +94,15 @@ class Instance:
     """One consumer that a client created."""
 
     __slots__ = (
-        "answered", "closed", "consumers", "embedded", "group", "last_commit", "made_ms", "member", "name", "owner",
-        "pattern", "polls", "unread", "used", "users", "wait_ms",
+        "answered", "closed", "consumers", "embedded", "grant", "group", "last_commit", "made_ms", "member", "name",
+        "owner", "pattern", "polls", "unread", "used", "users", "wait_ms",
     )  # fmt: skip
 
     socket = None  # its requests come through any connection
     subject = ""  # it is never paused
 
     def __init__(  # noqa: PLR0917 - what it is made of
-        self, consumers: Consumers, group: str, name: str, embedded: Format, owner: Identity, member: Member
+        self, consumers: Consumers, group: str, name: str, embedded: Format, grant: Grant, member: Member
     ) -> None:
         now = consumers.clock()
         self.consumers = consumers
@@ -109,7 +110,8 @@ class Instance:
         self.group = group
         self.name = name
         self.embedded = embedded
-        self.owner = owner
+        self.owner = grant.identity
+        self.grant = grant  # as of the client's last request
         self.member = member
         self.pattern: TopicPattern | None = None  # of the topics that it is subscribed to
         self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
@@ -210,7 +212,7 @@ class Consumers(OperationSet):
         except BaseException:
             del self._instances[key]
             raise
-        instance = Instance(self, group, name, create.embedded, grant.identity, member)
+        instance = Instance(self, group, name, create.embedded, grant, member)
         self._instances[key] = instance
         if self._draining:  # it began before
             await self._close(instance, delivered=False)
@@ -251,7 +253,7 @@ class Consumers(OperationSet):
             raise not_found(NO_CONSUMER, Fault.CONSUMER)
         if not instance.owner.is_same_client(grant.identity):
             raise forbidden("another client's consumer")
-        instance.owner = grant.identity  # a newer token may name other groups
+        instance.owner, instance.grant = grant.identity, grant  # a newer token may name other groups
         instance.used = self.clock()
         return instance
 
@@ -367,6 +369,7 @@ class Consumers(OperationSet):
             await member.wait(0.0, stuck)
             page, chunks = fill_page(member, instance.embedded, size, stuck, shown, names, most=most)
         self._check_open(instance)
+        _check_rights(instance, chunks)
         if not chunks and stuck:
             # The position stays before the record: reading it in another format, or a seek, goes past it.
             raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
@@ -407,6 +410,7 @@ class Consumers(OperationSet):
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
         instance = self.find(call.grant, group, name)
+        _check_rights(instance)
         body = await call.body()
         if body:
             topic = call.grant.names.topic
@@ -463,8 +467,14 @@ class Consumers(OperationSet):
         )
 
 
-def own_address(request: web.BaseRequest) -> str:
-    """The address that the client has reached, for when it does not say it."""
-    transport = request.transport
-    name = None if transport is None else transport.get_extra_info("sockname")
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"
+def _check_rights(instance: Instance, chunks: Sequence[Chunk] = ()) -> None:
+    """RestError 403: its client may not be in the group any more, or may not read what it would be given."""
+    grant, member = instance.grant, instance.member
+    if grant.group("read", instance.group) is False:
+        raise forbidden(f"read in the group {grant.names.own(instance.group)}")
+    topics = {chunk.partition.topic for chunk in chunks}
+    if instance.pattern is None:  # else topics that it may not read leave it
+        topics.update(member.topics)
+    for topic in topics:
+        if not grant.subscribe.whole_topic(topic):
+            raise forbidden(f"subscribe to {grant.names.own(topic)}")

@@ -39,9 +39,9 @@ class Subscriptions(OperationSet):
         self._consumers = consumers
         self._publisher = services.publisher
         self._topics = services.topics
-        self._access_list = services.access_list
         self._spawn = services.spawn
         self._following = False  # whether we hear of topics that come and go
+        services.access_list.watch(lambda _: self._topics_changed())
         self.operations = {
             "subscribe": self.subscribe,
             "listSubscriptions": self.list_subscriptions,
@@ -90,12 +90,13 @@ class Subscriptions(OperationSet):
         await instance.member.subscribe(self._matching(instance, pattern))
 
     def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
-        grant = self._access_list.for_client(instance.owner)
-        names, readable = grant.names, grant.subscribe.whole_topic
+        names, readable = instance.grant.names, instance.grant.subscribe.whole_topic
         there = sorted(filter(names.has, self._topics.names))
         return tuple(topic for topic in there if pattern.matches(names.own(topic)) and readable(topic))
 
-    def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
+    def _topics_changed(
+        self, appeared: frozenset[str] = frozenset(), disappeared: frozenset[str] = frozenset()
+    ) -> None:
         for instance in self._consumers.with_patterns():
             assert instance.pattern is not None
             topics = self._matching(instance, instance.pattern)

@@ -71,7 +71,6 @@ class Uploads(OperationSet):
         writer = _Writer(
             topic,
             grant,
-            bool(grant.publish.uniform(topic)),
             standard_headers(Format.JSON, grant.identity.name),
             call.begin_publish(topic),
         )
@@ -141,8 +140,10 @@ class Uploads(OperationSet):
             upload.refuse(413, f"The line is longer than {self._max_line_bytes} bytes")
             return
         run: list[Record] = []
+        publish = writer.grant.publish
+        everything = publish.uniform(writer.topic)  # by now: an upload may last for hours
         for found in from_lines(block, writer.topic, writer.headers, writer.trace):
-            if isinstance(found, Record) and (writer.everything or writer.grant.publish(writer.topic, found.key)):
+            if isinstance(found, Record) and (everything or publish(writer.topic, found.key)):
                 run.append(found)
                 continue
             if run:
@@ -165,6 +166,5 @@ class _Writer(msgspec.Struct, frozen=True):
 
     topic: str
     grant: Grant
-    everything: bool
     headers: Headers
     trace: Headers

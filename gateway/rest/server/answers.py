@@ -49,3 +49,10 @@ def error_answer(
     if error.close:
         answer.force_close()
     return answer
+
+
+def own_address(request: web.BaseRequest) -> str:
+    """The address that the client has reached, for when it does not say it."""
+    transport = request.transport
+    name = None if transport is None else transport.get_extra_info("sockname")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"

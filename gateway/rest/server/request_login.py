@@ -12,7 +12,7 @@ from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
 from gateway.security.tenants import NoTenantError
-from gateway.security.turns import Busy
+from gateway.security.turns import Busy, Unavailable
 from protocols.rest.errors import RestError, busy
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
@@ -45,10 +45,12 @@ class RequestLogin:
         Raises:
             RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site,
                 or for a client that has no tenant.
-                503: too many logins wait.
+                503: too many logins wait, or Kafka would have to be asked and is away.
         """
         fields = request.headers
         header = fields.get("Authorization")
+        if not self._access_list.is_known:
+            raise busy("What Kafka allows is not known yet")
         if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
             token = request.rel_url.query.get(TOKEN_PARAMETER)
             header = None if token is None else f"Bearer {token}"
@@ -67,12 +69,16 @@ class RequestLogin:
         connection.login_pending()
         try:
             identity, expires_ms = await _by_credentials(connection, header)
+        except Unavailable as away:
+            raise busy(f"Nobody can log in: {away}") from None
         except Busy as wait:
             raise busy(f"Logins are busy: {wait}") from None
         return self._admitted(connection, identity, expires_ms)
 
     def known(self, connection: HttpConnection, header: str | None) -> AuthenticatedClient | None:
         """The client of a connection who shows `header`, as far as nobody need be asked; None: `authenticate` it."""
+        if not self._access_list.is_known:
+            return None
         entrance = connection.entrance
         identity: Identity | None = None
         expires_ms = None
@@ -99,7 +105,7 @@ class RequestLogin:
             identity = connection.entrance.place(identity, connection.peercert)
         except NoTenantError as error:
             raise forbidden(str(error)) from None
-        return AuthenticatedClient(access.for_client(identity), expires_ms)
+        return AuthenticatedClient(access.for_client(identity, peer=connection.peer), expires_ms)
 
 
 async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Identity, int | None]:

@@ -121,6 +121,14 @@ class Subscription:
             if message.start not in (None, BEGINNING, END):
                 raise unprocessable("A group begins at the beginning or the end")
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client would not get this subscription with the rights that it has now."""
+        grant, topic, group = self._grant, self._topic, self._message.group
+        if group is None:
+            return not grant.subscribe.some(topic)
+        return not grant.subscribe.whole_topic(topic) or grant.group("read", grant.names.group(group)) is False
+
     async def join(self) -> None:
         """Begin to read.
 

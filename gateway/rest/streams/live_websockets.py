@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -340,6 +341,13 @@ class LiveSession:
             raise RestError(404, "There is no subscription with this id")
         return subscription
 
+    def rights_changed(self) -> None:
+        """The client may do something else than before: what it would not get now is ended."""
+        for subscription in tuple(self._subscriptions.values()):
+            if subscription.is_refused:
+                subscription.leave()
+                self.dropped(subscription, forbidden("there is no right any more to read this"))
+
     # the end
 
     @property
@@ -435,6 +443,7 @@ class Live(OperationSet):
         self._writes = Writes()
         self._empty = asyncio.Event()
         self.operations = {"openStream": self.open}
+        services.access_list.watch(self._rights_changed)
 
     async def open(self, call: Call) -> web.StreamResponse:
         """`GET /stream`."""
@@ -461,6 +470,11 @@ class Live(OperationSet):
                 pump.data_received(received)
 
         return offer.accept(subprotocol, take)
+
+    def _rights_changed(self, changed: AbstractSet[Grant]) -> None:
+        for session in self.departing():
+            if session.grant in changed:
+                session.rights_changed()
 
     def _lose(self, pump: Pump) -> None:
         del self._sessions[pump]

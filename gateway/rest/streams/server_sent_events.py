@@ -12,6 +12,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber
 from gateway.rest.streams.stream_socket import StreamSocket, begin_stream
+from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
 from mapping.record import Received
@@ -90,6 +92,8 @@ class EventStream:
         self._since = streams.wall_clock() / 1000
         self.present_as = call.grant.names.mqtt(self.principal)  # its name among those of all tenants
         self._topic = topic
+        self.grant = call.grant
+        self._group: str | None = call.query.get("group")
         self._streams = streams
         self._left = limit
         self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
@@ -126,6 +130,17 @@ class EventStream:
         if self._over is not None:
             self._over.cancel()
         self._over = asyncio.get_running_loop().call_later(LAST_S, self.socket.end)
+
+    def rights_changed(self) -> None:
+        """The client may do something else than before: a stream that it would not get now ends."""
+        grant, topic, group = self.grant, self._topic, self._group
+        if group is None:
+            refused = not grant.subscribe.some(topic)
+        else:
+            group = grant.names.group(group)
+            refused = not grant.subscribe.whole_topic(topic) or grant.group("read", group) is False
+        if refused:
+            self.end()
 
     # drain.Departing
 
@@ -306,6 +321,7 @@ class EventStreams(OperationSet):
         self._streams: set[EventStream] = set()
         self._draining = False
         self.operations = {"streamRecords": self.stream}
+        services.access_list.watch(self._rights_changed)
 
     async def stream(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/stream`."""
@@ -380,6 +396,11 @@ class EventStreams(OperationSet):
             source, stream.source = stream.source, None
             if source is not None:
                 source.leave()
+
+    def _rights_changed(self, changed: AbstractSet[Grant]) -> None:
+        for stream in self.departing():
+            if stream.grant in changed:
+                stream.rights_changed()
 
     def departing(self) -> Iterable[EventStream]:
         """Those that are open."""

@@ -33,10 +33,8 @@ from mapping.record import Record
 from protocols.mqtt import packets
 from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
-from tests.support.secured import TokenEndpoint, endpoint, secured_broker, secured_of
+from tests.support.secured import TokenEndpoint, secured_of
 from tests.support.topics import create_topic, read_all
-
-__all__ = ["endpoint", "secured_broker"]
 
 CANARY = "ca/nary+7"
 

@@ -1,0 +1,212 @@
+"""Kafka's own ACLs as rules of the access list (`security.access_source = "kafka"`).
+
+They decide as Kafka's StandardAuthorizer does: of the ACLs that are about a resource (by its name, the beginning of its
+name, or `*`), the principal (or `User:*`) and the host (or `*`), one that denies goes before all that allow, and what
+none allows is denied. Where no ACL at all is about a resource, `security.allow_everyone_if_no_acl_found` decides. Who
+may Read, Write, Delete or Alter may Describe, who may AlterConfigs may DescribeConfigs; what denies implies nothing.
+Kafka's `super.users` are not told to anybody, so they need ACLs here.
+
+| Kafka | here |
+|---|---|
+| Write, Read on a topic | publish, subscribe |
+| Create (or on the cluster), Delete, AlterConfigs, DescribeConfigs on a topic | what `admin` may do with topics |
+| Describe on a topic | to see that it is there |
+| Read, Delete, Describe on a group | `read`, `delete`, `admin` on groups; owners have no rights of their own |
+| Alter on the cluster | `admin` on everything |
+| Write on a transactional id | transactions of the AMQP client with that container-id |
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from gateway.config import ConfigError, SecurityConfig
+from gateway.kafka.cluster.rights import Operation as Kafkas
+from gateway.kafka.driver.acl_requests import ALL, CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl
+from gateway.security.access_rules import CACHED_RULES
+from gateway.security.filters import ANY, Beginning, Level
+from gateway.security.identity import Identity
+from gateway.security.permissions import WILDCARD, ClientRules, GroupRule, Operation, Rule
+from gateway.security.variables import CLAIM, COMMON_NAME, NAME, Slot, parse, values_of
+
+EVERYBODY: Final = "User:*"
+ANONYMOUS: Final = "User:ANONYMOUS"
+CLUSTERS_NAME: Final = "kafka-cluster"
+"""The one name of a resource of the kind `CLUSTER`."""
+
+_IMPLYING: Final = {
+    Kafkas.DESCRIBE: frozenset({Kafkas.DESCRIBE, Kafkas.READ, Kafkas.WRITE, Kafkas.DELETE, Kafkas.ALTER}),
+    Kafkas.DESCRIBE_CONFIGS: frozenset({Kafkas.DESCRIBE_CONFIGS, Kafkas.ALTER_CONFIGS}),
+}
+_OF_TOPICS: Final[dict[Operation, Kafkas]] = {
+    "create": Kafkas.CREATE,
+    "delete": Kafkas.DELETE,
+    "configure": Kafkas.ALTER_CONFIGS,
+    "inspect": Kafkas.DESCRIBE_CONFIGS,
+    "describe": Kafkas.DESCRIBE,
+}
+_OF_GROUPS: Final = {"read": Kafkas.READ, "delete": Kafkas.DELETE, "admin": Kafkas.DESCRIBE}
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_EVERYTHING: Final = Rule(WILDCARD, (ANY,), True, kafka=True)
+_KINDS: Final = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID})
+
+
+class _Entry:
+    """An ACL, and the rule that says the same."""
+
+    __slots__ = ("acl", "rule")
+
+    def __init__(self, acl: Acl) -> None:
+        self.acl = acl
+        self.rule: Rule | GroupRule
+        if acl.kind == TOPIC:
+            self.rule = Rule(WILDCARD, _levels(acl), acl.allow, kafka=True)
+        else:
+            name, beginning = ("", True) if acl.name == WILDCARD and not acl.prefixed else (acl.name, acl.prefixed)
+            self.rule = GroupRule(WILDCARD, name, beginning, acl.allow, kafka=True)
+
+
+class AclBook:
+    """The rules that a cluster's ACLs are; an `authorization.Rulebook`."""
+
+    everything = False
+    by_client_id = False
+
+    def __init__(self, acls: Iterable[Acl], principal: str | Slot, *, everyone: bool) -> None:
+        """`principal`: who a client is to Kafka, see `principal_of`; `everyone`: see the module's text."""
+        self.acls = self.relevant(acls)
+        self.by_certificate = isinstance(principal, Slot) and principal.variable == COMMON_NAME
+        self._principal = principal
+        self._everyone = everyone
+        self._entries: dict[str, list[_Entry]] = {}
+        self._named: dict[int, dict[Rule | GroupRule, None]] = {kind: {} for kind in _KINDS}  # by any ACL
+        for acl in sorted(self.acls):
+            if acl.kind == TOPIC and acl.name != WILDCARD and not _TOPIC_NAME.fullmatch(acl.name):
+                continue  # no topic has such a name, nor begins like it
+            entry = _Entry(acl._replace(host=_same_host(acl.host)))
+            self._entries.setdefault(acl.principal, []).append(entry)
+            if everyone:
+                self._named[acl.kind][_denied(entry.rule)] = None
+        self._known: dict[tuple[str, str], ClientRules] = {}
+
+    @staticmethod
+    def relevant(acls: Iterable[Acl]) -> frozenset[Acl]:
+        """Those that say something here."""
+        return frozenset(acl for acl in acls if acl.kind in _KINDS)
+
+    def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
+        """Those about one client, which comes from `host`."""
+        name = ANONYMOUS if identity.method == "anonymous" else principal_of(identity, self._principal)
+        if name is None or name not in self._entries:
+            name = EVERYBODY
+        found = self._entries.get(name, [])
+        if name != EVERYBODY:
+            found = [*found, *self._entries.get(EVERYBODY, ())]
+        if any(entry.acl.host != WILDCARD for entry in found):
+            host = _same_host(host)
+            found = [entry for entry in found if entry.acl.host in {WILDCARD, host}]
+        else:
+            host = WILDCARD
+        rules = self._known.get((name, host))
+        if rules is None:
+            if len(self._known) >= CACHED_RULES:
+                self._known.clear()
+            rules = self._known[name, host] = self._compile(found)
+        return rules
+
+    def _compile(self, found: Sequence[_Entry]) -> ClientRules:
+        topics = [entry for entry in found if entry.acl.kind == TOPIC]
+        groups = [entry for entry in found if entry.acl.kind == GROUP]
+        cluster = [entry for entry in found if entry.acl.kind == CLUSTER]
+        names = [entry for entry in found if entry.acl.kind == TRANSACTIONAL_ID]
+        operations = {ours: self._of_topics(topics, kafkas) for ours, kafkas in _OF_TOPICS.items()}
+        if self._cluster(cluster, Kafkas.CREATE):
+            operations["create"] = (_EVERYTHING,)
+        return ClientRules(
+            publish=self._of_topics(topics, Kafkas.WRITE),
+            subscribe=self._of_topics(topics, Kafkas.READ),
+            admin=(_EVERYTHING,) if self._cluster(cluster, Kafkas.ALTER) else (),
+            groups=tuple(
+                GroupRule(action, rule.name, rule.beginning, rule.allow, kafka=True)
+                for action, operation in _OF_GROUPS.items()
+                for rule in self._of_names(groups, operation, GROUP)
+            ),
+            operations=operations,
+            transactions=self._of_names(names, Kafkas.WRITE, TRANSACTIONAL_ID),
+        )
+
+    def _of_topics(self, entries: Sequence[_Entry], operation: Kafkas) -> tuple[Rule, ...]:
+        rules = [rule for rule in _about(entries, operation) if isinstance(rule, Rule)]
+        if self._everyone:
+            rules += [rule for rule in self._named[TOPIC] if isinstance(rule, Rule)]
+            rules.append(_EVERYTHING)
+        return tuple(rules)
+
+    def _of_names(self, entries: Sequence[_Entry], operation: Kafkas, kind: int) -> tuple[GroupRule, ...]:
+        """Rules that have an answer for every name."""
+        rules = [rule for rule in _about(entries, operation) if isinstance(rule, GroupRule)]
+        if self._everyone:
+            rules += [rule for rule in self._named[kind] if isinstance(rule, GroupRule)]
+        rules.append(GroupRule(WILDCARD, "", True, self._everyone, kafka=True))
+        return tuple(rules)
+
+    def _cluster(self, entries: Sequence[_Entry], operation: Kafkas) -> bool:
+        rules = self._of_names(entries, operation, CLUSTER)
+        return next(rule.allow for rule in rules if rule.speaks_of(CLUSTERS_NAME))
+
+
+def principal_template(config: SecurityConfig) -> str | Slot:
+    """`security.access_principal`, checked.
+
+    Raises:
+        ConfigError: nothing that is another one for each client.
+    """
+    where = "security.access_principal"
+    template = parse(config.access_principal, where)
+    if not isinstance(template, Slot) or not config.access_principal.startswith("User:"):
+        raise ConfigError(f"{where}: expected User: and a variable, such as User:{{name}}")
+    if template.variable not in (NAME, COMMON_NAME) and not template.variable.startswith(CLAIM):
+        raise ConfigError(f"{where}: {{{template.variable}}} does not say who a client is")
+    return template
+
+
+def principal_of(identity: Identity, template: str | Slot) -> str | None:
+    """Who a client is to Kafka; None: it has no value for the variable, or several."""
+    if isinstance(template, str):
+        return template
+    values = values_of(template.variable, identity, None)
+    return f"{template.before}{values[0]}{template.after}" if len(values) == 1 and values[0] else None
+
+
+def _about(entries: Iterable[_Entry], operation: Kafkas) -> Iterator[Rule | GroupRule]:
+    """The rules of those that are about an operation: first what denies."""
+    allowing = _IMPLYING.get(operation, {operation})
+    yield from (entry.rule for entry in entries if not entry.acl.allow and entry.acl.operation in (operation, ALL))
+    for entry in entries:
+        if entry.acl.allow and (entry.acl.operation == ALL or entry.acl.operation in allowing):
+            yield entry.rule
+
+
+def _levels(acl: Acl) -> tuple[Level, ...]:
+    if acl.name == WILDCARD and not acl.prefixed:
+        return (ANY,)
+    return (Beginning(acl.name) if acl.prefixed else acl.name, ANY)
+
+
+def _denied(rule: Rule | GroupRule) -> Rule | GroupRule:
+    if isinstance(rule, Rule):
+        return Rule(rule.action, rule.levels, False, rule.kafka)
+    return GroupRule(rule.action, rule.name, rule.beginning, False, kafka=True)
+
+
+def _same_host(host: str) -> str:
+    """An address as it is written here; others may write it in another way, such as with all zeroes of IPv6."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(address if mapped is None else mapped)
