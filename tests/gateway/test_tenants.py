@@ -92,14 +92,14 @@ def mqtt(gateway: GatewayProcess, user: str, client_id: str | None = None, **opt
     return RawClient.connect(gateway.address("mqtt"), client_id, username=user, password=b"secret", **options)
 
 
-async def amqp(gateway: GatewayProcess, user: str, work: Callable[[BlockingConnection], T], container: str = "") -> T:
+async def amqp(gateway: GatewayProcess, user: str, work: Callable[[BlockingConnection], T]) -> T:
     """Do some work over a connection of this user, in a thread."""
 
     def run() -> T:
         host, port = gateway.address("amqp")
         connection = BlockingConnection(
             f"amqp://{host}:{port}", timeout=TIMEOUT, user=user, password="secret", allowed_mechs="PLAIN",
-            allow_insecure_mechs=True, container_id=container or None,
+            allow_insecure_mechs=True,
         )  # fmt: skip
         try:
             return work(connection)
@@ -294,12 +294,6 @@ async def test_the_same_names_are_two_things_in_amqp_and_http(
         assert (await ask(session, "POST", f"{path}/subscription", {"topic_pattern": ".*"}))[0] == 204
         assert topic in (await ask(session, "GET", f"{path}/subscription"))[1]["topics"]
         assert (await ask(session, "DELETE", path))[0] == 204
-    key = {"Idempotency-Key": name("key"), **JSON}
-    answers = []
-    for session in (ann, bob):
-        async with session.post(f"/topics/{topic}", data=b'{"records":[{"value":1}]}', headers=key) as answer:
-            answers.append((answer.status, answer.headers.get("Idempotency-Replayed")))
-    assert answers == [(200, None), (200, None)], "the same key of another tenant is another request"
 
 
 # What a tenant tries
@@ -453,6 +447,18 @@ async def test_an_error_names_things_as_the_client_does(gateway: GatewayProcess,
     assert paho.connack == "Not authorized"
 
 
+async def make_by_amqp(gateway: GatewayProcess, topic: str) -> None:
+    """Send by a relay, to names that look like another tenant's."""
+
+    def work(connection: BlockingConnection) -> None:
+        relay = connection.create_sender(None)
+        for where in (f"{ONE}.{topic}", f"topic://{topic}-sent", f"/queues/{ONE}.{topic}/key", f"{topic}-sent/x.y"):
+            delivery = relay.link.send(Message(address=where, body=b"bob's", inferred=True))
+            connection.wait(lambda delivery=delivery: delivery.settled, timeout=TIMEOUT)
+
+    await amqp(gateway, BOB, work)
+
+
 async def test_what_a_tenant_makes_lies_below_its_prefix(
     gateway: GatewayProcess, bob: aiohttp.ClientSession, admin: AIOKafkaAdminClient
 ) -> None:
@@ -465,9 +471,29 @@ async def test_what_a_tenant_makes_lies_below_its_prefix(
         where = f"/v3/clusters/{cluster['cluster_id']}/topics/{whole}/records"
         status, report = await ask(bob, "POST", where, record, {"Content-Type": "application/json"})
         assert status == 404 or (status, report["topic_name"]) == (200, whole), report
+    await make_by_amqp(gateway, topic)
+    for will in (f"{ONE}.{topic}/will", f"{topic}-will/x", f"$tenants/{ONE}/{topic}/will"):
+        client = await mqtt(gateway, BOB, will=Will(will, b"bob's", 1))
+        assert client.connack.reason_code in (0, ReasonCode.NOT_AUTHORIZED), will
+        client.drop()
+    group = f"{ONE}.{topic}-group"
+    assert (await ask(bob, "POST", f"/consumers/{group}", {"name": "c"}))[0] == 200
+    path, place = f"/consumers/{group}/instances/c", {"topic": f"{ONE}.{topic}", "partition": 0}
+    assert (await ask(bob, "POST", f"{path}/assignments", {"partitions": [place]}))[0] == 404
+    for what in ("positions", "offsets"):
+        status, _ = await ask(bob, "POST", f"{path}/{what}", {"offsets": [{**place, "offset": 1}]})
+        assert status in (404, 409), what
+    assert (await ask(bob, "DELETE", path))[0] == 204
+    for address in (
+        f"queue%3A%2F%2F{ONE}.{topic}",
+        f"topic%3A%2F%2F{topic}-asked%2Fx",
+        f"%24tenants%2F{ONE}%2F{topic}",
+    ):
+        status, _ = await ask(bob, "POST", f"/requests/{address}?timeout=100", {"a": 1}, {"Content-Type": "text/plain"})
+        assert status in (403, 404, 422, 504), address
     made = [found for found in await admin.list_topics() if topic in found]
     assert made
-    assert all(found.startswith(f"{OTHER}.") for found in made)
+    assert all(found.startswith(f"{OTHER}.") for found in made), made
 
 
 # No tenant, no entry

@@ -27,6 +27,7 @@ from tests.support.oauth import oauth_options, token
 LOCAL = "127.0.0.1:0"
 TENANT = f"t-{uuid.uuid4().hex[:8]}"
 METHOD = "OAUTHBEARER"
+JSON, V2 = "application/vnd.kafka.json.v2+json", "application/vnd.kafka.v2+json"
 
 
 class Running(NamedTuple):
@@ -124,6 +125,24 @@ async def test_clients_with_and_without_a_tenant(gateway: Running) -> None:
         body = {"topic_name": f"{whole}-made", "partitions_count": 1}
         async with session.post("/admin/topics", json=body) as answer:
             assert answer.status == 403
+
+
+async def test_one_principal_in_two_tenants_is_two_clients(gateway: Running) -> None:
+    """Tokens of one name: neither a key of a request nor a consumer of one tenant is known in the other."""
+    topic = f"keyed-{uuid.uuid4().hex[:8]}"
+    seen = []
+    for tenant in (TENANT, f"{TENANT}-2"):
+        text = token(expires_s=time.time() + 3600, org=tenant)
+        fields = {"Authorization": f"Bearer {text}", "Idempotency-Key": topic, "Content-Type": JSON}
+        async with aiohttp.ClientSession(gateway.http, headers=fields) as session:
+            async with session.post(f"/topics/{topic}", data=b'{"records":[{"value":1}]}') as answer:
+                assert answer.status == 200
+                seen.append(answer.headers.get("Idempotency-Replayed"))
+            async with session.get(f"/consumers/{topic}/instances/c/subscription") as answer:
+                assert answer.status == 404
+            async with session.post(f"/consumers/{topic}", data=b'{"name":"c"}', headers={"Content-Type": V2}) as made:
+                assert made.status == 200
+    assert seen == [None, None]
 
 
 async def test_who_authenticates_again_for_another_tenant_is_disconnected(gateway: Running) -> None:

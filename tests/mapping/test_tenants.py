@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import AccessRule
@@ -27,7 +27,11 @@ pieces = st.sampled_from(
      "%2e", "%2F", "+", "#", "mqtt", "factory", "dot", "topic://", "queue://", "/queues/", "::", "/group.id/",
      "/partitions/0", "/ConsumerGroups/b.g/Partitions/0", "é", "\0", " "]
 )  # fmt: skip
-texts = st.one_of(st.lists(pieces, min_size=1, max_size=6).map("".join), st.text(max_size=12))
+whole = st.sampled_from(
+    ["b.x", "b.x/y", "$tenants/b/x", "$tenants/b/#", "$tenants/+/#", "$share/b.g/b.x/#", "$share/g/$tenants/b/#", "#",
+     "+/#", "mqtt/$tenants/b/x", "../b.x", "x", "factory/b.x/y", "b/c/dot", "b.x/c/dot"]
+)  # fmt: skip
+texts = st.one_of(whole, st.lists(pieces, min_size=1, max_size=6).map("".join), st.text(max_size=12))
 rules = st.sampled_from(
     [TenantRules(), TenantRules(RULES), TenantRules(RULES, dotted=()), TenantRules(catch_all="a-b")]
 )
@@ -38,6 +42,7 @@ def grant(names: Names, *access: AccessRule) -> Grant:
     return AccessList(access, TenantRules(), tenancy=TENANCY).for_client(Identity("n", "token", tenant=names.tenant))
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts, texts)
 def test_two_tenants_have_no_topic_and_no_group_in_common(one: Names, other: Names, mine: str, theirs: str) -> None:
     # Those without a tenant are kept from what is a tenant's by their rights: their names are whole ones.
@@ -50,6 +55,7 @@ def test_two_tenants_have_no_topic_and_no_group_in_common(one: Names, other: Nam
         assert folded[0] != folded[1], "Kafka takes such names for one"
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts, rules)
 def test_an_mqtt_topic_leads_to_the_tenants_own(one: Names, other: Names, text: str, mapping: TenantRules) -> None:
     whole = one.mqtt(text)
@@ -61,6 +67,7 @@ def test_an_mqtt_topic_leads_to_the_tenants_own(one: Names, other: Names, text: 
     assert one == other or not other.has(found)
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts, st.binary(max_size=6) | texts.map(str.encode), texts, rules)
 def test_what_is_in_a_topic_is_delivered_to_its_tenant_alone(  # noqa: PLR0917 - what is in a record
     one: Names, other: Names, text: str, key: bytes, said: str, mapping: TenantRules
@@ -75,6 +82,7 @@ def test_what_is_in_a_topic_is_delivered_to_its_tenant_alone(  # noqa: PLR0917 -
         assert found is None or one == other or not other.has_mqtt(found)
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts, texts, st.lists(texts, max_size=3), rules)
 def test_a_filter_matches_nothing_of_another_tenant(  # noqa: PLR0917 - two clients, and what there is
     one: Names, other: Names, text: str, published: str, there: list[str], mapping: TenantRules
@@ -84,6 +92,7 @@ def test_a_filter_matches_nothing_of_another_tenant(  # noqa: PLR0917 - two clie
     whole = one.filter(text)
     shared = parse_share(whole)
     if shared is not None:
+        assert one.tenant is None or one.has(shared.group)
         assert not (one.has(shared.group) and other.has(shared.group))
         whole = shared.topic_filter
     allowed = grant(one).mqtt_subscribe.filter(whole)
@@ -98,6 +107,7 @@ def test_a_filter_matches_nothing_of_another_tenant(  # noqa: PLR0917 - two clie
         assert not trie.match(other.mqtt(published))
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts)
 def test_an_amqp_address_leads_to_the_tenants_own(one: Names, other: Names, text: str) -> None:
     for parse in (parse_target, parse_source):
@@ -112,6 +122,7 @@ def test_an_amqp_address_leads_to_the_tenants_own(one: Names, other: Names, text
             assert one == other or not (one.has(one.group(group)) and other.has(one.group(group)))
 
 
+@settings(max_examples=400)
 @given(owners, owners, texts, st.sampled_from(["#", "+/#", "a", "{tenant}"]), st.booleans())
 def test_no_rule_gives_a_right_on_what_is_another_tenants(
     one: Names, other: Names, text: str, rule: str, in_kafka: bool
@@ -151,6 +162,15 @@ def test_a_topic_of_a_rule_is_the_clients_own_name_and_a_kafka_is_a_whole_one() 
 def test_a_tenants_name_has_no_separator(name: str, good: bool) -> None:
     assert is_tenant(name) is good
     assert (tenant_of(f"{name}.sensors") == name) is good
+
+
+def test_a_key_or_a_header_brings_nobody_into_a_tenant() -> None:
+    """Of a record that a client without a tenant has written into the catch-all topic, or a Kafka client anywhere."""
+    spoof = b"$tenants/b/x"
+    assert TenantRules().mqtt_topic("mqtt", spoof) is None
+    assert TenantRules().mqtt_topic("x", b"y", ((MQTT_TOPIC, spoof),)) is None
+    assert TenantRules().mqtt_topic("a.x", b"y", ((MQTT_TOPIC, b"b.x"),)) == "$tenants/a/b.x"
+    assert TenantRules().mqtt_topic("a.x", b"y", ((MQTT_TOPIC, spoof),)) is None, "a name with $ is no tenant's"
 
 
 def test_a_text_names_things_as_the_client_does() -> None:
