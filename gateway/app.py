@@ -22,11 +22,13 @@ from gateway.assembly import (
     Process,
     compile_rules,
     load_certificates,
+    open_audit,
     open_listener_security,
     open_log,
     open_state,
     parts_with_statistics,
 )
+from gateway.audit.trail import Where, audit
 from gateway.config import Config, ConfigError, KafkaConfig
 from gateway.drain import LEAD_S, Drain
 from gateway.embedded.broker import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
@@ -67,6 +69,7 @@ from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
 
+SIGNAL: Final = Where("signal")
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
 NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one of them is tried again
@@ -153,7 +156,7 @@ class App:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
-        loop.add_signal_handler(signal.SIGTERM, self._on_drain)
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._on_stop)
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -173,6 +176,11 @@ class App:
         if self._failure is not None:
             kind = LostError if self._served else StartError
             raise kind(str(self._failure) or repr(self._failure)) from self._failure
+
+    def _on_sigterm(self) -> None:
+        """As `POST /drain`."""
+        audit.act(SIGNAL, "", "drain")
+        self._on_drain()
 
     def _on_drain(self) -> None:
         """Send the clients away at a rate, then stop; the second time: stop."""
@@ -227,6 +235,7 @@ class App:
         self._publisher = kafka_log.publisher
         state = await open_state(process, kafka_log, security.rules, self._give_up)
         self._state = state.topics
+        reopen = open_audit(process, kafka_log, state.identity.name)
         self._servers = make_servers(process, security, kafka_log, state)
         stack.push_async_callback(self._stop_servers)
         for server in self._servers:
@@ -252,6 +261,7 @@ class App:
             metrics.add_source("embedded_kafka", self._room.statistics)
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
+        metrics.add_source("audit", audit.statistics)
         self._watch_kafka(kafka_log.publisher, stack)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         traces = Traces()
@@ -262,6 +272,8 @@ class App:
         stack.callback(traces.stop)  # first: the management listener waits for their readers
 
         def on_hangup() -> None:
+            audit.act(SIGNAL, "", "reload")
+            reopen()
             security.certificates.reload()
             logins.reload()
             security.acls.refresh()

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.audit.sinks import FileSink, TopicSink
+from gateway.audit.trail import Sink, audit
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
@@ -54,6 +56,7 @@ from gateway.ports import listeners
 from gateway.presence.presence import Presence
 from gateway.presence.records import MQTT as MQTT_CLIENT
 from gateway.rest.produce.idempotency_table import RequestTable
+from gateway.secret import Redactor, secrets_in
 from gateway.security.acl_source import AclSource
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -411,6 +414,26 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
             self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
         ),
     )
+
+
+def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
+    """Begin the audit trail, where it is wanted; what opens its file anew. ConfigError: it cannot be opened."""
+    config = process.config
+    sinks: list[Sink] = []
+    file = None
+    if config.audit.file is not None:
+        file = FileSink(config.audit.file, audit, process.spawn)
+        process.stack.push_async_callback(file.stop)
+        sinks.append(file)
+    if config.audit.topic is not None:
+        sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics))
+    audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
+    process.stack.callback(audit.end)
+    return _nothing if file is None else file.reopen
+
+
+def _nothing() -> None:
+    """There is no file."""
 
 
 def parts_with_statistics(

@@ -32,7 +32,15 @@ from gateway.settings.protocols import (
     MqttConfig,
     PresenceConfig,
 )
-from gateway.settings.security import AccessRule, Algorithm, LogConfig, OauthConfig, ObserveConfig, SecurityConfig
+from gateway.settings.security import (
+    AccessRule,
+    Algorithm,
+    AuditConfig,
+    LogConfig,
+    OauthConfig,
+    ObserveConfig,
+    SecurityConfig,
+)
 from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
 
 PREFIX: Final = "TRIVIUM_"
@@ -105,6 +113,7 @@ __all__ = [
     "AddressRule",
     "Algorithm",
     "AmqpConfig",
+    "AuditConfig",
     "BudgetConfig",
     "Config",
     "ConfigError",
@@ -159,6 +168,7 @@ class Config(BaseSettings):
     mapping: MappingConfig = MappingConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+    audit: AuditConfig = AuditConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @classmethod

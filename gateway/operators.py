@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.listeners import ProtocolSide
 from gateway.mqtt.registry.session_registry import Sessions
@@ -21,8 +19,4 @@ from gateway.trace.traces import Traces
 def operator_routes(servers: Sequence[ProtocolSide], sessions: Sessions, lookup: Lookup, traces: Traces) -> list[Route]:
     """The operations of `/clients` and `/trace`."""
     clients = Clients([server.clients for server in servers], SessionViews(sessions, lookup), pauses)
-    return [*ClientPages(clients, _acted).routes(), *TracePages(clients, traces, _acted).routes()]
-
-
-def _acted(request: web.Request, what: str, on: str) -> None:
-    """An administrator has done something."""
+    return [*ClientPages(clients).routes(), *TracePages(clients, traces).routes()]

@@ -21,6 +21,7 @@ import msgspec
 from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
+from gateway.audit.trail import AuditStatistics
 from gateway.config import Config, LimitRule
 from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
@@ -84,6 +85,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
+        "audit": AuditStatistics,
         "kafka_login": LoginStatistics,
         "kafka_acls": AclStatistics,
         "strangers": StrangersStatistics,

@@ -106,6 +106,10 @@ class AttachingPeer(Peer):
     def refuse(self, link: Link, error: Error) -> None:
         """Say no to an attach, if the peer is still there."""
         self.services.counts.refused_links += 1
+        if error.condition == UNAUTHORIZED_ACCESS:
+            terminus = link.target if link.incoming else link.source
+            what = "publish" if link.incoming else "subscribe"
+            self.audit_denied(what, terminus.address or "", error.description)
         if not self.is_lost(link):
             self.engine.refuse_link(
                 link, msgspec.structs.replace(error, description=self.grant.names.text(error.description))

@@ -21,6 +21,7 @@ from gateway.amqp.login import Login
 from gateway.amqp.present import BY_PEER, LOST, closed_by_us, failed, tell_offline, tell_online
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
+from gateway.audit.trail import audit, where_of
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
@@ -369,6 +370,8 @@ class AmqpConnection(AttachingPeer):
             case ConnectionFailed(reason=reason, code=code):
                 self.services.counts.broken += 1
                 self._ended = failed(event)
+                if self._login is not None and reason.startswith("SASL outcome"):
+                    self._audit_refusal("this mechanism is not offered")
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
                 self._closed_in_order = True  # the engine has answered; the pump closes the socket
@@ -390,12 +393,14 @@ class AmqpConnection(AttachingPeer):
             link.stray(delivery, len(event.data))
 
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
-        assert self._login is not None
-        step = await self._login.step(event)
+        login = self._login
+        assert login is not None
+        step = await login.step(event)
         if not isinstance(step, Continue):
             self._login = None
         if isinstance(step, Failed):
             self.services.counts.refused_logins += 1
+            self._audit_refusal(step.reason, login.name, busy=step.busy)
             self._log.debug("login refused", reason=step.reason)
         if self.gone:
             return
@@ -414,6 +419,10 @@ class AmqpConnection(AttachingPeer):
         if waiting is not None:
             await waiting
 
+    def _audit_refusal(self, reason: str, name: str = "", *, busy: bool = False) -> None:
+        if audit.enabled:
+            audit.refused(where_of("amqp", self.pump, self.container_id), reason, name=name, busy=busy)
+
     def _expired(self) -> None:
         self._log.info("token expired")
         self._close(Error(UNAUTHORIZED_ACCESS, "the token has expired"))
@@ -424,6 +433,7 @@ class AmqpConnection(AttachingPeer):
             return
         identity = self._identity if event.with_sasl else self.pump.entrance.anonymous()
         if identity is None:
+            self._audit_refusal("no login")
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
             return
         access = self.services.access
@@ -434,6 +444,7 @@ class AmqpConnection(AttachingPeer):
             self.grant = access.for_client(identity, event.container_id, peer=self.pump.peer)
         except NoTenantError as error:
             self.services.counts.refused_logins += 1
+            self._audit_refusal(str(error), identity.name)
             self._connection.close(Error(UNAUTHORIZED_ACCESS, str(error)))
             return
         except Unavailable as away:
@@ -449,6 +460,8 @@ class AmqpConnection(AttachingPeer):
             self._log.info("connection refused", principal=identity.name, reason=str(exceeded))
             self._connection.close(Error(RESOURCE_LIMIT_EXCEEDED, str(exceeded)))
             return
+        if audit.enabled:
+            audit.accepted(where_of("amqp", self.pump, self.container_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(self.pump, self.identifier)
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))

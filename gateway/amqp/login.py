@@ -17,7 +17,7 @@ from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 class Login:
     """One SASL dialogue. SCRAM takes several steps, every other mechanism one."""
 
-    __slots__ = ("_certificate", "_entrance", "_exchange", "_peer")
+    __slots__ = ("_certificate", "_entrance", "_exchange", "_peer", "name")
 
     def __init__(self, entrance: Entrance, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
         """`certificate` is the client's verified one, as `SSLObject.getpeercert()` gives it."""
@@ -25,6 +25,7 @@ class Login:
         self._peer = peer
         self._certificate = certificate
         self._exchange: Exchange | None = None
+        self.name = ""  # by which the peer says that it is known, where that is not a part of the mechanism's secret
 
     async def step(self, event: SaslInitReceived | SaslResponseReceived) -> Continue | Done | Failed:
         """Take what the peer said; the answer is a challenge or the verdict."""
@@ -64,5 +65,6 @@ class Login:
             name = text_of(user)
             if name is None:
                 return None
+            self.name = name
             return await entrance.authenticate_password(name, password, peer=self._peer)
         return None

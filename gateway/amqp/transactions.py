@@ -285,6 +285,7 @@ class Transaction:
         """Settle a message that cannot be stored; the transaction cannot be committed any more."""
         peer = self._peer
         incoming.window.settle()
+        incoming.audit(outcome, reason)
         self._coordinators.counts.incoming[outcome] += 1
         self._doom(Error(ROLLED_BACK, f"a message was refused: {reason}"))
         if delivery is not None and peer.alive:

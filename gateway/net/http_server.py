@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
-from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, InvalidURLError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
 from flowcontrol.budget import UNBOUNDED, Budget, ConnectionBudget
@@ -331,7 +331,7 @@ class HttpConnection(RequestsInTurn):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
         if taps.watchers:
-            taps.closed(self, str(exc) if exc is not None else "")
+            taps.closed(self, str(exc or ""))
         self._forget()
         self.entrance.connections -= 1
         self.leave_limits()
@@ -356,6 +356,8 @@ class HttpConnection(RequestsInTurn):
             status, message = 431, "The request's head is too large"
         elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
             status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
+        elif isinstance(exc, InvalidURLError):
+            status, message = 400, "Bad request: its target is no URL"  # which may have a password in it
         elif isinstance(exc, HttpProcessingError) and exc.code:
             status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
         elif exc is not None and status >= 500:

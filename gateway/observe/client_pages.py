@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import unquote
 
@@ -11,21 +10,17 @@ from aiohttp import web
 
 from gateway.clients import PROTOCOLS
 from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
-from gateway.observe.management import Route, answer, bad
+from gateway.observe.management import Route, acted, answer, bad
 
 PATH: Final = "/clients"
 KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
-
-Acted = Callable[[web.Request, str, str], None]
-"""Told of an administrator's act: its request, what it was, and on what."""
 
 
 class ClientPages:
     """The three operations."""
 
-    def __init__(self, clients: Clients, acted: Acted) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._acted = acted
 
     def routes(self) -> list[Route]:
         """Where they are."""
@@ -55,7 +50,7 @@ class ClientPages:
         closed = await self._clients.kick(wanted)
         if not closed:
             return _nobody(wanted)
-        self._acted(request, "kick", wanted)
+        acted(request, "kick", wanted)
         return answer({"closed": closed})
 
 

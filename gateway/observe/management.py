@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from gateway.audit.trail import Where, audit
 from gateway.config import Address
 from gateway.kafka.cluster.topic_safety import TopicsReport
 from gateway.kafka.contracts import Refused
@@ -55,6 +56,17 @@ def answer(told: object, status: int = 200) -> web.Response:
     """An answer in JSON, of this moment."""
     headers = {"Cache-Control": "no-store"}
     return web.Response(status=status, body=msgspec.json.encode(told), content_type=JSON, headers=headers)
+
+
+def where_of_request(request: web.Request) -> Where:
+    """Who asks, for the audit trail."""
+    return Where("management", peer_of(request), "management")
+
+
+def acted(request: web.Request, what: str, on: str) -> None:
+    """An administrator has done something: the audit trail has it. Whoever may ask without a login has no name."""
+    if audit.enabled:
+        audit.act(where_of_request(request), login_of(request)[0], what, on)
 
 
 def bad(why: str, status: int = 400) -> web.Response:
@@ -187,6 +199,9 @@ class Management:
             except Busy as busy:
                 return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
             if not admitted:
+                user, _ = login_of(request)
+                if user:
+                    audit.refused(where_of_request(request), "wrong password, or no right admin", name=user)
                 return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
             return await handler(request)
 
@@ -196,6 +211,7 @@ class Management:
         assert self._drain is not None
         if self._ready()[1]["stopping"]:  # a second one would end it at once, as a second signal does
             return web.Response(status=409, text="the gateway is stopping already\n")
+        acted(request, "drain", "")
         self._drain()
         return web.Response(status=202, body=b'{"draining":true}', content_type=JSON)
 

@@ -9,9 +9,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway.observe.client_pages import Acted
 from gateway.observe.clients import Clients
-from gateway.observe.management import Route, bad
+from gateway.observe.management import Route, acted, bad
 from gateway.trace.traces import TooManyTracesError, Trace, TraceError, Traces, Wanted
 
 LINES: Final = "application/x-ndjson"
@@ -22,10 +21,9 @@ LAST_S: Final = 1.0  # for the last line
 class TracePages:
     """The operation."""
 
-    def __init__(self, clients: Clients, traces: Traces, acted: Acted) -> None:
+    def __init__(self, clients: Clients, traces: Traces) -> None:
         self._clients = clients
         self._traces = traces
-        self._acted = acted
 
     def routes(self) -> list[Route]:
         """Where it is."""
@@ -42,7 +40,7 @@ class TracePages:
             return bad(str(error), 429 if isinstance(error, TooManyTracesError) else 400)
         why = "the reader left"
         try:
-            self._acted(request, "trace", wanted.client or wanted.topic or wanted.address)
+            acted(request, "trace", wanted.client or wanted.topic or wanted.address)
             answer = web.StreamResponse(headers={"Content-Type": LINES, "Cache-Control": "no-store"})
             await answer.prepare(request)
             with suppress(TimeoutError):

@@ -233,6 +233,15 @@ class LogConfig(Section):
     """`console`, `json`, or by whether standard error is a terminal"""
 
 
+class AuditConfig(Section):
+    """A line for each login, refusal and administrator's act."""
+
+    file: Path | None = None
+    """where the audit trail is appended, in JSON lines; opened again on SIGHUP, after logrotate has renamed it"""
+    topic: Annotated[str | None, Field(pattern="^__trivium_[a-zA-Z0-9._-]{1,200}$")] = None
+    """a Kafka topic for it, such as `__trivium_audit`. No client can read or write a topic whose name begins so"""
+
+
 class ObserveConfig(Section):
     """Spans for a collector of OpenTelemetry."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gateway.secret import BLANK
-from gateway.trace.shown import Line, shown, shown_bytes, shown_pairs
+from gateway.trace.shown import Line, shown, shown_bytes, shown_method, shown_pairs
 from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
 from protocols.amqp.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, SEQUENCE, VALUE
 
@@ -196,6 +196,8 @@ def _shown(field: str, value: Any) -> Any:
     """A field's value: names for what is described, and no secret in maps."""
     if field == "role":
         return "receiver" if value else "sender"
+    if field == "mechanism":
+        return shown_method(value)
     if isinstance(value, Pairs):
         return shown_pairs(value)
     if isinstance(value, Described):

@@ -31,7 +31,7 @@ PARAMETERS: Final = frozenset(
         "timestamp",
     }
 )  # fmt: skip
-USERINFO: Final = re.compile(r"(?<=//)[^/@]*@")
+USERINFO: Final = re.compile(r"(?<=://).*@")  # a password may have any character in it, allowed or not
 EVENTS: Final = "text/event-stream"
 SWITCHING: Final = 101
 EVENT_END: Final = b"\n\n"
@@ -210,8 +210,7 @@ class HttpDecoder:
 
 def target(text: str) -> str:
     """What a request is for, without what may be a secret."""
-    path, mark, query = text.partition("?")
-    path = USERINFO.sub(f"{BLANK}@", path)
+    path, mark, query = USERINFO.sub(f"{BLANK}@", text, count=1).partition("?")
     parts = []
     for part in query.split("&") if mark else ():
         name, equals, _ = part.partition("=")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.secret import BLANK
-from gateway.trace.shown import Line, cut, shown, shown_bytes, shown_pairs
+from gateway.trace.shown import Line, cut, shown, shown_bytes, shown_method, shown_pairs
 from protocols.errors import PeerError
 from protocols.mqtt import packets
 from protocols.mqtt.decoding import decode_packet
@@ -137,6 +137,8 @@ def _properties(properties: Properties) -> Line:
             continue
         if name == "authentication_data":
             line[name] = BLANK
+        elif name == "authentication_method":
+            line[name] = shown_method(value)
         elif name == "user_properties":
             line[name] = shown_pairs(value)
         else:

@@ -11,8 +11,21 @@ TEXT: Final = 256  # characters of a text that are shown
 ITEMS: Final = 20  # of a list or a map
 DEPTH: Final = 4
 
+METHODS: Final = frozenset(
+    {
+        "ANONYMOUS", "EXTERNAL", "GSSAPI", "OAUTHBEARER", "PLAIN", "SCRAM-SHA-1", "SCRAM-SHA-256", "SCRAM-SHA-512",
+        "XOAUTH2",
+    }
+)  # fmt: skip
+"""Ways to log in that are shown by their names; what else stands in their place may be a secret."""
+
 Line = dict[str, Any]
 """What is told of one packet, frame or request."""
+
+
+def shown_method(name: object) -> str:
+    """A SASL mechanism, or an authentication method of MQTT."""
+    return str(name) if str(name) in METHODS else BLANK
 
 
 def cut(text: str, most: int = TEXT) -> str:

@@ -169,9 +169,16 @@ class IncomingLink:
         """Settle a message that does not reach Kafka; rejected with `condition` where the outcome's is too general."""
         self.window.settle()
         self._ingress.counts.incoming[outcome] += 1
+        self.audit(outcome, reason)
         if delivery is not None:
             state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
             self._peer.engine.settle_delivery(self.link, delivery, state)
+
+    def audit(self, outcome: Outcome, reason: str) -> None:
+        """A message was refused: that is told when its sender may not send it."""
+        if outcome is Outcome.DENIED:
+            topic = "" if self.destination is None else self.destination.topic
+            self._peer.audit_denied("publish", topic, reason)
 
     def top_up(self) -> None:
         """Grant credit if there is capacity and it is worth a frame."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.audit.trail import audit, where_of
 from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
@@ -135,6 +136,11 @@ class Peer(abc.ABC):
         task = self.pump.spawn(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+
+    def audit_denied(self, what: str, on: str, reason: str) -> None:
+        """The peer may not do something that it wanted to."""
+        if audit.enabled and self._identity is not None:
+            audit.denied(where_of("amqp", self.pump, self.container_id), self._identity.name, what, on, reason)
 
     @abc.abstractmethod
     def detach(self, link: Link, error: Error) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.audit.trail import audit, where_of
 from gateway.clients import CLOSED, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
@@ -293,6 +294,7 @@ class Client(ClientPort):
         """What an exchange came to."""
         if isinstance(step, Failed):
             self._counters.refused_connections += 1
+            self._audit_refusal(step.reason, busy=step.busy)
             log.info("authentication failed", client=connect.client_id, reason=step.reason)
         if not isinstance(step, Done):
             return []
@@ -308,8 +310,21 @@ class Client(ClientPort):
         except NoTenantError:
             return False
 
+    def _audit_refusal(self, reason: str, *, busy: bool = False) -> None:
+        """A login was refused, or what CONNECT asked for beside it."""
+        connect = self._connection.connect
+        if not audit.enabled or self._pump is None or connect is None:
+            return
+        where = where_of("mqtt", self._pump, self.client_id or connect.client_id)
+        if self.grant is None:
+            audit.refused(where, reason, name=connect.username or "", busy=busy)
+        else:
+            audit.denied(where, self.grant.identity.name, "connect", self.client_id, reason)
+
     def _refuse(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> list[Any]:
         if not self._is_over:
+            if code in _AUDITED:
+                self._audit_refusal(reason, busy=code == ReasonCode.SERVER_BUSY)
             self._counters.refused_connections += 1
             self._connection.refuse(code, reason, properties)
         return []
@@ -367,6 +382,8 @@ class Client(ClientPort):
             listener=pump.entrance.name,
             present=present,
         )
+        if audit.enabled:
+            audit.accepted(where_of("mqtt", pump, self.client_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(pump, f"mqtt/{self.client_id}")
         ahead = self._connection.accept(
@@ -493,6 +510,12 @@ class Client(ClientPort):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
 
 
+_AUDITED: Final = frozenset(
+    {
+        ReasonCode.NOT_AUTHORIZED, ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.BAD_AUTHENTICATION_METHOD,
+        ReasonCode.SERVER_BUSY, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+    }
+)  # fmt: skip
 VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
 _REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 _WAITING: Final = frozenset(

@@ -149,6 +149,7 @@ class Incoming:
         record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
         whole = self._names.mqtt(topic)
         if not self._allowed(whole, record.topic, record.key) or (topic[0] == "$" and is_servers_own(topic)):
+            self._client.audit_denied("publish", topic)
             return self._decline(event, _DENIED)
         self._inbound.admit(topic)
         if (

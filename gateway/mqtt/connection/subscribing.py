@@ -130,6 +130,7 @@ def _judge(  # noqa: PLR0917 - who asks, and what
         if share is None and is_shared(topic_filter):  # 3.1.1: 5.0 was disconnected
             answer.refuse(place, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
+            client.audit_denied("subscribe", topic_filter)
             answer.refuse(place, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
         elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
             answer.refuse(place, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
@@ -201,6 +202,8 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
         except TimeoutError:
             answer.reason = _SILENT
         except Refused as refused:
+            if refused.outcome is Outcome.DENIED and session.client is not None:
+                session.client.audit_denied("subscribe", subscriptions[place].options.topic_filter)
             answer.not_now(place, refused)
 
     async def join_in_order(several: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.audit.trail import audit, where_of
 from gateway.flow import subject
 from gateway.limits.brakes import ReadingPause, SendingPause
 from gateway.limits.limits import ClientLimits, Limits
@@ -89,6 +90,11 @@ class ClientPort(abc.ABC):
     def may_receive_retained(self, topic: str) -> bool:
         """Whether the client may read the retained message of an MQTT topic."""
         return self.grant is not None and self.grant.mqtt_subscribe.of_topic(topic)
+
+    def audit_denied(self, what: str, on: str) -> None:
+        """The client may not do something that it wanted to."""
+        if audit.enabled and self._pump is not None and self.grant is not None:
+            audit.denied(where_of("mqtt", self._pump, self.client_id), self.grant.identity.name, what, on)
 
     # what can be sent now
 

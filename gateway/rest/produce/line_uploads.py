@@ -11,6 +11,7 @@ from aiohttp import StreamReader, web
 
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
+from gateway.rest.produce.tickets import denied_key
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
@@ -150,7 +151,8 @@ class Uploads(OperationSet):
                 upload.submit(run)
                 run = []
             if isinstance(found, Record):
-                upload.refuse(403, f"Not allowed: publish to {writer.grant.names.own(writer.topic)} with this key")
+                denied = denied_key(writer.grant, writer.topic)
+                upload.refuse(denied.error_code, denied.message)
             else:
                 upload.refuse(found.status, found.message, found.validation_errors)
         if run:

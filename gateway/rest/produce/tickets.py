@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from gateway.audit.trail import Where, audit
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
@@ -15,6 +16,7 @@ from mapping.record import Record
 from protocols.rest.errors import RestError, retry_after
 from protocols.rest.responses import ErrorBody, Stored
 
+NOT_THIS_KEY: Final = "with this key"
 _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
@@ -132,4 +134,10 @@ def submit_allowed(
         if grant.publish(topic, record.key):
             publisher.submit(record, ticket, token, sender)
         else:
-            ticket.refuse(token, ErrorBody(403, f"Not allowed: publish to {grant.names.own(topic)} with this key"))
+            ticket.refuse(token, denied_key(grant, topic))
+
+
+def denied_key(grant: Grant, topic: str) -> ErrorBody:
+    """What a record is answered whose key the client may not write; the audit trail has it."""
+    audit.denied(Where("http"), grant.identity.name, "publish", topic, NOT_THIS_KEY)
+    return ErrorBody(403, f"Not allowed: publish to {grant.names.own(topic)} {NOT_THIS_KEY}")

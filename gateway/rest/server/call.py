@@ -10,6 +10,7 @@ from aiohttp.http import HttpVersion11
 
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
+from gateway.rest.server.audited import audit_act
 from gateway.rest.server.body import BodyReader, answer_expectation
 from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
@@ -162,6 +163,10 @@ class Call:
         if usual:
             known = KnownRequest(request, self.operation.name, self._dispatcher, operation)
             self.connection.remember(request, known)
+
+    def acted(self, what: str, on: str) -> None:
+        """The client has changed something as an administrator: the audit trail has it."""
+        audit_act(self.connection, self.grant, what, on)
 
     def _go_on(self) -> None:
         """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""

@@ -16,6 +16,7 @@ from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.server.answers import error_answer
+from gateway.rest.server.audited import audit_denied, audit_login, audit_refusal
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -24,6 +25,7 @@ from gateway.rest.server.content_coding import compress
 from gateway.rest.server.cors import Cors, allowed, is_preflight
 from gateway.rest.server.operation_set import Handler, OperationSet
 from gateway.rest.server.request_login import TOKEN_PARAMETER, RequestLogin
+from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.tenants import Names
 from protocols.rest.confluent import Dialect
@@ -61,6 +63,11 @@ class _Work:
         if self.call is not None:
             error.message = self.call.grant.names.text(error.message)
         return self.refuse(error)
+
+    @property
+    def grant(self) -> Grant | None:
+        """Its client's rights; None before the login."""
+        return None if self.call is None else self.call.grant
 
 
 class RequestDispatcher:
@@ -143,7 +150,10 @@ class RequestDispatcher:
         client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
         connection = cast("HttpConnection", request.protocol)
         connection.identified()
-        connection.identity = client.grant.identity
+        identity = client.grant.identity
+        if connection.identity is not identity:
+            audit_login(connection, identity)
+            connection.identity = identity
         work.client = self.concurrency.enter(connection, client.grant.identity)
         self.limits.enter(connection, client.grant.identity)
         work.call = call = Call(request, operation, client, self._bodies, self)
@@ -164,8 +174,11 @@ class RequestDispatcher:
         try:
             answer = await running
         except RestError as error:
+            audit_refusal(cast("HttpConnection", request.protocol), request, work.grant, error)
             answer = work.refused(error)
         except Refused as refused:
+            if refused.outcome is Outcome.DENIED:
+                audit_denied(cast("HttpConnection", request.protocol), work.grant, refused.reason)
             answer = work.refused(refusal(refused))
         except NotAssignedError as error:
             answer = work.refused(not_found(str(error), Fault.NOT_ASSIGNED))

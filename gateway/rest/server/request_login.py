@@ -89,7 +89,7 @@ class RequestLogin:
         else:
             scheme, _, credentials = header.partition(" ")
             scheme = scheme.lower()
-            if scheme == "basic" and (named := _name_and_password(credentials)) is not None:
+            if scheme == "basic" and (named := name_and_password(credentials)) is not None:
                 identity = entrance.known_password(*named)
             elif scheme == "bearer":
                 shown = entrance.known_token(credentials.strip(), peer=connection.peer)
@@ -123,7 +123,7 @@ async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Iden
 
 async def _by_password(connection: HttpConnection, credentials: str) -> Identity:
     """Judge the credentials of Basic; RestError when they are not good."""
-    named = _name_and_password(credentials)
+    named = name_and_password(credentials)
     if named is None:
         raise _unauthorized(connection, "The credentials are not readable")
     user, password = named
@@ -141,7 +141,7 @@ def _unauthorized(connection: HttpConnection, message: str, fault: str = "") -> 
     return RestError(401, message, headers=tuple(challenges))
 
 
-def _name_and_password(credentials: str) -> tuple[str, str] | None:
+def name_and_password(credentials: str) -> tuple[str, str] | None:
     """Those in the credentials of Basic; None: there are none."""
     try:
         user, colon, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")

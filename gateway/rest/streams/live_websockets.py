@@ -30,6 +30,7 @@ from gateway.net.writes import Writes
 from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
 from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
 from gateway.rest.produce.tickets import Ticket, submit_allowed
+from gateway.rest.server.audited import FORBIDDEN, audit_denied
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_dispatcher import refusal
@@ -253,6 +254,8 @@ class LiveSession:
     def refuse(self, name: str | None, error: RestError) -> None:
         """Answer a message by an error."""
         self.live.counts.errors_total += 1
+        if error.status == FORBIDDEN:
+            audit_denied(self.pump, self.grant, error.message)
         self.send(failed(name, error))
 
     def dropped(self, subscription: Subscription, error: RestError) -> None:

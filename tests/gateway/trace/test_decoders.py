@@ -216,3 +216,8 @@ def test_bytes_are_text_where_they_are() -> None:
     assert shown_bytes(b"\xff", 3) == "0xff"
     assert shown_bytes(b"a\x1b[31m", 64) == "0x611b5b33316d"
     assert target("/a?b") == "/a?b"
+    assert target("http://ann:pa/ss?w@rd@h/a?limit=1") == "http://***@h/a?limit=1"
+    [told] = lines(
+        MqttDecoder(None, b"", 0), encode_packet(packets.Auth(0x18, Properties(authentication_method=SECRET)), V5)
+    )
+    assert told["authentication_method"] == "***"
