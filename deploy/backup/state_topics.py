@@ -28,12 +28,11 @@ async def save(settings: dict[str, Any], prefix: str = PREFIX) -> list[str]:
     """The last record of each key in the topics that begin so, a line for each, in the order of offsets."""
     last: dict[tuple[str, int, bytes | None], Any] = {}
     partitions = [one for one in await there(settings) if one.topic.startswith(prefix)]
-    consumer = AIOKafkaConsumer(**settings, isolation_level="read_committed", enable_auto_commit=False)
+    consumer = AIOKafkaConsumer(**settings, auto_offset_reset="earliest", isolation_level="read_committed")
     await consumer.start()
     try:
         consumer.assign(partitions)
         ends = await consumer.end_offsets(partitions)
-        await consumer.seek_to_beginning(*partitions)
         while any([await consumer.position(one) < ends[one] for one in partitions]):
             for records in (await consumer.getmany(timeout_ms=500)).values():
                 for record in records:
