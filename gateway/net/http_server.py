@@ -63,9 +63,9 @@ class HttpConnection(RequestsInTurn):
     """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
 
     __slots__ = (
-        "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left", "_max_bytes",
-        "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger", "_strangers", "_unread",
-        "_whole", "entrance", "limits", "source", "unacknowledged",
+        "_address", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left",
+        "_max_bytes", "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger",
+        "_strangers", "_unread", "_whole", "entrance", "limits", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,7 @@ class HttpConnection(RequestsInTurn):
         super().__init__(server, **options)
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self.entrance = entrance  # the listener that it came through
+        self._address: str | None = None  # when it was asked for
         self._outgoing = outgoing
         self._unread: Unread | None = None  # an answer, while its reader is slow
         # what is on its way to Kafka of requests that were answered before; None: there was none
@@ -370,10 +371,11 @@ class HttpConnection(RequestsInTurn):
             super().log_exception(*arguments, **options)
 
     @property
-    def remote(self) -> str | None:
-        """The client's host, as `aiohttp.web.BaseRequest.remote`."""
-        peer = self.peername
-        return peer if peer is None else str(peer[0]) if isinstance(peer, tuple) else str(peer)
+    def address(self) -> str:
+        """What an anonymous client is counted by: see `address_of`."""
+        if self._address is None:
+            self._address = address_of(self.peer)
+        return self._address
 
     @property
     def peer(self) -> str:

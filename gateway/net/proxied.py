@@ -148,6 +148,9 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         proxies, strangers = self._headers.proxies, self._headers.strangers
+        if peer is None:  # gone already: a check of a balancer's that is over with the connection
+            self.abort()
+            return
         if not proxies.trusts(peer):
             proxies.refuse_untrusted(peer)
             self.abort()

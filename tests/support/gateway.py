@@ -60,7 +60,7 @@ class GatewayProcess:
     def address(self, protocol: str) -> tuple[str, int]:
         """Host and port of a listener."""
         host, _, port = self.addresses[protocol].rpartition(":")
-        return host, int(port)
+        return host.strip("[]"), int(port)
 
     @property
     def pid(self) -> int:
