@@ -62,6 +62,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.kafka_acls import principal_template
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tenants import Tenants
+from gateway.security.throttle import peer_of
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
 from gateway.trace.traces import Traces
@@ -400,7 +401,7 @@ class App:
             return
         assert self._management is not None
         facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
-        facts["management"] = f"{self._config.management.address.host}:{self._management.port}"
+        facts["management"] = peer_of((self._config.management.address.host, self._management.port))
         facts["kafka"] = (
             self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
         )

@@ -33,7 +33,7 @@ from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.scram import Continue
 from gateway.security.tenants import NoTenantError
-from gateway.security.throttle import host_of
+from gateway.security.throttle import address_of
 from gateway.security.turns import Unavailable
 from gateway.taps import taps
 from gateway.turns import in_turns
@@ -454,7 +454,7 @@ class AmqpConnection(AttachingPeer):
         self.container_id = event.container_id
         self.pump.identified()
         try:
-            limits = self.services.limits.enter(identity, host_of(self.pump.peer), self.pump.entrance.name)
+            limits = self.services.limits.enter(identity, address_of(self.pump.peer), self.pump.entrance.name)
             self._hold_to_limits(limits)
         except LimitExceeded as exceeded:
             self._log.info("connection refused", principal=identity.name, reason=str(exceeded))

@@ -27,6 +27,7 @@ from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.observe.spark_jobs import SparkJobs
+from gateway.security import throttle
 from gateway.security.origins import Hosts, Origins
 from gateway.security.turns import Busy
 
@@ -89,7 +90,7 @@ def login_of(request: web.Request) -> tuple[str, str]:
 def peer_of(request: web.Request) -> str:
     """Who asks, as `host:port`; "" when he is gone."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-    return f"{peer[0]}:{peer[1]}" if peer else ""
+    return throttle.peer_of(peer) if peer else ""
 
 
 class Management:

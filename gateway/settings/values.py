@@ -49,8 +49,10 @@ class Address(str):
     def parse(cls, text: str) -> Address:
         """Check `text`; ValueError when it is no `HOST:PORT`."""
         host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > LARGEST_PORT:
+        if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > LARGEST_PORT:
             raise ValueError("expected HOST:PORT")
+        if set(host) & set(":[]") and not _is_bracketed(host):
+            raise ValueError("expected HOST:PORT, with an IPv6 host in brackets: [::1]:1883")
         return cls(text)
 
     @classmethod
@@ -58,6 +60,14 @@ class Address(str):
         return core_schema.no_info_after_validator_function(
             cls.parse, core_schema.str_schema(), serialization=core_schema.to_string_ser_schema()
         )
+
+
+def _is_bracketed(host: str) -> bool:
+    """Whether it is an IPv6 address in brackets."""
+    try:
+        return host[0] + host[-1] == "[]" and ipaddress.ip_address(host[1:-1]).version == 6
+    except ValueError:
+        return False
 
 
 def _origin(text: str) -> str:

@@ -42,6 +42,8 @@ def test_trivium_toml_of_the_working_directory_is_read_unless_a_file_is_named(fi
         ({"mqtt": {"adress": "x"}}, ["mqtt.adress", "not permitted"]),
         ({"amqp": {"address": "nowhere"}}, ["amqp.address", "HOST:PORT"]),
         ({"http": {"address": "h:99999"}}, ["http.address", "HOST:PORT"]),
+        ({"http": {"address": "::1:8080"}}, ["http.address", "in brackets"]),
+        ({"http": {"address": "[localhost]:8080"}}, ["http.address", "in brackets"]),
         ({"security": {"tls_cert": "a"}}, ["security", "tls_cert and tls_key go together"]),
         ({"kafka": {"linger_ms": -1}, "mqtt": {"receive_maximum": 0}}, ["kafka.linger_ms", "mqtt.receive_maximum"]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
+import socket
 import ssl
 import uuid
 from collections.abc import AsyncIterator
@@ -73,6 +74,22 @@ address = "127.0.0.1:0"
 proxy_protocol = true
 """  # noqa: E501 - an inline table has one line
 
+IPV6 = """
+[[listeners]]
+name = "mqtt6"
+protocol = "mqtt"
+address = "[::1]:0"
+[[listeners]]
+name = "amqp6"
+protocol = "amqp"
+address = "[::1]:0"
+[[listeners]]
+name = "http6"
+protocol = "http"
+address = "[::1]:0"
+"""
+HAS_IPV6 = socket.has_dualstack_ipv6()
+
 
 def write_server(path: Path) -> None:
     SERVERS.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
@@ -93,13 +110,14 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
     for name in ("one", "two"):
         write_server(directory / f"{name}.pem")
     DEVICES.cert_pem.write_to_path(str(directory / "ca.pem"))
-    process = await GatewayProcess(directory, bootstrap, config=CONFIG.format(directory=directory)).start()
+    config = CONFIG.format(directory=directory) + (IPV6 if HAS_IPV6 else "")
+    process = await GatewayProcess(directory, bootstrap, config=config).start()
     yield process
     assert await process.stop() == 0
 
 
 async def mqtt(gateway: GatewayProcess, listener: str, device: str | None = None, **connect: Any) -> RawClient:
-    tls = None if listener == "local" else client_context(device)
+    tls = client_context(device) if listener in ("devices", "users") else None
     client = RawClient(*await asyncio.open_connection(*gateway.address(listener), ssl=tls), Version.V5)
     client.send(packets.Connect(Version.V5, connect.pop("client_id", ""), **connect))
     client.connack = await client.expect(packets.Connack)
@@ -228,12 +246,40 @@ async def test_more_than_max_connections_are_closed_at_once_and_counted(gateway:
 
 async def test_everything_tells_listeners_by_their_names(gateway: GatewayProcess) -> None:
     names = {"local", "devices", "users", "amqps", "public", "inner"}
+    names |= {"mqtt6", "amqp6", "http6"} if HAS_IPV6 else set()
     assert gateway.addresses.keys() == names | {"management", "kafka", "pid", "kafka_pid"}
     url = f"http://{gateway.addresses['management']}/ready"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert (await response.json())["listeners"] == dict.fromkeys(names, True)
     told = [line for line in await metrics(gateway) if line.startswith("trivium_listener_connections_total{")]
     assert {name for name in names for line in told if f'listener="{name}"' in line} == names
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+async def test_each_protocol_over_ipv6(gateway: GatewayProcess) -> None:
+    assert all(gateway.addresses[name].startswith("[::1]:") for name in ("mqtt6", "amqp6", "http6"))
+    client = await mqtt(gateway, "mqtt6")
+    assert client.connack.reason_code == 0
+    client.drop()
+    amqp = WireClient(*await asyncio.open_connection(*gateway.address("amqp6")))
+    amqp.say(SASL)
+    assert await amqp.header() == SASL
+    assert b"ANONYMOUS" in await amqp.until(0x40)
+    await amqp.close()
+    url = f"http://{gateway.addresses['http6']}"  # which is the field Host, too
+    async with aiohttp.ClientSession(url) as session:
+        control = {"Content-Type": "application/vnd.kafka.v2+json"}
+        async with session.post(f"/consumers/{TOPIC}", json={"name": "one"}, headers=control) as response:
+            assert response.status == 200
+            uri = (await response.json(content_type=None))["base_uri"]
+        assert uri.startswith(f"{url}/")
+        async with session.delete(uri) as response:
+            assert response.status == 204
+        own_page = {"Origin": url}
+        async with session.ws_connect("/mqtt", protocols=["mqtt"], headers=own_page) as websocket:
+            await websocket.send_bytes(encode_packet(packets.Connect(Version.V5, ""), Version.V5))
+            assert (await websocket.receive_bytes())[3] == 0
+    assert '"peer": "[::1]:' in gateway.log.read_text()
 
 
 async def test_sighup_reads_the_certificates_of_each(gateway: GatewayProcess) -> None:

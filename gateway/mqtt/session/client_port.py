@@ -20,7 +20,7 @@ from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
-from gateway.security.throttle import host_of
+from gateway.security.throttle import address_of
 from mapping.record import Received
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish
@@ -120,7 +120,7 @@ class ClientPort(abc.ABC):
     def enter_limits(self, limits: Limits, identity: Identity, former: ClientPort | None) -> None:
         """Count it as connected; `former`: the connection that it takes the place of. See `Limits.enter`."""
         assert self._pump is not None
-        peer, listener = host_of(self._pump.peer), self._pump.entrance.name
+        peer, listener = address_of(self._pump.peer), self._pump.entrance.name
         self.limits = limits.enter(identity, peer, listener, None if former is None else former.limits)
 
     def hold_to_limits(

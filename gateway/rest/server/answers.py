@@ -8,6 +8,7 @@ from aiohttp import web
 
 from gateway.net.http_server import SERVER
 from gateway.rest.server.quick_answer import Head, QuickAnswer
+from gateway.security.throttle import peer_of
 from protocols.rest.errors import RestError
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
 from protocols.rest.responses import encode_error
@@ -55,4 +56,4 @@ def own_address(request: web.BaseRequest) -> str:
     """The address that the client has reached, for when it does not say it."""
     transport = request.transport
     name = None if transport is None else transport.get_extra_info("sockname")
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "localhost"
+    return peer_of(name) if isinstance(name, tuple) else "localhost"

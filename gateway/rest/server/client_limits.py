@@ -38,7 +38,7 @@ class RequestLimits:
         if connection.transport is None:  # the client has left meanwhile
             return
         try:
-            connection.limits = self._limits.enter(identity, connection.remote or "", connection.entrance.name)
+            connection.limits = self._limits.enter(identity, connection.address, connection.entrance.name)
         except LimitExceeded as exceeded:
             wait_s = math.ceil(exceeded.wait_s)
             raise too_many(f"{str(exceeded).capitalize()}; try again", wait_s, close=True) from None

@@ -47,7 +47,7 @@ class ConcurrencyLimit:
         """
         client = identity.name
         if identity.method == "anonymous":
-            client = f"/{connection.remote}"  # no login's name: those have no limit on letters
+            client = f"/{connection.address}"  # no login's name: those have no limit on letters
         refusal = self._places.enter(client)
         if refusal is None:
             return client
