@@ -72,12 +72,12 @@ defaults
 ENDS_TLS = """
 listen {name}
     bind fd@{fd} ssl crt {directory}/server.pem ca-file {directory}/ca.pem verify optional
-    server gateway {address} send-proxy-v2-ssl-cn check {check} inter 50ms
+    server gateway {address} send-proxy-v2-ssl-cn check {check} inter 200ms fall 50
 """
 PASSES_ON = """
 listen {name}
     bind fd@{fd}
-    server gateway {address} {header} check check-send-proxy inter 50ms
+    server gateway {address} {header} check check-send-proxy inter 200ms fall 50
 """
 
 
@@ -129,7 +129,7 @@ class Balanced:
         writer.write(b"show stat\n")
         rows = [line.split(",") for line in (await reader.read()).decode().splitlines()]
         writer.close()
-        return {row[0]: row[17] for row in rows if len(row) > 17 and row[1] == "gateway"}
+        return {row[0]: row[36] for row in rows if len(row) > 36 and row[1] == "gateway"}
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +247,15 @@ async def test_haproxys_own_checks_are_harmless(balanced: Balanced) -> None:
     headers = await balanced.metric("trivium_proxy_protocol_headers_total")
 
     async def are_checked() -> bool:
-        return await balanced.metric("trivium_proxy_protocol_headers_total") > headers + 20
+        return await balanced.metric("trivium_proxy_protocol_headers_total") > headers + 10
+
+    async def are_good() -> bool:
+        return set((await balanced.checked()).values()) == {"L4OK"}
 
     await wait_until(are_checked)
-    assert set((await balanced.checked()).values()) == {"UP"}
+    await wait_until(are_good)  # one that is late on a busy machine is none
     for name in ("broken", "untrusted"):
         assert await balanced.metric(f"trivium_proxy_protocol_{name}_total") == 0
-    assert not re.findall(r'^.*"level": "(?:warning|error)".*$', balanced.gateway.log.read_text(), re.MULTILINE)
+    assert not re.findall(
+        r'^.*"level": "(?:warning|error)", "logger": "gateway\.net.*$', balanced.gateway.log.read_text(), re.MULTILINE
+    )
