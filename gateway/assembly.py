@@ -378,7 +378,8 @@ def _presence(config: Config, publisher: Publisher, gateways: Gateways) -> Prese
         keep_offline_s=config.presence.keep_offline_s,
         wall_clock=wall_clock,
         is_alive=gateways.is_alive,
-        is_ours=gateways.is_left_to_us,
+        is_dead=gateways.is_dead,
+        is_ours=gateways.takes_over,
     )
 
 

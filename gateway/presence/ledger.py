@@ -69,17 +69,21 @@ class _Mine:
 class Ledger:
     """The states of all clients, of all gateways."""
 
-    def __init__(self, owner: str, *, is_alive: Callable[[str], bool], is_ours: Callable[[str], bool]) -> None:
-        """Begin with nothing known.
-
-        `owner`: this process. `is_alive`: whether another process was heard of. `is_ours`: whether one is dead, and we
-        care for what it has left.
-        """
+    def __init__(
+        self,
+        owner: str,  # this process
+        *,
+        is_alive: Callable[[str], bool],  # whether another process was heard of
+        is_dead: Callable[[str], bool],  # whether it has long not been; who has just started does not know
+        is_ours: Callable[[str], bool],  # whether it is dead, and we are the first to care for what it has left
+    ) -> None:
+        """Begin with nothing known."""
         self.known: dict[str, Known] = {}
         self.due: dict[str, None] = {}  # keys to be looked at by `take`, in this order
         self.takeovers = self.deaths = self.mended = self.forgotten = self.invalid = 0
         self._owner = owner
         self._is_alive = is_alive
+        self._is_dead = is_dead
         self._is_ours = is_ours
         self._mine: dict[str, _Mine] = {}
         self._behind: set[str] = set()  # keys whose last record in the log is not the right one
@@ -182,10 +186,10 @@ class Ledger:
             return None
         if known.online and known.gateway == self._owner:
             return self._ended(known, Ended(SERVER), now)
-        if known.online and self._is_ours(known.gateway):
+        if known.online and self._is_dead(known.gateway):
             self.deaths += 1
             return self._ended(known, Ended(DEATH), now)
-        if key in self._behind and (known.gateway == self._owner or self._is_ours(known.gateway)):
+        if key in self._behind and (known.gateway == self._owner or self._is_dead(known.gateway)):
             self.mended += 1
             return known.value
         return GONE if over and not known.online else None
@@ -319,7 +323,7 @@ class Ledger:
                 self._look(key)
 
     def bury(self) -> Iterator[None]:
-        """In steps: the clients of gateways that are dead, and for which we care, are offline."""
+        """In steps: the clients of gateways that are dead, and for which we are the first to care, are offline."""
         for key in list(self.known):
             known = self.known.get(key)
             if known is not None and (known.online or key in self._behind) and self._is_ours(known.gateway):
@@ -327,18 +331,19 @@ class Ledger:
             yield
 
     def sweep(self, before: int) -> Iterator[None]:
-        """In steps: delete what is offline since `before` (epoch milliseconds), and mend what a dead gateway cannot."""
-        for key in list(self._behind):
-            known = self.known.get(key)
-            if known is not None and self._is_ours(known.gateway):
-                self._want(key)
-            yield
+        """In steps: delete what is offline since `before` (epoch milliseconds), and do what dead gateways cannot.
+
+        Every gateway does, whoever was the first to care: that one may not tell presence.
+        """
         for key in list(self.known):
             known = self.known.get(key)
-            old = known is not None and not known.online and known.since < before
-            if old and known is not None and (known.gateway == self._owner or self._is_ours(known.gateway)):
-                self._over.add(key)
-                self._want(key)
+            if known is not None:
+                is_dead = self._is_dead(known.gateway)
+                if not known.online and known.since < before and (is_dead or known.gateway == self._owner):
+                    self._over.add(key)
+                    self._want(key)
+                elif is_dead and (known.online or key in self._behind):
+                    self._want(key)
             yield
 
     def anew(self, is_in: Callable[[str], bool]) -> None:

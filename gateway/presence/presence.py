@@ -59,11 +59,12 @@ class Presence:
         keep_offline_s: int,
         wall_clock: Callable[[], int],  # epoch milliseconds
         is_alive: Callable[[str], bool],  # whether another gateway's process was heard of
-        is_ours: Callable[[str], bool],  # whether a process is dead, and this one cares for what it left
+        is_dead: Callable[[str], bool],  # whether it has long not been
+        is_ours: Callable[[str], bool],  # whether it is dead, and this one is the first to care for what it left
     ) -> None:
         """Nothing is written before the topic is loaded; what is entered until then waits."""
         self.topic = topic
-        self.ledger = Ledger(owner, is_alive=is_alive, is_ours=is_ours)
+        self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, is_ours=is_ours)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
         self._fence: Fence = publisher.fence
         self._withdraw = publisher.withdraw

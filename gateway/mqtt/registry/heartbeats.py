@@ -80,10 +80,10 @@ class Gateways:
         others = {name for name, (_, when) in self._last_beats.items() if now - when < SILENT_S}
         return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
 
-    def is_left_to_us(self, owner: str) -> bool:
-        """Whether a process is dead and we care for what it left; not before everybody was heard of who lives."""
+    def is_dead(self, owner: str) -> bool:
+        """Whether a process is gone; of others than our former one not before everybody was heard of who lives."""
         long_enough = self._loaded and self._clock() - self._began >= SILENT_S
-        return self.is_predecessor(owner) or (long_enough and self.takes_over(owner))
+        return self.is_predecessor(owner) or (long_enough and not self.is_alive(owner))
 
     def mark_dead(self) -> bool:
         """Forget who fell silent; whether there may be sessions that nobody has."""

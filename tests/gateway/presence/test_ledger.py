@@ -27,7 +27,9 @@ class Gateway:
         self.sent: deque[bytes] = deque()
         self.read = 0
         self.is_alive = True
-        self.ledger = Ledger(self.owner, is_alive=world.is_alive, is_ours=self.is_ours)
+        self.ledger = Ledger(
+            self.owner, is_alive=world.is_alive, is_dead=lambda owner: not world.is_alive(owner), is_ours=self.is_ours
+        )
 
     def is_ours(self, owner: str) -> bool:
         alive = [one.owner for one in self.world.gateways.values() if one.is_alive]
@@ -240,7 +242,10 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
     """Two principals connect with one client id in the same moment: the first in the log keeps it."""
     closed: list[str] = []
     log: list[tuple[str, bytes]] = []
-    both = {name: Ledger(name, is_alive=lambda _: True, is_ours=lambda _: False) for name in ("a/1", "b/1")}
+    both = {
+        name: Ledger(name, is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
+        for name in ("a/1", "b/1")
+    }
     for owner, principal in (("a/1", "ann"), ("b/1", "bob")):
         both[owner].enter(KEY, object(), present(principal, closed))
         value = both[owner].take(KEY, 0)
@@ -264,7 +269,7 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
 def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: Any) -> None:
     """What waits is bounded; who was told to be online is told to be offline all the same."""
     monkeypatch.setattr(ledger, "MOST_DUE", 10)
-    one = Ledger("a/1", is_alive=lambda _: True, is_ours=lambda _: False)
+    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
     one.enter("mqtt/told", 0, present("p", []))
     value = one.take("mqtt/told", 0)
     one.apply("mqtt/told", value, own=True)
@@ -280,7 +285,7 @@ def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: 
 
 
 def test_records_that_are_no_gateways_are_ignored() -> None:
-    one = Ledger("a/1", is_alive=lambda _: True, is_ours=lambda _: False)
+    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
     closed: list[str] = []
     one.enter(KEY, 0, present("p", closed))
     one.apply(KEY, one.take(KEY, 0), own=True)
