@@ -13,7 +13,8 @@ from loadtest.faults.cluster import LOGINS, three_brokers
 from loadtest.faults.proxy import Proxy
 
 pytestmark = pytest.mark.cluster
-PLAN = Plan(connections=2, window=10, rate=50, before=0.5, after=0.1, short=0.5, patience=120)
+PLAN = Plan(connections=2, window=10, rate=50, before=4, after=0.1, short=0.5, patience=120)
+"""`before`: half of it gives the usual throughput; of a quarter of a second that was up to half more than the rate."""
 
 
 @pytest.mark.timeout(400)
