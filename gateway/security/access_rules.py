@@ -116,6 +116,10 @@ class ListedRules:
             if isinstance(rule, _TopicTemplate) and not rule.kafka and _is_target(rule.levels[0], mapping)
         ]
 
+    def is_news_for(self, identity: Identity) -> bool:
+        """They never change."""
+        return False
+
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
         """Those about one client; where it comes from is no matter of theirs."""
         named = frozenset(name for name in identity.principals if name in self._by_principal)

@@ -118,7 +118,7 @@ class AclSource:
         if self._book is not None and self._book.acls == AclBook.relevant(acls):
             return  # in another order
         # A hundred thousand are compiled in a second: not in the event loop.
-        book = await asyncio.to_thread(AclBook, acls, self._principal, everyone=self._everyone)
+        book = await asyncio.to_thread(AclBook, acls, self._principal, everyone=self._everyone, before=self._book)
         self._counts = msgspec.structs.replace(
             self._counts, acls=len(book.acls), changes_total=self._counts.changes_total + (self._book is not None)
         )

@@ -136,6 +136,10 @@ class Rulebook(Protocol):
         """Those about one client, which comes from `host`."""
         ...
 
+    def is_news_for(self, identity: Identity) -> bool:
+        """Whether they may be others than by the book that was in force before."""
+        ...
+
 
 class AccessList:
     """The rights of identities: by the rules of `security.access`, or by rules that come and change (`use`)."""
@@ -164,6 +168,7 @@ class AccessList:
         self._grants: dict[tuple[Identity, str], Grant] = {}
         self._given: WeakSet[Grant] = WeakSet()  # by rules that change: those that somebody still has
         self._changed: set[Grant] = set()
+        self._renewing = False
         self._watchers: list[Callable[[AbstractSet[Grant]], None]] = []
 
     @property
@@ -218,15 +223,20 @@ class AccessList:
         """Judge by other rules from now on; grants that clients have follow in turns of the event loop."""
         self._book = book
         self._grants.clear()
-        in_turns(self._renew(book))
+        everybody, self._renewing = self._renewing, True
+        in_turns(self._renew(book, everybody=everybody))
 
-    def _renew(self, book: Rulebook) -> Iterator[None]:
+    def _renew(self, book: Rulebook, *, everybody: bool) -> Iterator[None]:
+        """`everybody`: what was in force before has not come to all of them."""
         for grant in tuple(self._given):
             if book is not self._book:
                 return  # newer ones are on their way to all
-            if grant.renew(book.rules_for(grant.identity, None, grant.host)):
+            if (everybody or book.is_news_for(grant.identity)) and grant.renew(
+                book.rules_for(grant.identity, None, grant.host)
+            ):
                 self._changed.add(grant)
             yield
+        self._renewing = False
         changed, self._changed = self._changed, set()
         if changed:
             for watcher in self._watchers:

@@ -75,9 +75,18 @@ class AclBook:
     everything = False
     by_client_id = False
 
-    def __init__(self, acls: Iterable[Acl], principal: str | Slot, *, everyone: bool) -> None:
-        """`principal`: who a client is to Kafka, see `principal_of`; `everyone`: see the module's text."""
+    def __init__(
+        self, acls: Iterable[Acl], principal: str | Slot, *, everyone: bool, before: AclBook | None = None
+    ) -> None:
+        """`principal`: who a client is to Kafka, see `principal_of`; `everyone`: see the module's text.
+
+        `before`: what was in force until now, by the same two.
+        """
         self.acls = self.relevant(acls)
+        self._news: set[str] | None = None  # whose ACLs are others than before; None: perhaps everybody's
+        if before is not None and not everyone:
+            news = {acl.principal for acl in self.acls ^ before.acls}
+            self._news = None if EVERYBODY in news else news
         self.by_certificate = isinstance(principal, Slot) and principal.variable == COMMON_NAME
         self._principal = principal
         self._everyone = everyone
@@ -97,9 +106,16 @@ class AclBook:
         """Those that say something here."""
         return frozenset(acl for acl in acls if acl.kind in _KINDS)
 
+    def is_news_for(self, identity: Identity) -> bool:
+        """Whether the rules about a client may be others than before."""
+        return self._news is None or self._name_of(identity) in self._news
+
+    def _name_of(self, identity: Identity) -> str | None:
+        return ANONYMOUS if identity.method == "anonymous" else principal_of(identity, self._principal)
+
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
         """Those about one client, which comes from `host`."""
-        name = ANONYMOUS if identity.method == "anonymous" else principal_of(identity, self._principal)
+        name = self._name_of(identity)
         if name is None or name not in self._entries:
             name = EVERYBODY
         found = self._entries.get(name, [])

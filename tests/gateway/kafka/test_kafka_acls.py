@@ -299,6 +299,23 @@ async def test_grants_follow_in_place_and_who_has_changed_ones_is_told() -> None
     assert bob.publish("t")
 
 
+@pytest.mark.parametrize("user", ["bob", "*"])
+async def test_the_rules_that_come_at_once_reach_everybody_they_are_about(user: str) -> None:
+    access = AccessList(None)
+    books = [AclBook([acl("t")], TEMPLATE, everyone=False)]
+    for more in ([acl("t"), acl("u", user=user)], [acl("u", user=user)]):
+        books.append(AclBook(more, TEMPLATE, everyone=False, before=books[-1]))
+    access.use(books[0])
+    clients = [access.for_client(Identity(name, "password"), "c", peer="127.0.0.1:1") for name in ("ann", "bob")]
+    crowd = [access.for_client(Identity(f"u{number}", "password"), "c", peer="10.0.0.1:1") for number in range(5000)]
+    for book in books[1:]:  # the second comes before the first has reached all of the crowd
+        access.use(book)
+    everybody = user == "*"
+    await wait_until(lambda: clients[1].publish("u") and all(each.publish("u") is everybody for each in crowd))
+    await wait_until(lambda: not clients[0].publish("t"))
+    assert clients[0].publish("u") is everybody
+
+
 # Kafka is away
 
 
