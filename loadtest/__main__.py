@@ -32,6 +32,7 @@ from loadtest.scenarios import (
     fair,
     http_reads,
     idle,
+    limits,
     many,
     many_topics,
     presence,
@@ -156,10 +157,12 @@ async def fair_shares(options: argparse.Namespace) -> int:
     plan = fair.Plan(**chosen(options, fair.Plan._fields))
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
-    if options.only in "beside":
-        async with own_gateway(options) as (gateway, _):
+    for kind, settings in (("beside", {}), ("beside, limited", fair.LIMITED)):
+        if options.only not in kind:
+            continue
+        async with own_gateway(options, environment=settings) as (gateway, _):
             alone, flooded = await fair.beside(gateway, plan)
-        rows += [{"": "alone"} | alone.row(), {"": f"beside {plan.greedy} greedy clients"} | flooded.row()]
+        rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.judge(alone, flooded)
     for kind, (settings, protocols) in fair.KINDS.items():
         if options.only not in f"equal {kind}":
@@ -181,6 +184,21 @@ async def fair_shares(options: argparse.Namespace) -> int:
     for row in rows:
         report.add(**row)
     return conclude(options, report, problems)
+
+
+async def limit(options: argparse.Namespace) -> int:
+    """Scenario `limits`; 0 when each was met."""
+    plan = limits.Plan(**chosen(options, limits.Plan._fields))
+    found: list[limits.Passed] = []
+    async with own_gateway(options, environment=limits.settings(plan)) as (gateway, _):
+        for name in limits.PARTS:
+            if options.only in name:
+                found.append(await limits.measure(gateway, name, plan))
+                say(f"{name}: {found[-1].bytes_s / 1000:.1f} kB/s")
+    report = Report("limits", lines=True)
+    for one in found:
+        report.add(**one.row(plan))
+    return conclude(options, report, limits.judge(found, plan))
 
 
 async def compare_windows(options: argparse.Namespace) -> int:
@@ -383,6 +401,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
     "many-topics": everything,
     "many": many_of_all,
     "fair": fair_shares,
+    "limits": limit,
     "windows": compare_windows,
     "soak": soak_gateway,
     "faults": faults,

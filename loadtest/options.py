@@ -16,6 +16,7 @@ from loadtest.scenarios import (
     fair,
     http_reads,
     idle,
+    limits,
     many,
     many_topics,
     presence,
@@ -135,6 +136,11 @@ def arguments(description: str | None) -> argparse.Namespace:
         default="",
         help="parts whose name contains this: beside, equal mqtt, equal tight, mixed, idle and so on",
     )
+    limited = scenario("limits", "a limit of bytes a second is met in each protocol, both ways")
+    limit = limits.Plan()
+    for name in limit._fields:
+        limited.add_argument(f"--{name}", type=type(getattr(limit, name)), default=getattr(limit, name))
+    limited.add_argument("--only", default="", help="parts whose name contains this: mqtt, in, out, pages and so on")
     sizes = scenario("windows", "fixed windows of AMQP's links and those that find their size", starts=("gateway",))
     sized = windows.Plan()
     for name in sized._fields:

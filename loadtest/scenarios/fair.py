@@ -1,6 +1,7 @@
 """Scenario `fair`: the greedy get equal shares, and the modest what they ask for, beside any load.
 
-Three parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients.
+Three parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients,
+which have a limit or none.
 Equal connections that send without pause, of each protocol and of all: how equal is what they get acknowledged (Jain's
 index), also under budgets that they use up. One busy AMQP link, alone and beside many idle ones, under these too.
 """
@@ -33,6 +34,8 @@ TIGHT: Final = {
     "TRIVIUM_BUDGET__TOPIC_BYTES": str(8 * MEBIBYTE),
 }
 """Budgets that ten connections with large messages use up: a share is less than their window, and more than a read."""
+LIMITED: Final = {"TRIVIUM_LIMITS__RULES": '[{"per": "connection", "in_bytes_per_s": 1000000}]'}
+"""A limit that the greedy meet, and the modest do not."""
 EQUAL: Final = 0.98
 """Jain's index that equal connections must reach."""
 SLOWER: Final = 3.0

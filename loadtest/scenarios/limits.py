@@ -1,0 +1,272 @@
+"""Scenario `limits`: a limit of so many bytes a second is met in each protocol, into Kafka and out of it.
+
+One connection at a time sends, or is sent, all that it is let. What passes is counted from when the burst is used up,
+as the limit counts it: payloads of MQTT, messages of AMQP, bodies and events of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from loadtest.clients import amqp, mqtt
+from loadtest.clients.amqp_messages import minimal
+from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.pace import Pace
+from loadtest.clients.sender import Sender
+from loadtest.clients.topics import create_topic
+from loadtest.gateway import GatewayProcess
+
+EXACT: Final = 0.05
+"""How far what passes may be from the limit."""
+WINDOW: Final = 500
+BATCH: Final = 50  # records of a request of HTTP
+_MEDIA: Final = {"Content-Type": "application/vnd.kafka.text.v2+json"}
+_TICK_S: Final = 0.01
+
+
+class Plan(NamedTuple):
+    """Bytes a second, bytes of a message, seconds that are measured."""
+
+    rate: int = 1_000_000
+    size: int = 1_000
+    seconds: float = 10.0
+
+
+class Passed(NamedTuple):
+    """What passed one way in one protocol."""
+
+    name: str
+    bytes_s: float
+
+    def row(self, plan: Plan) -> dict[str, Any]:
+        """As columns of a report."""
+        return {
+            "": self.name,
+            "kB/s": round(self.bytes_s / 1000, 1),
+            "of the limit": round(self.bytes_s / plan.rate, 4),
+        }
+
+
+def settings(plan: Plan) -> Mapping[str, str]:
+    """Of the gateway: every connection has the limit to itself, both ways."""
+    rule = {"per": "connection", "in_bytes_per_s": plan.rate, "out_bytes_per_s": plan.rate}
+    return {"TRIVIUM_LIMITS__RULES": json.dumps([rule])}
+
+
+Count = Callable[[], float]
+Part = Callable[[GatewayProcess, Plan, str], AsyncGenerator[Count, None]]
+
+
+async def measure(gateway: GatewayProcess, name: str, plan: Plan) -> Passed:
+    """One part, on a topic of its own."""
+    topic = f"limits-{secrets.token_hex(4)}"
+    await create_topic(gateway.kafka, topic, 1)
+    part = PARTS[name](gateway, plan, topic)
+    try:
+        count = await anext(part)
+        while count() < 2 * plan.rate:  # noqa: ASYNC110 - the burst, and as much again; nobody tells of it
+            await asyncio.sleep(_TICK_S)
+        began, before = time.monotonic(), count()
+        await asyncio.sleep(plan.seconds)
+        return Passed(name, (count() - before) / (time.monotonic() - began))
+    finally:
+        await part.aclose()
+
+
+def _messages(plan: Plan) -> list[bytes]:
+    """More than are let through."""
+    return [b"x" * plan.size] * (int(plan.rate / plan.size * (plan.seconds + 4)) + 2 * WINDOW)
+
+
+async def _send(sender: Sender, address: tuple[str, int], size: int) -> Count:
+    await asyncio.get_running_loop().create_connection(lambda: sender, *address)
+    await sender.connected
+    sender.pace.start()
+    sender.push()
+    return lambda: sender.answered * size
+
+
+async def _mqtt_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    packets = mqtt.publishes(f"{topic}/a", _messages(plan))
+    sender = mqtt.Publisher(topic, packets, Pace(200, None), lambda *_: None)
+    yield await _send(sender, gateway.address("mqtt"), plan.size)
+    sender.finished.cancel()
+    sender.close()
+
+
+async def _amqp_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    payloads = _messages(plan)
+    sender = amqp.Sender(topic, topic, amqp.transfers(payloads), Pace(WINDOW, None), lambda *_: None)
+    yield await _send(sender, gateway.address("amqp"), len(minimal(0, payloads[0])))
+    sender.finished.cancel()
+    sender.close()
+
+
+async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    """Requests that come again when they are told to."""
+    body = json.dumps({"records": [{"value": "x" * plan.size}] * BATCH})
+    taken = 0
+
+    async def post() -> None:
+        nonlocal taken
+        async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as http:
+            while True:
+                async with http.post(f"/topics/{topic}", data=body, headers=_MEDIA) as answer:
+                    await answer.read()
+                if answer.status == 429:
+                    await asyncio.sleep(int(answer.headers["Retry-After"]))
+                else:
+                    answer.raise_for_status()
+                    taken += len(body)
+
+    async for count in _while(post(), lambda: taken):
+        yield count
+
+
+async def _upload_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    """One body that does not end. What is reported of a line is that its bytes were taken."""
+    line = json.dumps({"value": "x" * plan.size}).encode() + b"\n"
+    taken = 0
+
+    async def lines() -> AsyncIterator[bytes]:
+        while True:
+            yield line * BATCH
+
+    async def upload() -> None:
+        nonlocal taken
+        async with (
+            aiohttp.ClientSession(f"http://{gateway.addresses['http']}", timeout=aiohttp.ClientTimeout()) as http,
+            http.post(
+                f"/topics/{topic}/records", data=lines(), headers={"Content-Type": "application/x-ndjson"}
+            ) as answer,
+        ):
+            async for _ in answer.content:
+                taken += len(line)
+
+    async for count in _while(upload(), lambda: taken):
+        yield count
+
+
+async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    came = 0
+
+    def take(payload: bytes) -> None:
+        nonlocal came
+        came += len(payload)
+
+    reader = mqtt.Subscriber(topic, f"{topic}/#", 1, take)
+    await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("mqtt"))
+    await reader.subscribed
+    await _store(gateway, plan, topic)
+    yield lambda: came
+    reader.close()
+
+
+async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    reader = Receiver(topic, topic, size=plan.size, keep=False)
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("amqp"))
+    await reader.attached
+    await _store(gateway, plan, topic)
+    yield lambda: reader.count * plan.size
+    transport.close()
+
+
+async def _events_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    await _store(gateway, plan, topic)
+    came = 0
+
+    async def read() -> None:
+        nonlocal came
+        async with (
+            aiohttp.ClientSession(f"http://{gateway.addresses['http']}", timeout=aiohttp.ClientTimeout()) as http,
+            http.get(f"/topics/{topic}/stream?from=beginning&format=text") as answer,
+        ):
+            async for part in answer.content.iter_any():
+                came += len(part)
+
+    async for count in _while(read(), lambda: came):
+        yield count
+
+
+async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+    """Pages, one after the other; when they are refused, as soon as they are told to come again."""
+    await _store(gateway, plan, topic)
+    came = 0
+
+    async def read() -> None:
+        nonlocal came
+        position = "beginning"
+        async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as http:
+            while True:
+                path = f"/topics/{topic}/records?limit=10000&from={position}"
+                async with http.get(path, headers={"Accept": _MEDIA["Content-Type"]}) as answer:
+                    page = await answer.read()
+                if answer.status == 429:
+                    await asyncio.sleep(int(answer.headers["Retry-After"]))
+                else:
+                    answer.raise_for_status()
+                    came += len(page)
+                    position = answer.headers["Next-Position"]
+
+    async for count in _while(read(), lambda: came):
+        yield count
+
+
+async def _while(work: Coroutine[Any, Any, None], count: Count) -> AsyncGenerator[Count, None]:
+    """Give the count while work goes on that does not end by itself."""
+    working = asyncio.create_task(work)
+
+    def checked() -> float:
+        if working.done():
+            working.result()
+        return count()
+
+    try:
+        yield checked
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+
+
+async def _store(gateway: GatewayProcess, plan: Plan, topic: str) -> None:
+    """More than will be read; by many connections, each of which has its burst."""
+    payloads = _messages(plan)
+    each = max(1, plan.rate // plan.size // 2)  # half of a burst
+    parts = [payloads[at : at + each] for at in range(0, len(payloads), each)]
+    senders = [
+        mqtt.Publisher(f"{topic}-{number}", mqtt.publishes(f"{topic}/a", part), Pace(200, None), lambda *_: None)
+        for number, part in enumerate(parts)
+    ]
+    for sender in senders:
+        await _send(sender, gateway.address("mqtt"), plan.size)
+    for sender in senders:
+        await sender.finished
+        sender.close()
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "mqtt in": _mqtt_in,
+    "amqp in": _amqp_in,
+    "http in, requests": _http_in,
+    "http in, an upload": _upload_in,
+    "mqtt out": _mqtt_out,
+    "amqp out": _amqp_out,
+    "http out, events": _events_out,
+    "http out, pages": _pages_out,
+}
+
+
+def judge(found: list[Passed], plan: Plan) -> list[str]:
+    """Those that are not as their limit."""
+    return [
+        f"{one.name}: {one.bytes_s / 1000:.1f} kB/s, the limit is {plan.rate / 1000:.1f}"
+        for one in found
+        if abs(one.bytes_s - plan.rate) > EXACT * plan.rate
+    ]

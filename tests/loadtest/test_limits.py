@@ -1,0 +1,31 @@
+"""`python -m loadtest limits`, in short: each part passes something, and nothing passes that the limit does not let."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from loadtest.scenarios.limits import PARTS, Passed, Plan, judge
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_every_part_passes_what_its_limit_lets(bootstrap: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", "limits", "--rate", "200000", "--size", "500", "--seconds", "0.5",
+        "--bootstrap", bootstrap, "--directory", str(tmp_path), "--json", str(report),
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), 300)
+    assert process.returncode in {0, 1}, out.decode()  # in so short a time it may be a fifth more or less
+    assert report.exists(), out.decode()
+    assert [row[""] for row in json.loads(report.read_text())["rows"]] == [*PARTS]
+
+
+def test_what_is_not_within_a_twentieth_is_told() -> None:
+    plan = Plan(rate=1_000_000)
+    found = [Passed("good", 951_000.0), Passed("too little", 949_000.0), Passed("too much", 1_051_000.0)]
+    assert [problem.partition(":")[0] for problem in judge(found, plan)] == ["too little", "too much"]
