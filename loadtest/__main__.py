@@ -157,10 +157,10 @@ async def fair_shares(options: argparse.Namespace) -> int:
     plan = fair.Plan(**chosen(options, fair.Plan._fields))
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
-    for kind, settings in (("beside", {}), ("beside, limited", fair.LIMITED)):
+    for kind, limit_rules in (("beside", None), ("beside, limited", fair.LIMITED)):
         if options.only not in kind:
             continue
-        async with own_gateway(options, environment=settings) as (gateway, _):
+        async with own_gateway(options, environment=limit_rules) as (gateway, _):
             alone, flooded = await fair.beside(gateway, plan)
         rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.judge(alone, flooded)

@@ -122,10 +122,13 @@ class Pace:
         return max(1, int(min(bursts)))
 
     def page(self, messages: int, size: int) -> tuple[int, int]:
-        """Of so many messages and bytes, how many may be one answer: a burst's worth, so that soon another may come."""
+        """Of so many messages and bytes, how many may be one answer: half of a burst.
+
+        So the wait behind it is less than a burst lasts, and nothing of the rate is lost by waiting whole seconds.
+        """
         for brake in self.brakes:
             most, largest = brake.limit.bursts
-            messages, size = int(min(messages, most)), int(min(size, largest))
+            messages, size = int(min(messages, most / 2)), int(min(size, largest / 2))
         return max(1, messages), size
 
     def owed(self) -> tuple[float, Brake]:

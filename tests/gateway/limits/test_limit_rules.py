@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.config import ConfigError, LimitRule, LimitsConfig
 from gateway.limits.rules import LimitRules
-from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.identity import ANONYMOUS_NAME, Identity
 from gateway.settings.limits import Per
 
 LISTENERS = ("mqtt", "amqp", "http")
@@ -30,7 +30,9 @@ rules = st.lists(
     max_size=8,
 )
 identities = st.one_of(
-    st.just(ANONYMOUS),
+    st.builds(
+        Identity, name=st.just(ANONYMOUS_NAME), method=st.just("anonymous"), tenant=st.sampled_from((None, *TENANTS))
+    ),
     st.builds(
         Identity,
         name=st.sampled_from(NAMES),
@@ -70,7 +72,11 @@ def test_of_each_kind_the_first_rule_holds(rules: list[LimitRule], who: Identity
 clients = st.tuples(identities, st.sampled_from(ADDRESSES), st.sampled_from(LISTENERS))
 
 
+NOBODY = [Identity(ANONYMOUS_NAME, "anonymous", tenant=tenant) for tenant in TENANTS]
+
+
 @given(rules=rules, one=clients, other=clients)
+@example(rules=[LimitRule(per="principal")], one=(NOBODY[0], "10.0.0.1", "mqtt"), other=(NOBODY[1], "10.0.0.1", "mqtt"))
 def test_who_shares_a_limit_is_the_same_as_the_rule_says(rules: list[LimitRule], one: Any, other: Any) -> None:
     made = LimitRules(rules, LISTENERS)
     keys = [{key for _, key in made.choose(*client) if key is not None} for client in (one, other)]

@@ -175,6 +175,7 @@ def test_who_comes_back_still_owes_and_who_owes_nothing_is_forgotten(time: Time)
     assert again.incoming is not None
     assert again.incoming.owed()[0] == pytest.approx(2.0)
     again.leave()
+    time.pass_to(2.5)  # all is paid, and half of the burst is there
     assert limits.statistics().shares == {"principal": 1}
     time.pass_to(3.1)
     assert not limits.statistics().shares

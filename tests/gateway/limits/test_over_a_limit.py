@@ -451,7 +451,7 @@ async def test_records_of_a_websocket_come_at_the_rate(gateway: Gateway, new_top
     assert found == values
 
 
-async def test_pages_are_no_larger_than_a_burst_and_then_refused(gateway: Gateway, new_topic: NewTopic) -> None:
+async def test_pages_are_no_larger_than_half_a_burst_and_then_refused(gateway: Gateway, new_topic: NewTopic) -> None:
     user, topic = named("pages", "records"), await new_topic(partitions=1)
     values = await store(gateway, topic, 2 * PAGE)
     found: list[bytes] = []
@@ -465,14 +465,14 @@ async def test_pages_are_no_larger_than_a_burst_and_then_refused(gateway: Gatewa
                     await wait_until(lambda until=until: asyncio.get_running_loop().time() >= until)
                     continue
                 page = await answer.json(content_type=None)
-                assert 0 < len(page) <= PAGE // 2
+                assert 0 < len(page) <= PAGE // 4
                 found += [record["value"].encode() for record in page]
                 position = answer.headers["Next-Position"]
     assert found == values
     assert refused
 
 
-async def test_polls_are_no_larger_than_a_burst_and_then_refused(gateway: Gateway, new_topic: NewTopic) -> None:
+async def test_polls_are_no_larger_than_half_a_burst_and_then_refused(gateway: Gateway, new_topic: NewTopic) -> None:
     user, topic = named("pages", "group"), await new_topic(partitions=1)
     values = await store(gateway, topic, 2 * PAGE)
     found: list[bytes] = []
@@ -494,7 +494,7 @@ async def test_polls_are_no_larger_than_a_burst_and_then_refused(gateway: Gatewa
                     await wait_until(lambda until=until: asyncio.get_running_loop().time() >= until)
                     continue
                 page = await answer.json(content_type=None)
-                assert len(page) <= PAGE // 2
+                assert len(page) <= PAGE // 4
                 found += [record["value"] for record in page]
         async with http.delete(base) as answer:
             assert answer.status == 204
