@@ -26,6 +26,7 @@ from loadtest.gateway import GatewayProcess
 EXACT: Final = 0.05
 """How far what passes may be from the limit."""
 WINDOW: Final = 500
+SENDERS: Final = 3
 BATCH: Final = 50  # records of a request of HTTP
 _MEDIA: Final = {"Content-Type": "application/vnd.kafka.text.v2+json"}
 _TICK_S: Final = 0.01
@@ -73,11 +74,20 @@ async def measure(gateway: GatewayProcess, name: str, plan: Plan) -> Passed:
         count = await anext(part)
         while count() < 2 * plan.rate:  # noqa: ASYNC110 - the burst, and as much again; nobody tells of it
             await asyncio.sleep(_TICK_S)
-        began, before = time.monotonic(), count()
+        began, before = await _change(count)
         await asyncio.sleep(plan.seconds)
-        return Passed(name, (count() - before) / (time.monotonic() - began))
+        ended, after = await _change(count)
+        return Passed(name, (after - before) / (ended - began))
     finally:
         await part.aclose()
+
+
+async def _change(count: Count) -> tuple[float, float]:
+    """When something more has passed, and how much by then: pages come all at once, a second apart."""
+    before = count()
+    while (now := count()) == before:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(_TICK_S)
+    return time.monotonic(), now
 
 
 def _messages(plan: Plan) -> list[bytes]:
@@ -164,9 +174,16 @@ async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
     reader = mqtt.Subscriber(topic, f"{topic}/#", 1, take)
     await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("mqtt"))
     await reader.subscribed
-    await _store(gateway, plan, topic)
+    # It is sent what comes from now on: each of these brings as much as it may be sent.
+    packets = mqtt.publishes(f"{topic}/a", _messages(plan))
+    senders = [mqtt.Publisher(f"{topic}-{n}", packets, Pace(200, None), lambda *_: None) for n in range(SENDERS)]
+    for sender in senders:
+        await _send(sender, gateway.address("mqtt"), plan.size)
     yield lambda: came
     reader.close()
+    for sender in senders:
+        sender.finished.cancel()
+        sender.close()
 
 
 async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
@@ -176,10 +193,10 @@ async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
         nonlocal came
         came += len(message)
 
-    reader = Receiver(topic, topic, size=0, told=take, keep=False)
+    await _store(gateway, plan, topic)
+    reader = Receiver(topic, topic, size=0, first=True, told=take, keep=False)
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("amqp"))
     await reader.attached
-    await _store(gateway, plan, topic)
     yield lambda: came
     transport.close()
 
