@@ -164,6 +164,13 @@ async def fair_shares(options: argparse.Namespace) -> int:
             alone, flooded = await fair.beside(gateway, plan)
         rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.judge(alone, flooded)
+    if options.only in "crowd":
+        async with own_gateway(options) as (gateway, _):
+            crowd = await fair.crowd(gateway, plan)
+        for name, took in crowd:
+            columns = {f"{protocol} p{at}": each.milliseconds(at) for protocol, each in took.items() for at in (50, 99)}
+            rows.append({"": f"{plan.modest} modest clients: {name}"} | columns)
+        problems += fair.judge_crowd(crowd)
     for kind, (settings, protocols) in fair.KINDS.items():
         if options.only not in f"equal {kind}":
             continue

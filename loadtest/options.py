@@ -134,7 +134,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     fairness.add_argument(
         "--only",
         default="",
-        help="parts whose name contains this: beside, equal mqtt, equal tight, mixed, idle and so on",
+        help="parts whose name contains this: beside, crowd, equal mqtt, equal tight, mixed, idle and so on",
     )
     limited = scenario("limits", "a limit of bytes a second is met in each protocol, both ways")
     limit = limits.Plan()

@@ -1,7 +1,7 @@
 """Scenario `fair`: the greedy get equal shares, and the modest what they ask for, beside any load.
 
-Three parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients,
-which have a limit or none.
+Four parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients,
+which have a limit or none. A crowd of modest clients of the three protocols, alone and beside one greedy client of each.
 Equal connections that send without pause, of each protocol and of all: how equal is what they get acknowledged (Jain's
 index), also under budgets that they use up. One busy AMQP link, alone and beside many idle ones, under these too.
 """
@@ -41,6 +41,9 @@ EQUAL: Final = 0.98
 SLOWER: Final = 3.0
 """How many times longer a modest client may wait beside the greedy than alone, at its 99th percentile."""
 WARM_S: Final = 1.0
+GREEDY_SIZE: Final = 4_096
+GREEDY_BYTES: Final = 80_000_000  # a second, at most, of one greedy client beside the crowd
+PROTOCOLS: Final = ("mqtt", "amqp", "http")
 MOST_BYTES: Final = 60_000_000  # a second, of all: what is sent is made beforehand
 _TICK_S: Final = 0.01
 _RATE: Final = 10.0  # of the modest clients, messages a second: ten clients of one would be the same load
@@ -58,6 +61,7 @@ class Plan(NamedTuple):
     bytes: int = 2_048
     large: int = 4_096
     links: int = 500
+    modest: int = 99
     seconds: float = 20.0
 
 
@@ -140,29 +144,14 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
     """Connections that keep the same window full to one partition: how many messages of each were acknowledged."""
     topic = f"fair-{secrets.token_hex(4)}"
     await create_topic(gateway.kafka, topic, 1)
-    loop = asyncio.get_running_loop()
-    senders: list[Sender] = []
     total = int((plan.seconds + WARM_S) * MOST_BYTES / plan.bytes / plan.connections)
-    for number in range(plan.connections):
-        protocol = protocols[number % len(protocols)]
-        payloads = [b"x" * plan.bytes] * total
-        pace = Pace(plan.window, None)
-        name = f"fair-{number}"
-        host, port = gateway.address(protocol)
-
-        def make(
-            protocol: str = protocol, payloads: list[bytes] = payloads, pace: Pace = pace, name: str = name
-        ) -> Sender:
-            if protocol == "mqtt":
-                return mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace, lambda *_: None)
-            if protocol == "amqp":
-                return amqp.Sender(name, topic, amqp.transfers(payloads), pace, lambda *_: None)
-            posts = rest.requests(gateway.addresses["http"], topic, payloads, batch=plan.window)
-            return rest.Producer(posts, total, pace, lambda *_: None, batch=plan.window)
-
-        _, one = await loop.create_connection(make, host, port)
-        senders.append(one)
-    await asyncio.gather(*(sender.connected for sender in senders))
+    senders = [
+        await _connect(
+            gateway, protocols[number % len(protocols)], f"fair-{number}", topic, [b"x" * plan.bytes] * total,
+            Pace(plan.window, None),
+        )
+        for number in range(plan.connections)
+    ]  # fmt: skip
     for sender in senders:
         sender.pace.start()
         sender.push()
@@ -174,6 +163,82 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
         sender.finished.cancel()
         sender.close()
     return found
+
+
+async def _connect(
+    gateway: GatewayProcess, protocol: str, name: str, topic: str, payloads: list[bytes], pace: Pace
+) -> Sender:
+    """A sender of a protocol; a request of HTTP has as many records as its window."""
+
+    def make() -> Sender:
+        if protocol == "mqtt":
+            return mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace, lambda *_: None)
+        if protocol == "amqp":
+            return amqp.Sender(name, topic, amqp.transfers(payloads), pace, lambda *_: None)
+        posts = rest.requests(gateway.addresses["http"], topic, payloads, batch=pace.window)
+        return rest.Producer(posts, len(payloads), pace, lambda *_: None, batch=pace.window)
+
+    _, one = await asyncio.get_running_loop().create_connection(make, *gateway.address(protocol))
+    await one.connected
+    return one
+
+
+async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str, Latencies]]]:
+    """How long the answers of modest clients took, by their protocol: alone, and beside one greedy client of each.
+
+    Each modest client sends a message a second; the greedy ones fill their window as fast as they are answered.
+    """
+    topic = f"fair-{secrets.token_hex(4)}"
+    await create_topic(gateway.kafka, topic)
+    await _crowd(gateway, topic, plan._replace(seconds=WARM_S))
+    found = [("alone", await _crowd(gateway, topic, plan))]
+    for protocol in PROTOCOLS:
+        total = int((plan.seconds + 3 * WARM_S) * GREEDY_BYTES / GREEDY_SIZE)
+        greedy = await _connect(
+            gateway, protocol, f"greedy-{topic}", topic, [b"x" * GREEDY_SIZE] * total, Pace(plan.window, None)
+        )
+        greedy.pace.start()
+        greedy.push()
+        await asyncio.sleep(WARM_S)
+        before, began = greedy.answered, time.monotonic()
+        found.append((f"one greedy client, {protocol}", await _crowd(gateway, topic, plan)))
+        if greedy.finished.done() or greedy.answered == before:
+            raise RuntimeError(f"the greedy client of {protocol} has not sent all the time")
+        rate = (greedy.answered - before) * GREEDY_SIZE / (time.monotonic() - began)
+        found[-1] = (f"{found[-1][0]}, {rate / MEBIBYTE:.0f} MiB/s", found[-1][1])
+        greedy.finished.cancel()
+        greedy.close()
+    return found
+
+
+async def _crowd(gateway: GatewayProcess, topic: str, plan: Plan) -> dict[str, Latencies]:
+    messages = max(1, int(plan.seconds))
+    senders: dict[str, list[Sender]] = {protocol: [] for protocol in PROTOCOLS}
+    for number in range(plan.modest):
+        protocol = PROTOCOLS[number % len(PROTOCOLS)]
+        pace = Pace(1, 1.0, phase=1 - number / plan.modest)
+        name = f"modest-{number}-{secrets.token_hex(3)}"
+        senders[protocol].append(await _connect(gateway, protocol, name, topic, [b"x"] * messages, pace))
+    everybody = [one for found in senders.values() for one in found]
+    async with _paced(everybody):
+        await asyncio.gather(*(one.finished for one in everybody))
+    took = {protocol: Latencies() for protocol in PROTOCOLS}
+    for protocol, found in senders.items():
+        for one in found:
+            took[protocol].merge(one.latencies)
+            one.close()
+    return took
+
+
+def judge_crowd(found: list[tuple[str, dict[str, Latencies]]]) -> list[str]:
+    """Where modest clients waited too long."""
+    (_, alone), *others = found
+    return [
+        f"{protocol}: p99 of {after:.0f} ms with {name}, {before:.0f} ms alone"
+        for name, took in others
+        for protocol in PROTOCOLS
+        if (after := took[protocol].milliseconds(99)) > SLOWER * (before := alone[protocol].milliseconds(99))
+    ]
 
 
 async def idle(gateway: GatewayProcess, plan: Plan) -> tuple[float, float]:
