@@ -42,7 +42,7 @@ SLOWER: Final = 3.0
 """How many times longer a modest client may wait beside the greedy than alone, at its 99th percentile."""
 WARM_S: Final = 1.0
 GREEDY_SIZE: Final = 4_096
-GREEDY_BYTES: Final = 80_000_000  # a second, at most, of one greedy client beside the crowd
+GREEDY_BYTES: Final = 250_000_000  # a second, at most, of one greedy client beside the crowd
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
 MOST_BYTES: Final = 60_000_000  # a second, of all: what is sent is made beforehand
 _TICK_S: Final = 0.01
