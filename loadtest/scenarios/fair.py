@@ -1,7 +1,7 @@
 """Scenario `fair`: the greedy get equal shares, and the modest what they ask for, beside any load.
 
 Four parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients,
-which have a limit or none. A crowd of modest clients of the three protocols, alone and beside one greedy client of each.
+which have a limit or none. A crowd of modest clients of the three protocols, alone and beside a greedy one of each.
 Equal connections that send without pause, of each protocol and of all: how equal is what they get acknowledged (Jain's
 index), also under budgets that they use up. One busy AMQP link, alone and beside many idle ones, under these too.
 """
@@ -147,8 +147,8 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
     total = int((plan.seconds + WARM_S) * MOST_BYTES / plan.bytes / plan.connections)
     senders = [
         await _connect(
-            gateway, protocols[number % len(protocols)], f"fair-{number}", topic, [b"x" * plan.bytes] * total,
-            Pace(plan.window, None),
+            gateway, protocols[number % len(protocols)], f"fair-{number}",
+            topic=topic, payloads=[b"x" * plan.bytes] * total, pace=Pace(plan.window, None),
         )
         for number in range(plan.connections)
     ]  # fmt: skip
@@ -166,7 +166,7 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
 
 
 async def _connect(
-    gateway: GatewayProcess, protocol: str, name: str, topic: str, payloads: list[bytes], pace: Pace
+    gateway: GatewayProcess, protocol: str, name: str, *, topic: str, payloads: list[bytes], pace: Pace
 ) -> Sender:
     """A sender of a protocol; a request of HTTP has as many records as its window."""
 
@@ -195,8 +195,9 @@ async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str
     for protocol in PROTOCOLS:
         total = int((plan.seconds + 3 * WARM_S) * GREEDY_BYTES / GREEDY_SIZE)
         greedy = await _connect(
-            gateway, protocol, f"greedy-{topic}", topic, [b"x" * GREEDY_SIZE] * total, Pace(plan.window, None)
-        )
+            gateway, protocol, f"greedy-{topic}",
+            topic=topic, payloads=[b"x" * GREEDY_SIZE] * total, pace=Pace(plan.window, None),
+        )  # fmt: skip
         greedy.pace.start()
         greedy.push()
         await asyncio.sleep(WARM_S)
@@ -218,7 +219,9 @@ async def _crowd(gateway: GatewayProcess, topic: str, plan: Plan) -> dict[str, L
         protocol = PROTOCOLS[number % len(PROTOCOLS)]
         pace = Pace(1, 1.0, phase=1 - number / plan.modest)
         name = f"modest-{number}-{secrets.token_hex(3)}"
-        senders[protocol].append(await _connect(gateway, protocol, name, topic, [b"x"] * messages, pace))
+        senders[protocol].append(
+            await _connect(gateway, protocol, name, topic=topic, payloads=[b"x"] * messages, pace=pace)
+        )
     everybody = [one for found in senders.values() for one in found]
     async with _paced(everybody):
         await asyncio.gather(*(one.finished for one in everybody))
