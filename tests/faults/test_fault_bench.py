@@ -16,7 +16,7 @@ from loadtest.faults.kafka import second_listener
 from loadtest.faults.proxy import Proxy, free_port
 
 PLAN = Plan(
-    connections=2, window=10, rate=100, before=0.5, after=0.1, stall=3, short=0.5, patience=120, delivery_timeout=120
+    connections=2, window=10, rate=100, before=4, after=0.1, stall=3, short=0.5, patience=120, delivery_timeout=120
 )
 
 
