@@ -1,10 +1,10 @@
-"""What the protocols' sessions and the Kafka clients promise each other: tickets in, subscribers out.
+"""Interfaces between the protocols' sessions and the Kafka clients: tickets in, subscribers out.
 
-Into Kafka: a session submits a record with itself as the owner and a token of its choice. The pair is the ticket:
-it is settled exactly once, after Kafka answered, together with all other tickets of that owner in the same batch.
-No future and no task exists per record.
+Into Kafka: a session submits a record with itself as the owner and a token of its choice. This pair is the ticket. It
+is settled exactly once, after Kafka has answered, together with all other tickets of that owner in the same batch.
+There is no future and no task per record.
 
-Out of Kafka: a reader offers records to subscribers, which take them or say that they have no capacity.
+Out of Kafka: a reader offers records to subscribers, which accept them or report that they have no capacity.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from mapping.record import Received
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
-    """What became of a batch's share of one owner."""
+    """The result of one owner's records in a batch."""
 
     outcome: Outcome  # the same for all tokens of the call
-    partition: int = -1  # where they were stored; -1 when they were not
+    partition: int = -1  # where the records were stored; -1 when they were not
     reason: str = ""  # one line for the client; empty when stored
-    crowded: bool = False  # more waits for the partition than keeps Kafka busy
+    crowded: bool = False  # more is queued for the partition than keeps Kafka busy
 
 
 class Owner(Protocol):
-    """Whoever submits records and answers for them."""
+    """Submits records and handles their results."""
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Learn the fate of `tokens`, in order of submission to one partition.
+        """Accept the result of the records with these tokens, in order of submission to one partition.
 
-        Called once per owner and Kafka batch, from the event loop, never from inside `submit`. `offsets` stands
-        beside `tokens` when stored and is empty otherwise. It must not raise and must not wait: queue the
-        acknowledgements, write them once.
+        Called once per owner and Kafka batch, from the event loop, never from inside `submit`. `offsets` has one offset
+        per token when the records are stored, and is empty otherwise. `settle` must neither raise nor block: queue the
+        acknowledgements and write them in one call.
 
-        An owner that has a client to answer to has a method `broken(error)`, too: it is called when this has raised,
-        and ends what the client would wait in for ever.
+        An owner with a waiting client also has a method `broken(error)`. It is called when `settle` has raised, and
+        must end what the client would otherwise wait for forever.
         """
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """A topic or group cannot be used now; carries what to tell the client."""
+class Refused(Exception):  # noqa: N818 - an answer, not an error
+    """A topic or group cannot be used now. Carries the outcome and the reason for the client."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -52,63 +52,65 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of anybody
 
 
 class Subscriber(Protocol):
-    """A place for records on their way to one client: an MQTT session, an AMQP link, an HTTP consumer.
+    """Receives the records for one client: an MQTT session, an AMQP link, an HTTP consumer.
 
-    One that knows why it has no capacity has a method `lacks`, too: reason and subject for `gateway.pauses`; None where
-    another tells of it.
+    A subscriber that knows why it has no capacity also has a method `lacks`: it returns the reason and the subject for
+    `gateway.pauses`, or None when the pause is reported elsewhere.
     """
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:
-        """Take the record (True; also when it is not wanted, expired or denied) or say "no capacity" (False).
+        """Accept the record (True; also when it is unwanted, expired or denied) or report no capacity (False).
 
-        `context` is what `Fanout.select` gave beside the subscriber; None for a record that is caught up on, or a
-        group's.
+        `context` comes from `Fanout.select`. It is None for a record from the catch-up reader or from a group.
 
-        After False the reader keeps the record's position and offers it again when `resume` was called on the
-        handle that the reader gave at subscription.
+        After False the reader keeps the record's position. It offers the record again after `resume` was called on the
+        handle that the reader returned at subscription.
         """
 
     @property
     def demand(self) -> int:
-        """How many more records would be taken now; 0 when there is no capacity: as False of `offer_nowait`."""
+        """How many more records would be accepted now. 0 means no capacity, like False from `offer_nowait`."""
 
     @property
     def lossy(self) -> bool:
-        """False: what it has no capacity for now comes later."""
+        """False: a record that finds no capacity is delivered later."""
 
 
 class RunSubscriber(Subscriber, Protocol):
-    """A subscriber of a group that takes several records at once."""
+    """A subscriber of a group that accepts several records in one call."""
 
     def offer_run(self, records: Sequence[Received], context: Any = None) -> int:
-        """As `offer_nowait` of one after the other, up to the first for which there is no capacity: how many before.
+        """Like calling `offer_nowait` for each record until one finds no capacity; return how many were accepted.
 
-        They were given to nobody before, and no condition is asked. None of them is given back from within.
+        None of the records was offered to anyone before, and no condition is checked. The subscriber must not give any
+        of them back during the call.
         """
 
 
 class LossySubscriber(Protocol):
-    """A subscriber that is at the end of the log or misses something; it takes several records at once."""
+    """A subscriber at the end of the log that loses what it cannot accept. It accepts several records in one call."""
 
     @property
     def lossy(self) -> bool:
-        """True: what it has no capacity for is dropped (MQTT QoS 0), which is counted, and not sent later."""
+        """True: a record that finds no capacity is dropped (MQTT QoS 0) and counted, and not sent later."""
 
     def offer_run(self, records: Sequence[Received], context: Any) -> int:
-        """As `offer_nowait` of one after the other, up to the first for which there is no capacity: how many before.
+        """Like calling `offer_nowait` for each record until one finds no capacity; return how many were accepted.
 
-        `context` is what `Fanout.select_run` gave for all of them.
+        `context` is what `Fanout.select_run` returned for all of them.
         """
 
 
 class Fanout(Protocol):
-    """Chooses, for one record at the end of the log, who might want it (the MQTT subscription trie is one).
+    """Selects the subscribers for each record at the end of the log (the MQTT subscription trie is one).
 
-    One that keeps offsets has a method `made_anew(topic)`, too: the topic was deleted and made again, they are void.
+    A fan-out that keeps offsets also has a method `made_anew(topic)`: the topic was deleted and recreated, so its
+    offsets are void.
 
-    One that chooses the same for many has a method `select_run(records, at)`, too: what `select` gives for the record
-    at a place, and for how many records from there on that is the same, one at least.
+    A fan-out that selects the same subscribers for many records also has a method `select_run(records, at)`. It returns
+    what `select` returns for the record at index `at`, and for how many records from there on (at least one) that
+    selection holds.
     """
 
     def select(self, record: Received) -> Collection[tuple[Subscriber | LossySubscriber, Any]]:
-        """The candidates, each with the context that its `offer_nowait` is to be given, where it still decides."""
+        """Return the candidates, each with the context for its `offer_nowait`, which still decides."""

@@ -1,11 +1,11 @@
-"""Compacted topics of our own as tables: what must outlive a process, such as MQTT sessions and retained messages.
+"""Trivium's own compacted topics as tables, for state that must outlive a process: MQTT sessions, retained messages.
 
-`StateTopics.open` gives a `StateTopic` for each table. One consumer reads all of them: everything from the beginning
-at the start, and then what is stored from now on, by whichever process. A table keeps nothing itself: each record is
-given to its `apply`, and what that remembers is the table. Own writes come back the same way.
+`StateTopics.open` gives a `StateTopic` for each table. One consumer reads all of them: everything from the beginning at
+the start, then every new record of any process. A `StateTopic` stores nothing itself: each record is passed to its
+`apply`, and what that keeps is the table. The gateway's own writes come back the same way.
 
-The topics are created when they are missing, always compacted. One that exists and is not compacted would forget, so
-it stops the gateway.
+Missing topics are created, always compacted. An existing topic that is not compacted would lose state, so it stops the
+gateway.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from mapping.record import Headers, Received, Record
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
-"""The segment that is written to is never compacted: it bounds what a start has to read in vain, per partition."""
+"""The active segment is never compacted: its size bounds the useless reading at a start, per partition."""
 SEGMENT_MS: Final = 3_600_000
 DIRTY_RATIO: Final = "0.1"
-"""A tenth of old versions is worth a compaction: these topics are small, and each start reads them whole."""
+"""Compact as soon as a tenth is old versions: these topics are small, and each start reads them whole."""
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
-"""How long a deletion stays in the log: a gateway that was frozen for less still learns of it."""
+"""How long a tombstone stays in the log: a gateway that was frozen for less still reads it."""
 RETRY_S: Final = 0.5
 DOUBT_S: Final = 0.5
-"""After a first sign that a topic was deleted; there are many, and the metadata are asked for once."""
+"""Pause after the first sign that a topic was deleted: many signs follow, and one metadata request serves them all."""
 
 Apply = Callable[[Received], None]
-"""Told each record; a value of None deletes its key. Must be cheap, and must not raise for a record's sake."""
+"""Receives each record; a value of None deletes its key. Must be cheap, and must not raise because of a record."""
 Restarted = Callable[[int], None]
-"""Told a partition that is read from its beginning once more: what came from it before may not be there any more."""
+"""Receives a partition that is being re-read from its beginning: its former contents may no longer exist."""
 Reread = Callable[[int], None]
-"""Told a partition that was read to its end once more: what did not come again is not there any more."""
+"""Receives a partition that was re-read to its end: what did not come again no longer exists."""
 
 
 def table_configs(largest_bytes: int, retention_ms: int | None) -> tuple[tuple[str, str], ...]:
-    """How a table's topic is made: Kafka's names and values.
+    """Return the Kafka configuration, as names and values, with which a table's topic is created.
 
-    `largest_bytes` is the largest record, `retention_ms` as in `StateTopics.open`.
+    `largest_bytes` is the size of the largest record, `retention_ms` is as in `StateTopics.open`.
     """
     return (
         ("cleanup.policy", "compact" if retention_ms is None else "compact,delete"),
@@ -72,7 +72,7 @@ def table_configs(largest_bytes: int, retention_ms: int | None) -> tuple[tuple[s
 
 
 class TopicStatistics(msgspec.Struct, frozen=True):
-    """One table."""
+    """The counters of one table."""
 
     records_total: Annotated[int, counter("records read and applied")]
     failed_total: Annotated[int, counter("records whose use failed, which is a fault of the gateway; it is in the log")]
@@ -82,14 +82,14 @@ class TopicStatistics(msgspec.Struct, frozen=True):
 
 
 class StateStatistics(msgspec.Struct, frozen=True):
-    """All tables; `loaded` is 1 once everything was read."""
+    """The counters of all tables; `loaded` is 1 after everything was read."""
 
     loaded: Annotated[int, gauge("1 once everything was read")]
     table: Annotated[dict[str, TopicStatistics], structs_by("table")]
 
 
 class Written:
-    """The owner of one write that somebody waits for."""
+    """The owner of one write whose result is awaited."""
 
     __slots__ = ("done",)
 
@@ -106,8 +106,8 @@ class StateTopic:
     """One table; made by `StateTopics.open`.
 
     Attributes:
-        partitions: how many it has; 0 until the topic was looked up. It must not change: a key's versions would be
-            in two partitions, and nobody could tell which is the last. It may be another one in a topic made anew.
+        partitions: how many the topic has; 0 until it was looked up. The number must not change: a key's versions would
+            be in two partitions, and nothing would show which is the last. It may differ in a recreated topic.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class StateTopic:
         *,
         forgets: bool = False,
     ) -> None:
-        """`forgets`: what is old may be deleted."""
-        self.name = name  # the topic
+        """`forgets`: retention may delete old records."""
+        self.name = name  # of the topic
         self.forgets = forgets
         self.partitions = 0
         self.apply = apply
         self.restarted = restarted
         self.reread = reread
-        self.identity = TopicIdentity(b"")  # of the topic that is read
+        self.identity = TopicIdentity(b"")  # of the topic that is being read
         self.records = self.failed = self.restarts = self._written = 0
         self._publisher = publisher
 
@@ -142,14 +142,14 @@ class StateTopic:
         place: bytes | None = None,
         partition: int | None = None,
     ) -> None:
-        """Put a record (None: delete) into the log; `owner` learns its fate as from `Publisher.submit`.
+        """Write a record to the log (None: a tombstone); `owner` is settled as in `Publisher.submit`.
 
-        Keys that are written with the same `place` (a client id) are in one partition and keep their order among each
-        other; without it the key is its own place. `partition`: the place by its number, where it is known that the
-        key is already there.
+        Keys that are written with the same `place` (a client id) share a partition and keep their order; without
+        `place` the key itself selects the partition. `partition` names it directly, where the key is known to be there
+        already.
 
         Raises:
-            RuntimeError: the topic was not looked up yet: nothing may be written before `StateTopics.loaded`.
+            RuntimeError: the topic was not looked up yet; nothing may be written before `StateTopics.loaded`.
         """
         if not self.partitions:
             raise RuntimeError(f"{self.name} is not loaded yet")
@@ -159,7 +159,7 @@ class StateTopic:
         self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 
     def partition_of(self, key: bytes) -> int:
-        """Where a key belongs that has no other place; the topic was looked up."""
+        """Return the partition of a key that was written without `place`; the topic must have been looked up."""
         return partition_of(key, self.partitions)
 
     def statistics(self, lag: int) -> TopicStatistics:
@@ -171,7 +171,7 @@ class StateTopic:
         self.records += 1
         try:
             self.apply(record)
-        except Exception as error:  # contained, whatever it is
+        except Exception as error:  # one record's failure, whatever it is, is contained
             self.failed += 1
             failures.tell("state", error, f"{self.name}-{record.partition} offset {record.offset} was not applied")
 
@@ -183,13 +183,13 @@ class StateTopics:
         self,
         kafka: ConsumerOptions,  # see `ConsumerOptions`
         topics: Topics,  # declares and finds the topics
-        publisher: Publisher,  # writes them
-        lookup: Lookup,  # tells where they end, and whether they were made anew; not stopped by us
+        publisher: Publisher,  # writes the records
+        lookup: Lookup,  # finds the topics' ends and ids; stopped by its owner
         *,
         spawn: Spawn,  # starts a task of the application's task group
         partitions: int,  # of a topic that is created
-        largest_bytes: int,  # the largest record (and request) that a created topic takes
-        # told, instead of loading, that a topic is not compacted: the application must end
+        largest_bytes: int,  # the largest record (and request) that a created topic accepts
+        # called when a topic is not compacted: nothing is loaded, and the application must end
         failed: Callable[[ConfigError], None],
     ) -> None:
         self._kafka = dict(kafka)
@@ -202,28 +202,28 @@ class StateTopics:
         self._failed = failed
         self._tables: dict[str, StateTopic] = {}
         self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
-        self._goals: dict[TopicPartition, int] = {}  # until loaded: what must be reached
-        self._rereading: dict[TopicPartition, int | None] = {}  # once more: what must be reached, when it is known
-        self._remade: set[str] = set()  # topics that were made anew, until the reader has begun with them
+        self._goals: dict[TopicPartition, int] = {}  # the offsets to reach before everything is loaded
+        self._rereading: dict[TopicPartition, int | None] = {}  # the offset where a re-read ends; None: not known yet
+        self._remade: set[str] = set()  # recreated topics whose re-reading has not started
         self._lacked = False  # the reading consumer's last metadata lacked a topic
         self._doubting: asyncio.TimerHandle | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
-        self._read_on = asyncio.Event()  # replaced with each answer of Kafka
-        self.loaded = asyncio.Event()  # set when everything that was stored at the start has been applied
+        self._read_on = asyncio.Event()  # replaced after each answer of Kafka
+        self.loaded = asyncio.Event()  # set when everything that was stored at the start is applied
 
     def open(
         self,
         name: str,  # the topic
-        apply: Apply,  # told each record, in the order of offsets in each partition
-        restarted: Restarted,  # told when a partition is read from its beginning once more: the topic was made anew
-        reread: Reread = lambda partition: None,  # told when that is done
+        apply: Apply,  # receives each record, in offset order within a partition
+        restarted: Restarted,  # called when a recreated topic's partition is being re-read from its beginning
+        reread: Reread = lambda partition: None,  # called when that is done
         *,
-        retention_ms: int | None = None,  # how long a record is kept at least, where it need not be kept for ever
-        readable: bool = False,  # clients read the topic; else its name begins with `__`
+        retention_ms: int | None = None,  # the least time a record is kept; None: forever
+        readable: bool = False,  # clients may read the topic; otherwise its name starts with `__`
     ) -> StateTopic:
-        """A table in the topic `name`; before `start`."""
+        """Declare a table in the topic `name`; call it before `start`."""
         if self._task is not None:
             raise RuntimeError("open it before the start")
         configs = table_configs(self._largest_bytes, retention_ms)
@@ -233,20 +233,20 @@ class StateTopics:
         return table
 
     async def start(self) -> None:
-        """Begin to read; returns at once, `loaded` tells when everything is there.
+        """Start to read and return immediately; `loaded` is set when everything has been applied.
 
-        Kafka need not be there: it is tried until it is.
+        Kafka need not be reachable: connecting is retried until it is.
         """
         self._lookup.listen(self._compare_ids)
         self._task = self._spawn(keep_on(self._run, "state"))
 
     async def follow(self, name: str, place: bytes | None = None) -> None:
-        """Wait until everything that is stored now in a table, or for a place of it, is applied, whoever wrote it.
+        """Wait until every record that is in a loaded table now is applied, whichever process wrote it.
 
-        The table is loaded. `place`: as in `StateTopic.write`; None: all of them.
+        `place`: only the records of this place, as in `StateTopic.write`. None means the whole table.
 
         Raises:
-            Refused: Kafka does not answer, or the topic is not there at this moment.
+            Refused: Kafka does not answer, or the topic does not exist at the moment.
         """
         table = self._tables[name]
         while True:
@@ -255,13 +255,13 @@ class StateTopics:
             ends = await self._lookup.ends([TopicPartition(name, number) for number in numbers])
             while self._consumer is None or await self._is_behind(self._consumer, ends):
                 if table.restarts != restarts:
-                    break  # that was the end of another topic
+                    break  # these ends were the former topic's
                 await self._read_on.wait()
             else:
                 return
 
     async def _is_behind(self, consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether not everything below some offsets was applied."""
+        """Whether a record below one of these offsets is not applied yet."""
         for partition, end in ends.items():
             if await consumer.position(partition) < end:
                 return True
@@ -306,10 +306,10 @@ class StateTopics:
             self._consumer = None
 
     async def _found(self, table: StateTopic) -> TopicInfo:
-        """The topic, created when it was missing; asked for until there is an answer.
+        """Find the topic, or create it; retried until Kafka answers.
 
         Raises:
-            ConfigError: it is not compacted.
+            ConfigError: the topic is not compacted.
         """
         name = table.name
         while True:
@@ -329,15 +329,14 @@ class StateTopics:
             return info
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
-        """Go on where we were; from the beginning where we were not."""
+        """Assign all partitions, each at its last position; those without one start at their beginning."""
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
         ]
         if not all(table.identity.current for table in self._tables.values()):
-            await (
-                self._lookup.refresh()
-            )  # a position is of a topic: which one, is to be known before the topic is another
-        # Asked before anything is fetched: a fetch that waits for data holds back everything behind it.
+            # A position belongs to one incarnation of a topic: know its id before the topic can be recreated.
+            await self._lookup.refresh()
+        # Asked before anything is fetched: a fetch that waits for data delays all requests behind it.
         unread = [partition for partition in everything if partition not in self._positions]
         if unread:
             self._positions |= await consumer.beginning_offsets(unread)
@@ -355,7 +354,7 @@ class StateTopics:
         try:
             batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
-            await self._lookup.refresh()  # was the topic made anew, all of its partitions were
+            await self._lookup.refresh()  # a recreated topic shows in all of its partitions
             await self._restart(consumer, error.args[0])
             return
         if self._remade:
@@ -375,12 +374,12 @@ class StateTopics:
         await asyncio.sleep(0)
 
     def _wake(self) -> None:
-        """Whoever follows looks again."""
+        """Let the waiting calls of `follow` check again."""
         self._read_on.set()
         self._read_on = asyncio.Event()
 
     async def _check_goals(self, consumer: AIOKafkaConsumer) -> None:
-        """Loaded, when every goal is reached; also past what compaction left of the log's end."""
+        """Set `loaded` when every goal is reached, even where compaction left no record at the end of the log."""
         for partition, goal in tuple(self._goals.items()):
             if await consumer.position(partition) >= goal:
                 del self._goals[partition]
@@ -390,16 +389,16 @@ class StateTopics:
             log.info("state is loaded: %s", counts)
 
     async def _check_rereading(self, consumer: AIOKafkaConsumer) -> None:
-        """Tell the partitions that were read to their end once more."""
+        """Report the partitions that were re-read to their end."""
         for partition, goal in tuple(self._rereading.items()):
             if goal is not None and await consumer.position(partition) >= goal:
                 del self._rereading[partition]
                 self._tables[partition.topic].reread(partition.partition)
 
-    # Topics that are deleted, and made again by the next who writes.
+    # Topics that are deleted, and recreated by the next write.
 
     def doubt(self) -> None:
-        """There is a sign that a topic was deleted: ask soon."""
+        """Refresh the metadata soon: there is a sign that a topic was deleted."""
         if self._doubting is None:
             self._doubting = asyncio.get_running_loop().call_later(DOUBT_S, self._ask)
 
@@ -408,20 +407,20 @@ class StateTopics:
         self._spawn(self._lookup.refresh())
 
     def _compare(self, cluster: Any) -> None:
-        """The reading consumer's metadata came: one that lacks, or is there again, may be another one."""
+        """Check the consumer's new metadata: a topic that is missing, or is back, may have been recreated."""
         lacks = any(cluster.partitions_for_topic(name) is None for name in self._tables)
         if lacks or self._lacked:
             self.doubt()
         self._lacked = lacks
 
     def _compare_ids(self, _: object) -> None:
-        """Metadata of all topics came."""
+        """Find recreated topics in the metadata of all topics."""
         for name, table in self._tables.items():
             if table.identity.becomes(self._lookup.identity(name)):
                 self._remade.add(name)
 
     async def _restart(self, consumer: AIOKafkaConsumer, outside: Iterable[TopicPartition]) -> None:
-        """Read topics that were made anew from the beginning, and partitions whose log does not have our position."""
+        """Re-read recreated topics, and partitions whose log does not have our position, from their beginning."""
         remade, self._remade = self._remade, set()
         again = {partition for partition in outside if partition.topic not in remade}
         for name in remade:
@@ -450,7 +449,7 @@ class StateTopics:
         await self._begin(consumer)
 
     def _complain(self, text: str) -> None:
-        """Once for each reason, not at each attempt."""
+        """Log a reason once, not at each attempt."""
         if text != self._complaint:
             self._complaint = text
             log.warning(text)

@@ -1,4 +1,4 @@
-"""What a group reader keeps: its partitions, deliveries that are not settled, subscribers."""
+"""The state of a group reader: its partitions, unsettled deliveries and members."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ Condition = Callable[[Received], bool]
 Tries = tuple[int, int]  # attempts, and how many of them failed
 UNTRIED: Final[Tries] = (0, 0)
 TRIES: Final = 10_000
-"""Of so many unselected records of a partition it is remembered how often they were given out."""
+"""For how many unselected records of a partition the number of attempts is remembered."""
 
 
 class Selector(Protocol):
-    """Tells which of a group's subscription filters a record is for (`gateway.mqtt.routing.shared_groups`)."""
+    """Decides which of a group's subscription filters a record matches (`gateway.mqtt.routing.shared_groups`)."""
 
     def select(self, record: Received) -> Collection[Hashable]:
-        """The names of the subscription filters that the record matches; one without members is ignored."""
+        """Return the names of the subscription filters that the record matches; names without members are ignored."""
         ...
 
     def forget(self, name: Hashable) -> None:
-        """A subscription filter has no members any more, and nothing is kept for it."""
+        """Drop a subscription filter that has neither members nor kept records."""
         ...
 
 
 class SubscriptionFilter(NamedTuple):
-    """What some subscribers of a group want of its topics, instead of everything.
+    """Selects the records of a group's topics for some of its subscribers, in place of all records.
 
-    Each record that a subscription filter matches goes to one of the subscribers that joined with it.
+    Each record that a subscription filter matches goes to one of the subscribers that joined with the filter.
     """
 
     selector: Selector
@@ -48,33 +48,33 @@ class SubscriptionFilter(NamedTuple):
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """A record for one pool, not settled: with a member, ready for one, or waiting for its next attempt."""
+    """An unsettled record for one pool: held by a member, ready for one, or waiting for its next attempt."""
 
     record: Received
     assigned: AssignedPartition
     pool: Pool
-    attempts: int = 0  # that came back
-    failures: int = 0  # of these
-    returns: int = 0  # with a back-off, which grows with them
-    kept: bool = False  # not settled when everybody has declined
-    declined: set[Member] | frozenset[Member] = frozenset()  # who does not want it, as far as anybody was asked
+    attempts: int = 0  # how often it came back
+    failures: int = 0  # how many of these failed
+    returns: int = 0  # how often it came back with a back-off, which grows with this count
+    kept: bool = False  # not settled when all members have declined it
+    declined: set[Member] | frozenset[Member] = frozenset()  # the members known not to want it
 
     def decline(self, member: Member) -> None:
-        """The record is not for a member."""
+        """Note that a member does not want the record."""
         if isinstance(self.declined, frozenset):
             self.declined = set()
         self.declined.add(member)
 
 
 class AssignedPartition:
-    """A partition while it is ours, which it may stay over many assignments.
+    """A partition while it is assigned to this process, perhaps over many assignments.
 
-    What is open in it is in one of three places: with somebody here (`checkpoint`), held for nobody (`unselected`), or
-    not read yet though a former owner has read it (`ledger`).
+    Each open record is in one of three places: delivered or ready here (`checkpoint`), left in the log because no
+    member selects it (`unselected`), or not yet read here, though a former owner has read it (`ledger`).
 
     Attributes:
-        unselected: what was read and no subscriber here selects: the log keeps it for whoever comes. It is settled for
-            the checkpoint.
+        unselected: records that were read and that no subscriber here selects. The log keeps them for subscribers
+            that come later; the checkpoint treats them as settled.
     """
 
     __slots__ = (
@@ -84,31 +84,31 @@ class AssignedPartition:
 
     def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
         self.partition = partition
-        self.checkpoint = Checkpoint()  # what was read of it and is not settled
+        self.checkpoint = Checkpoint()  # records that were read and are not settled
         self.unselected = OffsetSet()
-        self.in_flight: set[int] = set()  # of these, what subscribers have been offered again
-        # of these, how often some were given out before, and how many of the attempts failed
+        self.in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
+        # attempts and failures of unselected records that were delivered before
         self.tries: dict[int, Tries] = {}
-        # what the last owner has told about settled records; None once all of them are passed
+        # the previous owner's list of settled records; None once all of them are passed
         self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
-        # by offset, for records that more than one pool wants, how many of them have not settled it
+        # for each offset that several pools want: how many of them have not settled it
         self.copies: dict[int, int] = {}
-        self.position = position  # the offset of the next record to read; None while Kafka has not told where to begin
+        self.position = position  # the offset of the next record to read; None until Kafka has said where to start
         self._base = position
-        self._passed = 0  # up to here records were left out as settled
-        self.committed = committed  # what Kafka has, as far as we know
-        # the member that gets its records while it has capacity (pools without a subscription filter)
+        self._passed = 0  # below this offset records were skipped as settled
+        self.committed = committed  # the offset in Kafka, as far as we know
+        # the member that gets the partition's records while it has capacity (pools without a subscription filter)
         self.preferred: Member | None = None
-        self.ours = True  # whether it still is
-        self.stalled = False  # not read on, since too much lies behind a record that is not settled
+        self.ours = True  # still assigned to this process
+        self.stalled = False  # reading is paused: too many records lie behind an unsettled one
 
     @property
     def span(self) -> int:
-        """What its open records cost: in records that are kept since a first one is open, or blocks of offsets."""
+        """The cost of the open records: records tracked since the first open one, plus blocks of offsets."""
         return self.checkpoint.span + self.unselected.blocks
 
     def unsettled(self, records: Sequence[Received]) -> Sequence[Received]:
-        """The records that were read without those that the ledger knows to be settled."""
+        """Return the records that the ledger does not list as settled."""
         ledger = self.ledger
         if ledger is None or not records:
             return records
@@ -121,7 +121,7 @@ class AssignedPartition:
         return found
 
     def leave(self, offset: int, tries: Tries) -> None:
-        """Leave a record that no subscriber here selects to others."""
+        """Leave a record that no subscriber here selects in the log, for others."""
         if offset in self.in_flight:
             self.in_flight.remove(offset)
         else:
@@ -131,7 +131,7 @@ class AssignedPartition:
             self.tries[offset] = tries
 
     def finish(self, offset: int) -> None:
-        """A pool's record is settled for good; where others have one too, the record is when all are."""
+        """Settle a record for one pool; it is settled for good when all pools with a copy have settled it."""
         copies = self.copies
         if offset in copies:
             copies[offset] -= 1
@@ -146,16 +146,16 @@ class AssignedPartition:
             self.checkpoint.settle(offset)
 
     def gone(self, begin: int, end: int) -> int:
-        """There are no records at these offsets any more; how many of them were kept for somebody."""
+        """Note that the log no longer has records at these offsets; return how many of them were unselected."""
         count = self.unselected.discard_range(begin, end)
         if count:
             self.in_flight.difference_update([offset for offset in self.in_flight if offset not in self.unselected])
         return count
 
     def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
-        """What to commit: the first open offset, and what is settled behind it; None when nothing has begun.
+        """Return the offset to commit (the first open one) and the ledger behind it; None when nothing was read.
 
-        `settled` are offsets that are open, and are to be taken for settled.
+        `settled` are open offsets that count as settled.
         """
         checkpoint = self.checkpoint
         if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:
@@ -164,7 +164,7 @@ class AssignedPartition:
         if lowest is None:
             lowest = self._base
         if lowest is not None and lowest < self._passed:
-            if checkpoint.span:  # what was left out as settled lies behind what is open
+            if checkpoint.span:  # records skipped as settled lie behind an open one
                 return self._with_ledger(settled)
             lowest = self._passed
         return None if lowest is None else OffsetAndMetadata(lowest, "")
@@ -189,8 +189,8 @@ class Member(Taker["Pool"]):
     """A subscriber in the reader.
 
     Attributes:
-        held: deliveries that it has not settled, by the record's identity (the delivery keeps the record alive), in the
-            order in which they were offered.
+        held: its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the
+            order of their offers.
     """
 
     __slots__ = ("_in_runs", "behind", "catching", "held", "subscriber", "wants")
@@ -198,28 +198,28 @@ class Member(Taker["Pool"]):
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
         super().__init__()
         self.subscriber = subscriber
-        self.wants = wants  # tells which of them it selects; None is all
+        self.wants = wants  # the subscriber's own selector; None selects all
         self.held: dict[int, Delivery] = {}
-        # by partition that it is behind on, the reading that brings it what was unselected before
+        # for each partition that it is behind on: the reading that brings formerly unselected records
         self.behind: dict[AssignedPartition, Reading] = {}
         self.catching: Subscriber | None = None  # the subscriber of these readings; None when it never was behind
         self._in_runs = wants is None and hasattr(subscriber, "offer_run")
 
     def delivery(self, record: Received) -> Delivery | None:
-        """The delivery of a record that it holds; None when the record is no longer its own."""
+        """Return the delivery of a record, or None when the member no longer holds it."""
         return self.held.get(id(record))
 
     def demand(self, partitions: int) -> int | None:
-        """How many more records it would take; None: all that it may have is in the log, of so many partitions here."""
+        """How many more records it would accept; None when it is behind in all of the group's `partitions` here."""
         return None if self.behind and len(self.behind) >= partitions else self.subscriber.demand
 
     @property
     def takes_runs(self) -> bool:
-        """Whether it takes any records of a pool as they come, several at once (`contracts.RunSubscriber`)."""
+        """Whether it accepts any records of a pool in runs (`contracts.RunSubscriber`)."""
         return self._in_runs and not self.behind
 
     def selects(self, delivery: Delivery) -> bool:
-        """Whether it may be offered a record now: it wants it, and is not to be brought it by a reading."""
+        """Whether it may be offered a record now: it wants the record, and no reading will bring it."""
         if self in delivery.declined:
             return False
         if self.behind:
@@ -233,28 +233,28 @@ class Member(Taker["Pool"]):
 
 
 class Pool(TakerPool[Member]):
-    """Members that want the same records, and the records that wait for one of them."""
+    """Members that want the same records, and the records that wait for one of these members."""
 
     __slots__ = ("keeps", "name", "ready", "topics", "wanted")
 
     def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
         super().__init__()
-        self.name = name  # a topic's, whose records they want all, or a subscription filter's
-        self.keeps = keeps  # whether a partition's records with a key keep to one member while that has capacity
-        self.topics = frozenset(topics)  # the Kafka topics that hold such records
-        # of these, those that the dispatch counts for it: none while it has no members
+        self.name = name  # a topic (members that want all of it) or the name of a subscription filter
+        self.keeps = keeps  # a partition's keyed records stay with one member while that has capacity
+        self.topics = frozenset(topics)  # the Kafka topics that may have such records
+        # the topics that `Pools` counts for this pool: none while it has no members
         self.wanted: frozenset[str] = frozenset()
         self.ready: deque[Delivery] = deque()  # deliveries to be offered
 
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
-        """Take partitions from members that have more than their share; the next record chooses another member."""
+        """Take partitions from members with more than their share; the next record of each selects another member."""
         if self.keeps:
             own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
             for position in surplus([assigned.preferred for assigned in own], len(self.members)):
                 own[position].preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:
-        """Whether a record goes where its partition's go; one sender's without a key may all lie in one partition."""
+        """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""
         return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
 
 

@@ -1,9 +1,9 @@
-"""Subscribers of a group get from the log what nobody selected before they came, or while they had no capacity.
+"""Reads records from the log again that a group's subscribers did not get when they were first read.
 
-What nobody here selects is not kept in memory: its offsets are (`AssignedPartition.unselected`). A subscriber that
-joins, or had no capacity for too long, is behind in a partition from the first of these on. A reading of its own
-(`gateway.kafka.read.catch_up_reader`) brings it the records at these offsets that it selects, at its own pace, up to
-where the group's reader is; what that one reads meanwhile is left for the reading too, so that each subscriber gets the
+Records that no subscriber here selects are not kept in memory, only their offsets (`AssignedPartition.unselected`). A
+subscriber that joins, or had no capacity for too long, is behind in a partition from the first such offset on. A
+reading (`gateway.kafka.read.catch_up_reader`) brings it the unselected records that it selects, at its own pace, up to
+the position of the group's reader. New records are left to the reading meanwhile, so that each subscriber gets the
 records of a partition in order.
 """
 
@@ -18,7 +18,7 @@ from mapping.record import Received
 
 
 class _Head:
-    """Where a reading has caught up: at the group's reader."""
+    """The position of the group's reader, where a reading has caught up."""
 
     def __init__(self, assigned: AssignedPartition) -> None:
         self._assigned = assigned
@@ -39,11 +39,11 @@ class _Catching:
 
     @property
     def demand(self) -> int:
-        """How many records the member's subscriber takes."""
+        """How many records the member's subscriber accepts."""
         return self._member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """A record of the log, wanted or not."""
+        """Accept or skip a record from the log; False when the member has no capacity."""
         return self._offer(self._member, record)
 
 
@@ -53,11 +53,11 @@ class CatchUp:
     def __init__(
         self,
         readings: CatchUpReader,  # reads the log
-        # tells the partition and the pool of a record of the log; None when it is not ours
+        # returns the partition and pool of a record from the log; None when the partition is not assigned here
         place: Callable[[Received], tuple[AssignedPartition, Pool] | None],
-        # called when a member has caught up, or unselected records have turned out to be gone
+        # called when a member has caught up, or unselected records were deleted
         changed: Callable[[], None],
-        suspended: Callable[[], bool],  # whether nothing is to be handed out now
+        suspended: Callable[[], bool],  # whether nothing may be delivered now
     ) -> None:
         self.expired = 0  # how many unselected records retention has deleted
         self._readings = readings
@@ -66,7 +66,7 @@ class CatchUp:
         self._suspended = suspended
 
     def begin(self, member: Member, assigned: AssignedPartition, offset: int) -> None:
-        """A member is behind in a partition, from this offset on at the latest."""
+        """Start a reading for a member that is behind in a partition since `offset`, unless one covers it already."""
         reading = member.behind.get(assigned)
         if reading is not None:
             if reading.position <= offset:
@@ -88,32 +88,32 @@ class CatchUp:
         self._readings.start(reading)
 
     def gone(self, assigned: AssignedPartition, begin: int, end: int) -> None:
-        """The log has no records at these offsets any more."""
+        """Note that the log no longer has records at these offsets."""
         count = assigned.gone(begin, end)
         if count:
             self.expired += count
             self._changed()
 
     def resume(self, member: Member) -> None:
-        """A member may have capacity."""
+        """Continue the readings of a member that may have capacity again."""
         if member.behind and member.catching is not None:
             self._readings.resume(member.catching)
 
     def keep(self, member: Member) -> None:
-        """Stop a member's readings of partitions that are not ours any more; the others go on."""
+        """Stop a member's readings of partitions that are no longer assigned here; the others continue."""
         for assigned in [assigned for assigned in member.behind if not assigned.ours]:
             self._readings.cancel(member.behind.pop(assigned))
         self.resume(member)
 
     def end(self, member: Member) -> None:
-        """A member has left."""
+        """Stop all readings of a member that has left."""
         if member.catching is not None:
             self._readings.forget(member.catching)
-            member.catching = None  # which has a way back to its member
+            member.catching = None  # it refers back to its member
         member.behind.clear()
 
     def _bring(self, member: Member, record: Received) -> bool:
-        """A member that is behind is brought a record of the log; False when it has no capacity."""
+        """Offer a record from the log to a member that is behind; False when it has no capacity."""
         place = self._place(record)
         reading = None if place is None else member.behind.get(place[0])
         if place is None or reading is None:
@@ -123,7 +123,7 @@ class CatchUp:
         if offset > reading.position:
             self.gone(assigned, reading.position, offset)
         if offset not in assigned.unselected or offset in assigned.in_flight:
-            return True  # it is settled, or with somebody
+            return True  # settled already, or held by another member
         if member.wants is not None and not member.wants(record):
             return True
         if self._suspended():

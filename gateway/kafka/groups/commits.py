@@ -1,4 +1,4 @@
-"""What a group reader commits: by partition the first open offset, and a ledger of what is settled behind it."""
+"""The commits of a group reader: per partition the first open offset, and a ledger of what is settled behind it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_TIMEOUT_S: Final = 3.0
 RETENTION_S: Final = 60.0
-"""Between two looks whether retention has deleted what nobody selected: the group's offset follows."""
+"""Pause between two checks for unselected records that retention has deleted, so that the committed offset follows."""
 
 
 class Commits:
@@ -32,34 +32,34 @@ class Commits:
     def __init__(
         self,
         group: str,  # its name
-        dispatch: Dispatch,  # knows the partitions and what is settled
-        lookup: Lookup,  # tells what retention has deleted
-        consumer: Callable[[], AIOKafkaConsumer | None],  # the member of the group, as of now
+        dispatch: Dispatch,  # has the partitions and their settled records
+        lookup: Lookup,  # finds what retention has deleted
+        consumer: Callable[[], AIOKafkaConsumer | None],  # returns the current member of the group
         *,
         interval_s: float,  # the least time between two commits
     ) -> None:
-        self.lock = asyncio.Lock()  # held while something is being committed, or the positions are being set
-        self.count = 0  # commit requests answered, ever
+        self.lock = asyncio.Lock()  # held during a commit, and while the positions are being set
+        self.count = 0  # commit requests answered so far
         self._group = group
         self._dispatch = dispatch
         self._lookup = lookup
         self._consumer = consumer
         self._interval_s = interval_s
-        self._ledgers = True  # Kafka takes metadata of their size
+        self._ledgers = True  # Kafka accepts metadata of their size
 
     async def run(self) -> None:
-        """Commit what is settled, at most once an interval."""
+        """Commit settled records, at most once per interval."""
         while True:
             await self._dispatch.progress.wait()
             try:
                 await self.commit()
             except Exception:
-                self._dispatch.progress.set()  # it is to be tried again
+                self._dispatch.progress.set()  # so that it is tried again
                 raise
             await asyncio.sleep(self._interval_s)
 
     async def commit(self) -> bool:
-        """Commit the settled prefixes that grew. A failure (False) is no loss: tried again, or redelivered."""
+        """Commit the settled prefixes that grew. After a failure (False) it is tried again, or records come again."""
         async with self.lock:
             dispatch = self._dispatch
             dispatch.progress.clear()
@@ -97,14 +97,14 @@ class Commits:
         return found if found is None or self._ledgers else OffsetAndMetadata(found.offset, "")
 
     async def follow_retention(self) -> None:
-        """What retention has deleted of the records that nobody selects is not waited for."""
+        """Drop unselected records that retention has deleted, so that commits do not wait for them."""
         while True:
             await asyncio.sleep(RETENTION_S)
             assignment = {one.partition: one for one in self._dispatch.assignment.values() if one.unselected}
             try:
                 firsts = await self._lookup.beginnings(assignment, led=True) if assignment else {}
             except Refused:
-                continue  # Kafka is away, or a topic: later
+                continue  # Kafka or a topic is unreachable: try later
             for partition, first in firsts.items():
                 assigned = assignment[partition]
                 self._dispatch.catch_up.gone(assigned, assigned.unselected.first or 0, first)
@@ -113,14 +113,14 @@ class Commits:
     async def committing(
         self, settled: Mapping[AssignedPartition, Collection[int]]
     ) -> AsyncIterator[dict[TopicPartition, OffsetAndMetadata]]:
-        """Let somebody else commit for the group, in a transaction, what it is about to settle.
+        """Let a transaction commit for the group the records that it is about to settle.
 
-        Nothing else is committed meanwhile: a later commit would win over the transaction's. When the block raises,
-        nothing was committed as far as we know. `settled` has offsets of records that subscribers hold, by partition
-        that is ours.
+        No other commit is made meanwhile: a later commit would override the transaction's. When the block raises, we
+        assume that nothing was committed. `settled` has the offsets of records that subscribers hold, by partition that
+        is assigned here.
 
         Yields:
-            What to commit, by partition. A record behind a gap is told by the ledger, as far as it fits.
+            The offsets to commit, by partition. The ledger lists records settled behind a gap, as far as they fit.
         """
         async with self.lock:
             offsets: dict[AssignedPartition, OffsetAndMetadata] = {}
@@ -134,10 +134,10 @@ class Commits:
                 assigned.committed = offset
 
     async def commit_for(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit what `committing` has yielded, alone and as a member of the group: all of it or nothing.
+        """Commit the offsets that `committing` yielded, alone and as a member of the group: all of them or none.
 
         Raises:
-            KafkaError: not committed, as far as we know.
+            KafkaError: as far as we know nothing was committed.
         """
         consumer = self._consumer()
         if consumer is None:
@@ -147,5 +147,5 @@ class Commits:
 
 
 def ours(stored: OffsetAndMetadata) -> OffsetAndMetadata:
-    """What somebody has committed, without what is no ledger of ours."""
+    """Return a committed offset, without metadata that is not a ledger of Trivium's."""
     return OffsetAndMetadata(stored.offset, stored.metadata if stored.metadata.startswith(LEDGER) else "")

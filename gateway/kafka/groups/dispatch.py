@@ -1,18 +1,18 @@
-"""Gives the records of a consumer group to its subscribers in one process, and knows which are not settled.
+"""Delivers the records of a consumer group to its subscribers in one process, and tracks the unsettled ones.
 
-`pools.Pools` says which members a record is for. In a topic's own pool the records of a partition that have a key go to
-one member while that has capacity; other records go to the members in turn. A pool without capacity holds back no other
-pool, and a record that only members without capacity may want holds back none that others want.
+`pools.Pools` decides which members a record is for. In a topic's own pool, the keyed records of a partition go to one
+member while that has capacity; other records go to the members in turn. A pool without capacity does not delay other
+pools, and a record that only members without capacity may want does not delay records that others want.
 
-Records for a subscription filter that has lost its last member wait for a while, when its partitions stay here for
-others. Then they are settled, as are records that no subscriber here wants.
+Records for a subscription filter without members wait for a while, if its partitions stay assigned here for other
+members. Then they are settled, like all records that no subscriber here wants.
 
-In a queue they are not: a record that no member selects stays in the log for others, and so does one that waits too
-long for members without capacity. A member that joins later, or has capacity again, is brought these records
-(`catch_up`, docs/adr/0032).
+In a queue such records are not settled: a record that no member selects stays in the log for others, and so does one
+that waits too long for members without capacity. A member that joins later, or has capacity again, gets these records
+from the log (`catch_up`, docs/adr/0032).
 
-A delivery belongs to one member at a time. A call about a record that is no longer the member's is counted as late,
-and ignored.
+A delivery belongs to one member at a time. A call about a record that the member no longer holds is ignored, and is
+counted as late.
 """
 
 from __future__ import annotations
@@ -45,47 +45,47 @@ from gateway.kafka.groups.redelivery import Later
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from mapping.record import Received
 
-DEMAND: Final = 500  # nobody asks for more at once
+DEMAND: Final = 500  # the most that is requested in one call
 
 
 class Dispatch:
-    """The deliveries of one group. Nothing here waits; `GroupReader` reads, commits and is the group's member."""
+    """The deliveries of one group. Nothing here blocks; `GroupReader` reads, commits and is the group's member."""
 
     def __init__(
         self, backoff: Backoff, changed: Callable[[], None], readings: CatchUpReader, *, return_wait_s: float
     ) -> None:
-        """Begin without partitions, suspended; `keep` assigns them.
+        """Start without partitions, suspended; `keep` assigns them.
 
-        `changed` is called when there may be something to hand out: call `push` soon. A subscription filter without
+        `changed` is called when there may be something to deliver: call `push` soon. A subscription filter without
         members keeps its records for `return_wait_s`.
         """
         self.members: dict[Subscriber, Member] = {}  # by subscriber
-        self.assignment: dict[TopicPartition, AssignedPartition] = {}  # what is assigned to this process
-        self.suspended = True  # whether nothing is handed out, since partitions may be moving
+        self.assignment: dict[TopicPartition, AssignedPartition] = {}  # the partitions assigned to this process
+        self.suspended = True  # nothing is delivered, since partitions may be moving
         self.progress = asyncio.Event()  # set when a settled prefix has grown
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
-        self.redelivered = self.late = self.unwanted = 0  # redelivered, late, unwanted: see `GroupStatistics`
+        self.redelivered = self.late = self.unwanted = 0  # see `GroupStatistics`
         self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
         self._changed = changed
         self._pools = Pools(return_wait_s, self._end)
-        self._queues: dict[str, Condition] = {}  # by topic, which of its unselected records stay
+        self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
         self.ready = ReadyDeliveries()  # deliveries that wait for a member
-        self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics that nobody wants now
+        self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
         self._later = Later(backoff, self._again, changed)
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that some member wants records of."""
+        """The topics that have interested members."""
         return self._pools.topics
 
     def add(
         self,
         subscriber: Subscriber,  # offered records from now on
-        topics: Collection[str],  # that may hold records for it
-        subscription_filter: SubscriptionFilter | None,  # which of their records; None is all of them
-        wants: Condition | None = None,  # which of these it selects for itself; None is all
+        topics: Collection[str],  # that may have records for it
+        subscription_filter: SubscriptionFilter | None,  # matches its records; None matches all
+        wants: Condition | None = None,  # the subscriber's own selector; None selects all
         *,
-        queue: Condition | None = None,  # tells what stays for others when nobody selects it; None is nothing
+        queue: Condition | None = None,  # which records stay in the log when no member selects them; None: no records
     ) -> Member:
         """Add a subscriber."""
         member = self.members[subscriber] = Member(subscriber, wants)
@@ -101,22 +101,22 @@ class Dispatch:
         return member
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """Note other topics of a subscription filter; nothing happens when it has no members."""
+        """Change the topics of a subscription filter; does nothing when the filter has no members."""
         self._pools.follow(name, topics)
         self._sort_orphans()
 
     def knows(self, name: Hashable) -> bool:
-        """Whether a subscription filter has members, or records that are kept for it."""
+        """Whether a subscription filter has members, or kept records."""
         return self._pools.knows(name)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """Remove a subscriber; the records that it has not settled are offered to the others of its pool first.
+        """Remove a subscriber; its unsettled records are offered to the other members of their pool first.
 
-        `failed`: count that as failures, and not only as attempts.
+        `failed`: count the deliveries as failures, not only as attempts.
         """
         del self.members[member.subscriber]
         self.catch_up.end(member)
-        del member.subscriber  # which has a way back to its member
+        del member.subscriber  # it refers back to its member
         self._pools.remove(member)
         for assigned in self.assignment.values():
             if assigned.preferred is member:
@@ -142,7 +142,7 @@ class Dispatch:
         self._changed()
 
     def _end(self, pool: Pool) -> None:
-        """Give up a subscription filter that no member has come back to; its records are for others, or settled."""
+        """Drop a subscription filter whose members did not return; its records go to others, or are settled."""
         self._pools.end(pool)
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             self._replace(delivery)
@@ -182,7 +182,7 @@ class Dispatch:
                 self.returned.set()
 
     def again(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
-        """Take a record back: it is offered again after its back-off, or before all others."""
+        """Take a record back: it is offered again after its back-off, or (`at_once`) before all others."""
         delivery = self._owned(member, record)
         if delivery is None:
             return
@@ -199,10 +199,10 @@ class Dispatch:
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """Offer a record that is not for this member to the others; when none is left it is settled.
+        """Offer a record that is not for this member to the others; settle it when no candidate is left.
 
-        `failed`: it counts as a failed attempt. `keep`: when none is left it is not settled, but offered to all again,
-        after a back-off.
+        `failed`: count this as a failed attempt. `keep`: when no candidate is left, do not settle the record but offer
+        it to all of them again, after a back-off.
         """
         delivery = self._owned(member, record)
         if delivery is None:
@@ -218,7 +218,7 @@ class Dispatch:
         self._changed()
 
     def has_other(self, member: Member, record: Received) -> bool:
-        """Whether another member may have a record that this one holds."""
+        """Whether another member may get a record that this one holds."""
         delivery = member.delivery(record)
         return delivery is not None and self._pools.may_be_wanted(delivery.pool, delivery, but=member)
 
@@ -239,7 +239,7 @@ class Dispatch:
         self.progress.set()
 
     def _leave(self, delivery: Delivery) -> None:
-        """Leave a record of a queue, which no member here wants, to the log; elsewhere settle it."""
+        """Leave a record that no member here wants in the log if its topic is a queue; otherwise settle it."""
         assigned, record = delivery.assigned, delivery.record
         stays = self._queues.get(record.topic)
         if stays is not None and record.offset not in assigned.copies and stays(record):
@@ -252,7 +252,7 @@ class Dispatch:
     # Records.
 
     def take(self, records: Sequence[Received], assigned: AssignedPartition) -> None:
-        """Take the records over that were read of a partition."""
+        """Queue records that were read from a partition for their pools."""
         if assigned.ledger is not None:
             records = assigned.unsettled(records)
         assigned.checkpoint.track(*[record.offset for record in records])
@@ -264,7 +264,7 @@ class Dispatch:
             self.ready.add_all(pool, [Delivery(record, assigned, pool) for record in records])
 
     def _sort(self, record: Received, assigned: AssignedPartition, tries: Tries) -> None:
-        """Queue a record for every pool that is to get it."""
+        """Queue a record for each pool that gets a copy."""
         pools = self._pools.select(record)
         if pools:
             if len(pools) > 1:
@@ -274,35 +274,35 @@ class Dispatch:
         elif record.topic in self.topics:
             self._leave(Delivery(record, assigned, NOBODY, *tries))
         else:
-            self._orphans.append((record, assigned, tries))  # the partition is about to go to somebody who wants it
+            self._orphans.append((record, assigned, tries))  # a rebalance is about to move the partition
 
     def _replace(self, delivery: Delivery) -> None:
-        """Find other pools for a delivery whose pool has no members any more."""
+        """Find other pools for a delivery whose pool has no members left."""
         if delivery.record.offset in delivery.assigned.copies:
             self.unwanted += 1
-            delivery.assigned.finish(delivery.record.offset)  # other subscription filters have their own
+            delivery.assigned.finish(delivery.record.offset)  # other subscription filters have their own copies
             self.progress.set()
         else:
             self._sort(delivery.record, delivery.assigned, (delivery.attempts, delivery.failures))
 
     def _sort_orphans(self) -> None:
-        """Queue the records of topics that nobody wanted, now that members or their topics have changed."""
+        """Queue the records of topics without interested members again: members or their topics have changed."""
         orphans, self._orphans = self._orphans, []
         for record, assigned, tries in orphans:
             self._sort(record, assigned, tries)
 
-    # Handing out.
+    # Delivering.
 
     @property
     def demand(self) -> int:
-        """How many more records members would take, at most `DEMAND`; 0 when too much waits already."""
+        """How many more records the members would accept, at most `DEMAND`; 0 when too many are waiting already."""
         return self._pools.demand(DEMAND, len(self.assignment)) if self.ready.has_space else 0
 
     def push(self) -> None:
-        """Give ready records to members that have capacity."""
+        """Deliver ready records to members that have capacity."""
         if self._pools.empty and not self.ready.has_space:
             for pool in [pool for pool in self._pools.empty if pool.ready]:
-                self._end(pool)  # it would hold back pools that have members
+                self._end(pool)  # it would delay pools that have members
         for pool in self.ready.pools:
             self._push_pool(pool)
         if not self.ready.has_space and not self.suspended:
@@ -311,7 +311,7 @@ class Dispatch:
                     self._spill(pool)
 
     def _spill(self, pool: Pool) -> None:
-        """Leave deliveries that wait for members without capacity to the log, since other members have some."""
+        """Leave deliveries that wait for members without capacity in the log, because other members have capacity."""
         lowest: dict[AssignedPartition, int] = {}
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
             assigned, offset = delivery.assigned, delivery.record.offset
@@ -325,7 +325,7 @@ class Dispatch:
                 self.catch_up.begin(member, assigned, offset)
 
     def _place(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
-        """The partition and pool of a record of the log, for a member that is behind."""
+        """Return the partition and the pool of a record that was read again for a member that is behind."""
         assigned = self.assignment.get(TopicPartition(record.topic, record.partition))
         pool = self._pools.whole(record.topic)
         return None if assigned is None or pool is None else (assigned, pool)
@@ -352,7 +352,7 @@ class Dispatch:
                 if self._pools.may_be_wanted(pool, delivery):
                     if not self._pools.has_capacity(pool, delivery):
                         break
-                    passed.append(self.ready.take(pool))  # for members without capacity; others may want what follows
+                    passed.append(self.ready.take(pool))  # for members without capacity; others may want the next ones
                     continue
                 self.ready.take(pool)
                 if delivery.kept:
@@ -368,12 +368,12 @@ class Dispatch:
             self.ready.add(delivery, first=True)
 
     def _offer(self, member: Member, delivery: Delivery) -> bool:
-        """Offer a delivery to a member; False when that has no capacity."""
+        """Offer a delivery to a member; False when the member has no capacity."""
         record = delivery.record
-        member.held[id(record)] = delivery  # before the offer: the subscriber may settle from within
+        member.held[id(record)] = delivery  # before the offer: the subscriber may settle during the call
         try:
             taken = member.subscriber.offer_nowait(record)
-        except Exception as error:  # our bug, in one delivery: it counts as a failed attempt
+        except Exception as error:  # our bug, in one delivery: a failed attempt
             failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
             self.again(member, record, failed=True)
             return True
@@ -383,9 +383,9 @@ class Dispatch:
         return taken
 
     def _push_runs(self, pool: Pool) -> bool:
-        """Give what is ready first to members that take runs; False when it is not for them, or they have no capacity.
+        """Deliver the first ready records to members that accept runs; False when none of these can have them.
 
-        Nobody has had these deliveries. All go to the same member, or in equal parts to those whose turns are the next.
+        The deliveries were never offered before. All go to one member, or in equal parts to the members next in turn.
         """
         kept, count = _alike(pool)
         if not count:
@@ -403,17 +403,17 @@ class Dispatch:
         for place, member in enumerate(takers):
             refused = self._offer_run(member, self.ready.take_all(pool, share + (place < more)))
             for delivery in reversed(refused):
-                self.ready.add(delivery, first=True)  # for the next member, so that each has its part in order
+                self.ready.add(delivery, first=True)  # for the next member, so that each gets its part in order
         return True
 
     def _offer_run(self, member: Member, run: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Offer deliveries to a member; those for which it has no capacity."""
+        """Offer deliveries to a member; return those for which it has no capacity."""
         held = member.held
         records = [delivery.record for delivery in run]
         held.update(zip(map(id, records), run, strict=True))
         try:
             taken = cast("RunSubscriber", member.subscriber).offer_run(records, None)
-        except Exception as error:  # our bug, in one of them, which comes to light when each is offered alone
+        except Exception as error:  # our bug, in one of them: offer each alone to find out which
             failures.tell("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
             again = [delivery for delivery in run if held.pop(id(delivery.record), None) is not None]
             return [delivery for delivery in again if member.full or not self._offer(member, delivery)]
@@ -425,7 +425,7 @@ class Dispatch:
         return rest
 
     def _again(self, delivery: Delivery) -> None:
-        """Offer a delivery again, when its back-off is over."""
+        """Offer a delivery again after its back-off."""
         self.redelivered += 1
         if self._pools.lives(delivery.pool):
             self.ready.add(delivery)
@@ -435,9 +435,9 @@ class Dispatch:
     # Partitions.
 
     def keep(self, assignment: Iterable[AssignedPartition]) -> None:
-        """Set the assigned partitions; deliveries of other partitions are forgotten, also those that subscribers hold.
+        """Set the assigned partitions, and forget the deliveries of all others, also those that subscribers hold.
 
-        A partition keeps its deliveries when the very object is in the new `assignment`.
+        A partition keeps its deliveries when the same object is in the new `assignment`.
         """
         kept = {assigned.partition: assigned for assigned in assignment}
         for partition, assigned in self.assignment.items():
@@ -456,7 +456,7 @@ class Dispatch:
         self._orphans = [orphan for orphan in self._orphans if orphan[1].ours]
 
     def close(self) -> None:
-        """Forget all partitions and deliveries, and end the timers."""
+        """Forget all partitions and deliveries, and stop the timers."""
         self._later.close()
         self.keep(())
         for pool in tuple(self._pools.empty):
@@ -474,9 +474,9 @@ class Dispatch:
 
 
 def _alike(pool: Pool) -> tuple[AssignedPartition | None, int]:
-    """How many deliveries at the beginning of a queue go the same way, nobody having had them before.
+    """Return how many of the first deliveries in a queue take the same route; none was offered before.
 
-    They go to whom their partition, which is told, is kept to; or to each member in turn.
+    They go to the preferred member of the partition that is returned with the count. None: to the members in turn.
     """
     alone = len(pool.members) == 1
     first = pool.ready[0]

@@ -1,4 +1,4 @@
-"""What one asks and tells Kafka about consumer groups without being a member: what they have committed, their end."""
+"""Administration of consumer groups without being a member: their committed offsets, listing and deletion."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from gateway.kafka.cluster.admin_connection import AdminConnection, answered
 
 log = logging.getLogger(__name__)
 
-DEAD: Final = "Dead"  # the state of a group that is not there
+DEAD: Final = "Dead"  # the state of a group that does not exist
 
 
 class GroupAdmin(AdminConnection):
-    """Every question raises Refused: DENIED, or BUSY when Kafka does not answer."""
+    """Every request raises Refused: DENIED, or BUSY when Kafka does not answer."""
 
     @answered
     async def topics(self, group: str) -> frozenset[str]:
-        """The topics in which a group has committed something; empty when there is no such group."""
+        """Return the topics in which a group has committed offsets; empty when the group does not exist."""
         client = await self.open()
         return frozenset(partition.topic for partition in await client.list_consumer_group_offsets(group))
 
     @answered
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
-        """What a group has committed in a topic, by partition."""
+        """Return a group's committed offsets in a topic, by partition."""
         client = await self.open()
         stored = await client.list_consumer_group_offsets(group)
         return {place.partition: offset for place, offset in stored.items() if place.topic == topic}
 
     @answered
     async def delete(self, group: str, topic: str) -> bool:
-        """Delete a group that has committed in `topic` and nowhere else.
+        """Delete a group that has committed offsets in `topic` and in no other topic.
 
         Returns:
-            False when it is left alone: it has members, or is for other topics too.
+            False when the group is kept: it has members, or reads other topics too.
         """
         client = await self.open()
         coordinator = await client.find_coordinator(group)
@@ -56,7 +56,7 @@ class GroupAdmin(AdminConnection):
 
     @answered
     async def exists(self, group: str) -> bool:
-        """Whether Kafka knows a group: it has members, or has committed something that is still kept."""
+        """Whether a group exists: it has members, or committed offsets that have not expired."""
         client = await self.open()
         (response,) = await client.describe_consumer_groups([group])
         code, _, state, *_ = response.groups[0]
@@ -66,6 +66,6 @@ class GroupAdmin(AdminConnection):
 
     @answered
     async def names(self) -> frozenset[str]:
-        """All groups that Kafka knows."""
+        """Return the names of all groups."""
         client = await self.open()
         return frozenset(name for name, *_ in await client.list_consumer_groups())

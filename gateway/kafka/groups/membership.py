@@ -36,13 +36,13 @@ from mapping.record import Received
 OffsetReset = Literal["earliest", "latest"]
 
 GROUP_LIMIT: Final = 249
-"""Characters of a group's name. Kafka's own bound is far away, but the name becomes part of keys and metrics."""
+"""The longest name of a group, in characters. Kafka allows far more, but the name becomes part of keys and metrics."""
 
 
 class Membership:
-    """A subscriber's membership of a group. It settles each record that it took by `done`, `again` or `decline`.
+    """A subscriber's membership of a group. It settles each accepted record with `done`, `again` or `decline`.
 
-    A record is known by the very object that was offered.
+    A record is identified by the object that was offered, not by an equal one.
     """
 
     def __init__(self, groups: Groups, reader: GroupReader, member: Member) -> None:
@@ -53,66 +53,66 @@ class Membership:
         self._left = False
 
     def wake(self) -> None:
-        """The subscriber's demand grew; needed after it said "no capacity"."""
+        """Report that the subscriber's demand grew; required after it had no capacity."""
         if not self._left:
             self._dispatch.wake(self._member)
 
     def done(self, record: Received) -> None:
-        """The record is settled for good. Late calls, for a record that is no longer ours, are counted only."""
+        """Settle the record for good. A late call, for a record that is no longer the subscriber's, is only counted."""
         self._dispatch.done(self._member, record)
 
     def done_all(self, records: Sequence[Received]) -> None:
-        """Settle several records, in this order; as `done`."""
+        """Settle several records, in this order, as `done` does."""
         self._dispatch.done_all(self._member, records)
 
     def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
-        """The record is not settled: offer it again, to any subscriber of the group, after a back-off.
+        """Give the record back: it is offered again, to any subscriber of the group, after a back-off.
 
-        Not `failed`: it was only given back, such as AMQP's `released`. `at_once`: no back-off, and before everything
-        that waits; of several, give the last one back first.
+        Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, and before
+        everything that waits; give several records back in reverse order.
         """
         self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """The record is not for this subscriber, but may be for others; settled, and counted, when it is for none.
+        """Offer the record to other subscribers, as it is not for this one; when no candidate is left, it is settled.
 
-        `failed`: it counts as a failed attempt. `keep`: when it is for none, offer it to all of them again, after a
-        back-off.
+        `failed`: count this as a failed attempt. `keep`: when no candidate is left, offer it to all of them again,
+        after a back-off.
         """
         self._dispatch.decline(self._member, record, failed=failed, keep=keep)
 
     def has_other(self, record: Received) -> bool:
-        """Whether there is another subscriber here that may be offered the record."""
+        """Whether another subscriber here may be offered the record."""
         return self._dispatch.has_other(self._member, record)
 
     def attempts(self, record: Received) -> int:
-        """How often the record was delivered before and came back; 0 for a first delivery (AMQP delivery-count)."""
+        """How often the record was delivered and came back; 0 for a first delivery (AMQP delivery-count)."""
         delivery = self._member.delivery(record)
         return 0 if delivery is None else delivery.attempts
 
     def failures(self, record: Received) -> int:
-        """How many of the attempts have failed: as the client said, or with its connection."""
+        """How many attempts have failed, as reported by a client or by the loss of its connection."""
         delivery = self._member.delivery(record)
         return 0 if delivery is None else delivery.failures
 
     def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
-        """The reader and partition that settle a record; None when it is no longer this subscriber's.
+        """Return the reader and partition that settle a record; None when the subscriber no longer holds it.
 
-        For a transaction that settles the record: `Commits.committing`, then `done`.
+        Used by a transaction that settles the record: `Commits.committing`, then `done`.
         """
         delivery = self._member.delivery(record)
         return None if delivery is None else (self._reader, delivery.assigned)
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """The ends of a topic's partitions as of the call, of those that have a leader; Refused: Kafka is silent."""
+        """Return the current end of each of a topic's partitions with a leader; Refused if Kafka does not answer."""
         return await self._groups.ends(topic)
 
     def unread(self, ends: Mapping[TopicPartition, int]) -> int:
-        """How many offsets below `ends` have yet to be read for this subscriber, in the partitions of this process."""
+        """How many offsets below `ends` are still to be read for this subscriber, in partitions assigned here."""
         return self._reader.unread(self._member, ends)
 
     async def leave(self, *, failed: bool = True) -> None:
-        """Give back what is unsettled, at once; the last subscriber of a group here leaves Kafka's group too.
+        """Give back all unsettled records immediately; with a group's last subscriber here, Kafka's group is left too.
 
         Not `failed`: the client has closed in order, and unsettled records count as attempts only.
         """
@@ -128,17 +128,17 @@ class Groups:
         self,
         kafka: ConsumerOptions,
         spawn: Spawn,
-        lookup: Lookup,  # refuses topics that are unknown or not for clients; not stopped by us
-        readings: CatchUpReader,  # for what a queue's receivers have not selected; not stopped by us
+        lookup: Lookup,  # refuses topics that are unknown or hidden from clients; stopped by its owner
+        readings: CatchUpReader,  # for records of queues that no receiver had selected; stopped by its owner
         *,
         random: Callable[[], float],  # for the jitter of redelivery
         commit_interval_s: float = 1.0,  # the least time between two commits of a reader
         revoke_wait_s: float = 3.0,  # how long a rebalance waits for records that subscribers hold
-        # how long records are kept for a subscription filter that has lost its last subscriber here, while others keep
+        # how long the records of a subscription filter without subscribers here are kept, while other subscribers keep
         # its partitions here: clients come back
         return_wait_s: float = 30.0,
         session_timeout_ms: int = 10_000,
-        # how long a join may take, though Kafka answers, before it is Refused as BUSY: other members take part in it
+        # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
         join_timeout_s: float = 30.0,
         # bounds a join; `Patience.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
@@ -162,7 +162,7 @@ class Groups:
         )
         self._spawn = spawn
         self._readers: dict[str, GroupReader] = {}
-        # A lock lives as long as somebody holds it or waits for it.
+        # A lock lives while it is held or awaited.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -171,23 +171,22 @@ class Groups:
     async def join(
         self,
         group: str,  # Kafka's `group.id`
-        topics: Collection[str],  # at least one; may be none with a filter, which then waits for `follow`
-        subscriber: Subscriber,  # offered records as it has demand; hashable by identity, at most once in a group
+        topics: Collection[str],  # at least one; with a filter it may be none until `follow` names some
+        subscriber: Subscriber,  # offered records according to its demand; hashable by identity, at most once per group
         *,
-        # where the group begins in topics in which it has committed nothing; `latest`: at the end as of now. Either is
-        # committed at once
+        # where the group starts in topics in which it has committed nothing; `latest`: at the current end. The start is
+        # committed immediately
         offset_reset: OffsetReset = "earliest",
-        # which records of the topics it wants, and with whom it shares them; None is all, shared with everybody
+        # matches records, and shares them with the subscribers that have the same filter; None: all, shared by all
         subscription_filter: SubscriptionFilter | None = None,
-        wants: Condition | None = None,  # which of these the subscriber selects for itself; None is all
-        # tells which records are not settled when no subscriber here selects them: the log keeps them for others, and
-        # for who joins later. None: none of them
+        wants: Condition | None = None,  # the subscriber's own selector; None selects all
+        # which records stay in the log, unsettled, when no subscriber here selects them: for others, and for later
+        # subscribers. None: no records
         queue: Condition | None = None,
     ) -> Membership:
-        """Join a group; returns when Kafka has assigned us our partitions, which may be none.
+        """Join a group; returns when Kafka has assigned this process its partitions, which may be none.
 
-        The subscriber may be offered records before this returns: as long as it cannot take them, let it have no
-        capacity.
+        The subscriber may be offered records before this returns: it must report no capacity until it can accept them.
 
         Raises:
             Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
@@ -199,7 +198,7 @@ class Groups:
         if not topics and subscription_filter is None:
             raise Refused(Outcome.UNFIT, "a group needs a topic")
         reader = self._readers.get(group)
-        if subscription_filter is None:  # with one, nobody has named the topics: a missing one is left out
+        if subscription_filter is None:  # a filter's topics were not named by a client: missing ones are left out
             for topic in set(topics) if reader is None else set(topics) - reader.topics:
                 await self._lookup.partitions(topic)
         async with self._lock(group):
@@ -209,40 +208,40 @@ class Groups:
             if reader is None:
                 reader = self._readers[group] = self._new_reader(group)
                 reader.start()
-            # A member before the subscription is: no record may come that nobody here seems to want.
+            # Add the member before subscribing, so that its first records find an interested member.
             member = reader.add(
                 subscriber, topics, subscription_filter, wants, latest=offset_reset == "latest", queue=queue
             )
         try:
             await self._subscribe(reader)
         except BaseException:
-            self._remove(reader, member, failed=True)  # nobody waits until Kafka has heard of it
+            self._remove(reader, member, failed=True)  # without waiting for Kafka's answer
             raise
         return Membership(self, reader, member)
 
     def follow(self, group: str, subscription_filter: SubscriptionFilter, topics: Collection[str]) -> None:
-        """Note other topics that may hold records for a subscription filter.
+        """Change the topics that may have records for a subscription filter.
 
-        New ones are read from their beginning: all that is in them is newer than the subscription filter.
+        New topics are read from their beginning: all their records are newer than the filter.
         """
         reader = self._readers.get(group)
         if reader is not None:
             reader.follow(subscription_filter.name, topics)
 
     def knows(self, group: str, subscription_filter: SubscriptionFilter) -> bool:
-        """Whether the filter has subscribers or kept records: then its selector will be told to forget it."""
+        """Whether the filter has subscribers or kept records, so that its selector's `forget` will be called."""
         reader = self._readers.get(group)
         return reader is not None and reader.dispatch.knows(subscription_filter.name)
 
     async def leave(self, reader: GroupReader, member: Member, *, failed: bool = True) -> None:
-        """Take a member out of its group (`Membership.leave`)."""
+        """Remove a member from its group (`Membership.leave`)."""
         closing = self._remove(reader, member, failed=failed)
         if closing is not None:
-            # Whoever leaves may be cancelled; the consumer would stay a member of the group, and read nothing.
+            # The caller may be cancelled; the consumer would then stay a member of the group, and read nothing.
             await asyncio.shield(closing)
 
     def _remove(self, reader: GroupReader, member: Member, *, failed: bool) -> asyncio.Task[None] | None:
-        """Take a member away; the end of its reader, if it was the last one."""
+        """Remove a member; return the task that closes its reader, if the member was the last one."""
         reader.remove(member, failed=failed)
         if reader.members or self._readers.get(reader.group) is not reader:
             return None
@@ -263,7 +262,7 @@ class Groups:
         return await self._lookup.ends(found.get(topic, ()), led=True)
 
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
-        """What a group has committed in a topic, by partition, with what its members here have settled.
+        """Return a group's committed offsets in a topic, by partition, after committing for its members here.
 
         Raises:
             Refused: no permission, or Kafka does not answer.
@@ -274,10 +273,10 @@ class Groups:
         return await self.admin.positions(group, topic)
 
     async def delete(self, group: str, topic: str) -> bool:
-        """End a subscription: delete a group that has committed in `topic` alone.
+        """End a subscription: delete a group that has committed offsets only in `topic`.
 
         Returns:
-            False when it is left alone: it has members, here or elsewhere, or is for other topics too.
+            False when the group is kept: it has members, here or elsewhere, or reads other topics too.
 
         Raises:
             Refused: no permission, or Kafka does not answer.
@@ -286,7 +285,7 @@ class Groups:
             return group not in self._readers and await self.admin.delete(group, topic)
 
     async def stop(self) -> None:
-        """Commit what is settled and leave all groups."""
+        """Commit all settled records and leave all groups."""
         self._stopped = True
         readers = list(self._readers.values())
         self._readers.clear()
@@ -294,11 +293,11 @@ class Groups:
         await self.admin.stop()
 
     def statistics(self) -> tuple[GroupStatistics, ...]:
-        """One for each reader."""
+        """Return the statistics of each reader."""
         return tuple(reader.statistics() for reader in self._readers.values())
 
     def by_group(self) -> GroupsStatistics:
-        """The statistics of all readers by group, for the metrics."""
+        """Return the statistics of all readers by group, for the metrics."""
         return by_group(self.statistics())
 
     def _lock(self, group: str) -> asyncio.Lock:

@@ -1,13 +1,13 @@
-"""A plain member of a consumer group, read page by page: nothing moves on before it was really delivered.
+"""A plain consumer group member that a client polls: its position moves only when records were really delivered.
 
-aiokafka moves its own position when records are fetched. Here they are held until `delivered` says that the
-client has them, so a poll that ends early, for whatever reason, loses nothing: the next one begins where it began.
+aiokafka moves its own position when records are fetched. Here records are held until `Progress.deliver` confirms that
+they were written, so a poll that ends early, for whatever reason, loses nothing: the next one starts at the same place.
 
-Nobody fetches while nobody waits: a while after the last poll everything is paused. A poll that finds nothing for a
-while sleeps too, and the process's one reader at the end of the log wakes it (`arrivals`).
+Nothing is fetched while no poll waits: a while after the last poll all partitions are paused. A waiting poll that finds
+nothing for a while sleeps too, until the process's one reader at the end of the log wakes it (`arrivals`).
 
-What was written to the client, and what is known to have arrived, are two positions (`progress`). Only what arrived is
-committed on the client's behalf.
+Two positions are kept (`progress`): up to which record was written to the client, and up to which record is known to
+have arrived. Only the latter is committed on the client's behalf.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from mapping.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
-CHUNK: Final = 1000  # records that are taken at once
-QUIET_S: Final = 1.0  # without a record, or without a poll: after this fetching is paused
+CHUNK: Final = 1000  # the most records per fetch
+QUIET_S: Final = 1.0  # fetching is paused after this time without a record, or without a poll
 RECHECK_S: Final = 30.0
-"""A sleeping poll looks for more after this, or up to twice as long: records of open transactions are no arrivals. It
-asks Kafka itself only where the live reader does not know that there is nothing."""
-FETCHER_PAUSE_S: Final = 60.0  # aiokafka's fetcher looks for work so often when nobody, such as `fetch`, wakes it
+"""A sleeping poll checks for records after this time, or up to twice as long: records of open transactions do not wake
+it. It asks Kafka only where the live reader cannot say that there is nothing."""
+FETCHER_PAUSE_S: Final = 60.0  # how often aiokafka's fetcher checks for work that no call, such as `fetch`, signals
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
-LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one fails by itself on a busy machine
+LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machine without need
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
@@ -53,21 +53,21 @@ POLL_INTERVAL_MARGIN_S: Final = 60.0
 
 
 class MemberSettings(msgspec.Struct, frozen=True):
-    """How one member reads."""
+    """The settings of one member."""
 
     group: str
     client_id: str
     auto_offset_reset: str  # `earliest`, `latest` or `none`
     fetch_min_bytes: int
-    fetch_bytes: int  # prefetched from a broker at once: what its memory is bounded by
+    fetch_bytes: int  # prefetched from a broker in one request; bounds the broker's share of memory
     isolation_level: str  # `read_committed` or `read_uncommitted`
-    heartbeat_s: float  # so long may it take to learn of a change of the group
+    heartbeat_s: float  # the longest time until a rebalance is noticed
     request_timeout_ms: int | None  # of single requests to Kafka; None: the gateway's own
     idle_s: float  # how long the client may stay silent before it is removed; Kafka must not remove it sooner
 
 
 class NotAssignedError(Exception):
-    """A partition is not this member's now."""
+    """A partition is not assigned to this member now."""
 
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
@@ -88,9 +88,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
-        """Nothing is sent yet. `kafka` are connection arguments of an aiokafka consumer.
+        """Prepare the consumer; nothing is sent yet. `kafka` has the connection arguments of an aiokafka consumer.
 
-        `auto_commit`: what is confirmed is committed when its partitions are revoked.
+        `auto_commit`: commit confirmed records when their partitions are revoked.
         """
         options = kafka | {"client_id": settings.client_id}
         if settings.request_timeout_ms is not None:
@@ -101,7 +101,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self._arrivals = arrivals
         self._lookup = lookup
         self._remade = RemadeTopics(lookup)
-        self.progress = Progress()  # of its client
+        self.progress = Progress()  # of the client
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,
@@ -116,17 +116,17 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
-        self.topics: tuple[str, ...] = ()  # what it is subscribed to; none, where a pattern fits none yet
+        self.topics: tuple[str, ...] = ()  # the subscription; empty when a pattern matches no topic yet
         self.is_subscribed = False
-        self.is_manual = False  # it was given partitions, instead of joining the group
+        self.is_manual = False  # has partitions of its own choice, and has not joined the group
         self._joined = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
         self._arrival = asyncio.Event()
         self._quiet: asyncio.TimerHandle | None = None
         self._stopped = False
         self._paused = False
-        self._looked = clock()  # when fetching last began, or there was seen to be nothing to fetch
-        # Not all at once: those that began to wait together look again at different times.
+        self._looked = clock()  # when fetching last started, or was last known to have nothing to fetch
+        # Spread out: polls that went to sleep together check again at different times.
         self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
 
     async def start(self) -> None:
@@ -139,7 +139,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
 
     async def stop(self, timeout: float) -> None:
-        """Leave the group and disconnect, at most `timeout` seconds; a running `wait` ends."""
+        """Leave the group and disconnect within `timeout` seconds; a running `wait` ends."""
         self.interrupt()
         self._stopped = True
         self._stay_awake()
@@ -150,18 +150,18 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
 
     @property
     def is_assigned(self) -> bool:
-        """Whether it was subscribed, or given partitions."""
+        """Whether it has a subscription or manually assigned partitions."""
         return self.is_subscribed or self.is_manual
 
     def assignment(self) -> list[TopicPartition]:
-        """Its partitions now, in order."""
+        """Return its current partitions, in order."""
         return sorted(self._consumer.assignment())
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Join the group for `topics` and wait until partitions and positions are fixed, at most `JOIN_S`.
 
-        What is stored after this is delivered, also with `auto.offset.reset` latest. When the group takes longer to
-        agree, it goes on in the background.
+        Records stored after this returns are delivered, also with `auto.offset.reset` latest. A rebalance that takes
+        longer goes on in the background.
         """
         had = self.topics
         self.topics = tuple(topics)
@@ -169,7 +169,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self.is_subscribed = True
         self._joined.clear()
         self.progress.forget()
-        if not topics:  # of a pattern: they will come
+        if not topics:  # of a pattern: matching topics may appear later
             if had:
                 self._consumer.unsubscribe()
             return
@@ -180,7 +180,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 await self._positions(self._consumer.assignment())
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly `partitions`, without the group's agreement; their positions are fixed as in `subscribe`."""
+        """Read exactly `partitions`, without a rebalance; their positions are fixed as in `subscribe`."""
         self.is_manual = True
         self._remade.follow({partition.topic for partition in partitions})
         self.progress.forget()
@@ -191,7 +191,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 await self._positions(partitions)
 
     def unsubscribe(self) -> None:
-        """Give up all partitions; the group shares them out anew."""
+        """Give up all partitions; the group rebalances."""
         if self.topics or self.is_manual:
             self._consumer.unsubscribe()
         self.topics = ()
@@ -201,14 +201,14 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self.progress.forget()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """The group has agreed."""
+        """Start fetching the partitions that the group has assigned."""
         for partition, place in self.progress.anew(self._consumer.assignment()):
             self._consumer.seek(partition, place)
         self._joined.set()
         self._begin_to_fetch()
 
     def _begin_to_fetch(self) -> None:
-        """There are new partitions: a poll that waits for them goes on; without one they are fetched for a while."""
+        """Fetch new partitions for the poll that waits for them; without one, fetch for a while."""
         self._paused = False
         self._looked = self._clock()
         self._arrival.set()
@@ -216,7 +216,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             self._be_quiet_later()
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """The group agrees anew; we may still commit."""
+        """Commit before the group rebalances, which is still allowed."""
         if self.auto_commit:
             try:
                 await self.commit_confirmed()
@@ -228,7 +228,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         for partition in tuple(partitions):
             try:
                 await position(self._consumer, partition)
-            except IllegalStateError:  # the group agreed anew meanwhile
+            except IllegalStateError:  # a rebalance has intervened
                 return
             except KafkaError as error:
                 raise not_read(error) from error
@@ -237,16 +237,16 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
 
     @property
     def leaderless(self) -> int:
-        """How many of its partitions nobody leads."""
+        """How many of its partitions have no leader."""
         return len(without_leader(self._consumer, self._consumer.assignment()))
 
     async def wait(self, timeout_s: float, stuck: Collection[TopicPartition] = ()) -> None:
         """Wait until a record is held, at most `timeout_s`, or until `interrupt`.
 
-        Held records of `stuck` partitions cannot be given to this client; they do not count.
+        Held records of `stuck` partitions cannot be delivered to this client and do not count.
 
         Raises:
-            Refused: Kafka's answer; nothing is lost by it.
+            Refused: Kafka has refused or is unreachable; no records are lost.
         """
         self._leave_remade()
         held = self.progress.held
@@ -260,10 +260,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._waiting = scope
-                if sleeps:  # it was asleep, and asks for the end of the log before it fetches
+                if sleeps:  # still paused: compare with the end of the log before fetching
                     await self._sleep(tuple(self._consumer.assignment()))
                 while True:
-                    # A partition with held records is left alone: what is held stays within one chunk.
+                    # A partition with held records is not fetched: they stay within one chunk.
                     wanted = [place for place in self._consumer.assignment() if place not in held]
                     if wanted or (not held and (self.topics or self.is_manual)):
                         left = max(0.0, min(QUIET_S, deadline - self._clock()))
@@ -272,14 +272,14 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                         return
                     await self._sleep(wanted)
         except (TimeoutError, ConsumerStoppedError):
-            return  # `interrupt` ends it so, and `stop`
+            return  # ended by the time limit, `interrupt` or `stop`
         finally:
             self._waiting = None
             self._arrivals.forget(self._arrival)
             self._be_quiet_later()
 
     async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
-        """Nothing came for a while: stop fetching until something is stored, or the partitions are others."""
+        """Stop fetching, since nothing came for a while, until a record is stored or the partitions change."""
         self._arrival.clear()
         places: dict[TopicPartition, int] = {}
         lacking = without_leader(self._consumer, partitions)
@@ -292,12 +292,12 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 if not await self._arrivals.wait_for(self._arrival, places):
                     self._fetch_again()
                     return
-            except IllegalStateError:  # the group agreed anew meanwhile
+            except IllegalStateError:  # a rebalance has intervened
                 self._fetch_again()
                 return
             except KafkaError as error:
                 raise not_read(error) from error
-            except Refused:  # Kafka is away: fetching goes on when it is back
+            except Refused:  # Kafka is unreachable: fetching continues when it is back
                 places = {}
         self._pause()
         while True:
@@ -332,7 +332,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             self._quiet = None
 
     def _be_quiet_later(self) -> None:
-        """Nobody waits: what is fetched from now on for a while is at hand for the next poll, and then no more."""
+        """Pause fetching in a while, as no poll waits; records fetched until then are ready for the next poll."""
         self._stay_awake()
         if not self._stopped and not self._paused:
             self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
@@ -346,7 +346,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self._leave_remade()
 
     def _leave_remade(self) -> None:
-        """Topics that were deleted and made again are read from their beginning, whatever the reset is."""
+        """Read recreated topics from their beginning, whatever the reset policy is."""
         for topic in self._remade.look():
             log.warning("a topic was made anew, and is read from its beginning", topic=topic)
             self.progress.begin_anew(topic)
@@ -361,11 +361,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     # Positions
 
     async def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit `offsets` as they are given; none are nothing to do.
+        """Commit exactly `offsets`; does nothing when there are none.
 
         Raises:
-            NotAssignedError: for a partition that is not ours.
-            Refused: BUSY when Kafka does not answer or the group agrees anew; see `not_read`.
+            NotAssignedError: for a partition that is not assigned to this member.
+            Refused: BUSY when Kafka does not answer or the group rebalances; see `not_read`.
         """
         if not offsets:
             return
@@ -387,18 +387,18 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self.progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
-        """Commit everything that was delivered; raises as `commit`."""
+        """Commit everything that was delivered; raises like `commit`."""
         await self.commit(self.progress.uncommitted(self.progress.delivered, self._consumer.assignment()))
 
     async def commit_confirmed(self) -> None:
-        """Commit what the client has shown to have; raises as `commit`."""
+        """Commit what the client is known to have received; raises like `commit`."""
         await self.commit(self.progress.uncommitted(self.progress.confirmed, self._consumer.assignment()))
 
     async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed, for any partitions; those without are left out.
+        """Return the group's committed offsets, for any partitions; those without one are left out.
 
         Raises:
-            Refused: not allowed, or Kafka does not answer.
+            Refused: access is denied, or Kafka does not answer.
         """
         try:
             async with asyncio.timeout(COMMIT_S):
@@ -410,22 +410,22 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether `commit_confirmed` had something to do."""
+        """Whether `commit_confirmed` would commit anything."""
         confirmed = self.progress.confirmed
         return bool(self.progress.uncommitted(confirmed, confirmed))
 
     def seek(self, offsets: dict[TopicPartition, int]) -> None:
-        """Read on from `offsets`; NotAssignedError, and nothing is moved, when a partition is not ours."""
+        """Continue at `offsets`. Raises NotAssignedError, and moves nothing, if a partition is not assigned."""
         self._check_assigned(offsets)
         for partition, offset in offsets.items():
             self._consumer.seek(partition, offset)
             self.progress.move(partition, offset)
 
     async def seek_to_edge(self, partitions: Sequence[TopicPartition], *, end: bool) -> None:
-        """Read on from the first record still there, or behind the last one.
+        """Continue at the first record that still exists, or (`end`) behind the last one.
 
         Raises:
-            NotAssignedError: a partition is not ours.
+            NotAssignedError: a partition is not assigned to this member.
             Refused: Kafka does not answer.
         """
         self._check_assigned(partitions)

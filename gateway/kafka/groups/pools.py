@@ -1,11 +1,11 @@
-"""The pools of one group: which members share which records, and whose turn it is.
+"""The pools of one group: which members share which records, and which member is next in turn.
 
-A pool is all members that want the same records: all of a topic's (AMQP links), or what one subscription filter matches
-(the MQTT clients of one shared subscription). A record goes to one member of every subscription filter that matches it;
-members of its topic's own pool take part in the turns of the first of these, and have the records that no subscription
-filter matches for themselves (docs/adr/0019-shared-subscriptions.md).
+A pool is all members that want the same records: all records of a topic (AMQP links), or those that match one
+subscription filter (the MQTT clients of one shared subscription). A record goes to one member of every subscription
+filter that it matches. Members of the topic's own pool take turns with the members of the first of these filters, and
+get the records that match no filter for themselves (docs/adr/0019-shared-subscriptions.md).
 
-A subscription filter that has lost its last member is kept for a while: a client whose connection broke comes back.
+A subscription filter that has lost its last member is kept for a while: clients whose connection broke come back.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Pools:
     """The pools of a group's members in this process."""
 
     def __init__(self, return_wait_s: float, ended: Callable[[Pool], None]) -> None:
-        """No pools. `ended` is called for one that has been without members for `return_wait_s` seconds."""
-        self.topics: frozenset[str] = frozenset()  # that some member wants records of
-        # pools of subscription filters that have lost their last member, with the timer of their end
+        """`ended` is called for a pool that has been without members for `return_wait_s` seconds."""
+        self.topics: frozenset[str] = frozenset()  # the topics that have interested members
+        # pools of subscription filters that have lost their last member, with their expiry timers
         self.empty: dict[Pool, asyncio.TimerHandle] = {}
         self._return_wait_s = return_wait_s
         self._ended = ended
-        self._wanted: Counter[str] = Counter()  # by topic, how many pools with members want its records
+        self._wanted: Counter[str] = Counter()  # by topic: the number of pools with members that want its records
         self._selector: Selector | None = None
-        self._whole: dict[str, Pool] = {}  # by topic: members that want all of it
-        self._filtered: dict[Hashable, Pool] = {}  # by the subscription filter's name
+        self._whole: dict[str, Pool] = {}  # by topic: the members that want all of it
+        self._filtered: dict[Hashable, Pool] = {}  # by the name of the subscription filter
         self._turns = Turns[Member]()
 
     # Members.
@@ -45,9 +45,9 @@ class Pools:
     def add(
         self,
         member: Member,
-        topics: Collection[str],  # that may hold records for it
-        subscription_filter: SubscriptionFilter | None,  # which of their records; None is all of them
-        partitions: Collection[AssignedPartition],  # of the group here, which a topic's own pool shares out anew
+        topics: Collection[str],  # that may have records for it
+        subscription_filter: SubscriptionFilter | None,  # matches its records; None matches all
+        partitions: Collection[AssignedPartition],  # assigned here; a topic's own pool rebalances its share of them
     ) -> None:
         """Put a member into its pools."""
         if subscription_filter is None:
@@ -84,14 +84,14 @@ class Pools:
             self._count_topics(pool)
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """Note other topics of a subscription filter; nothing happens when it has no members."""
+        """Change the topics of a subscription filter; does nothing when the filter has no members."""
         pool = self._filtered.get(name)
         if pool is not None:
             pool.topics = frozenset(topics)
             self._count_topics(pool)
 
     def end(self, pool: Pool) -> None:
-        """Forget a pool in `empty`."""
+        """Drop a pool that is in `empty`."""
         self.empty.pop(pool).cancel()
         self._forget(pool)
 
@@ -101,7 +101,7 @@ class Pools:
             self._selector.forget(pool.name)
 
     def _count_topics(self, pool: Pool) -> None:
-        """Keep `topics` true when one pool's members or topics have changed: there may be thousands of pools."""
+        """Update `topics` after a change of one pool's members or topics: there may be thousands of pools."""
         wanted = pool.topics if pool.members else frozenset()
         before, pool.wanted = pool.wanted, wanted
         known = len(self._wanted)
@@ -114,26 +114,26 @@ class Pools:
         if grown or gone:
             self.topics = frozenset(self._wanted)
 
-    # Which pools.
+    # Which pools get a record.
 
     def knows(self, name: Hashable) -> bool:
-        """Whether a subscription filter has members, or records that are kept for it."""
+        """Whether a subscription filter has members, or kept records."""
         return name in self._filtered
 
     def lives(self, pool: Pool) -> bool:
-        """Whether records are kept for a pool: it has members, or may have again."""
+        """Whether a pool keeps records: it has members, or its members may come back."""
         return bool(pool.members) or pool in self.empty
 
     def whole(self, topic: str) -> Pool | None:
-        """The pool of members that want all of a topic."""
+        """Return the pool of members that want all of a topic."""
         return self._whole.get(topic)
 
     def only(self, topic: str) -> Pool | None:
-        """The pool that every record of a topic is for; None where subscription filters decide, or nobody wants it."""
+        """Return the pool that gets every record of a topic; None if filters decide, or no member wants the topic."""
         return None if self._filtered else self._whole.get(topic)
 
     def select(self, record: Received) -> Sequence[Pool]:
-        """The pools that are to get a record, one copy each."""
+        """Return the pools that each get a copy of a record."""
         filtered = self._filtered
         if filtered and self._selector is not None:
             found = [pool for name in self._selector.select(record) if (pool := filtered.get(name)) is not None]
@@ -142,31 +142,31 @@ class Pools:
         whole = self._whole.get(record.topic)
         return () if whole is None else (whole,)
 
-    # Who of them.
+    # Which member of a pool gets a record.
 
     def demand(self, most: int, partitions: int) -> int:
-        """How many more records the members would take, at most `most`; `partitions`: as many has the group here."""
+        """How many more records the members would accept, at most `most`; `partitions` is the group's number here."""
         pools = (*self._whole.values(), *self._filtered.values())
         return total_demand(pools, most, lambda member: member.demand(partitions))
 
     def choose(self, pool: Pool, delivery: Delivery) -> Member | None:
-        """The member with capacity whose turn it is; the partition keeps to it where the pool does so."""
+        """Return the member with capacity that is next in turn; in a sticky pool the partition will prefer it."""
         member = self._turns.choose(pool, self._helpers(pool, delivery), delivery)
         if member is not None and pool.has_preferred(delivery):
             delivery.assigned.preferred = member
         return member
 
     def deal(self, pool: Pool, most: int) -> tuple[list[Member], int]:
-        """The members whose turns are the next, and how many records they are to have together, at most `most`.
+        """Return the members next in turn, and how many records (at most `most`) they get together.
 
-        They take any records in runs, and count as served, the first of them once more where it is no equal number for
-        all. None when it is the turn of another member.
+        All of them accept any records in runs, and count as served; the first ones count once more where the number
+        cannot be divided equally. The list is empty when a member that accepts no runs is next.
         """
         takers = list(itertools.takewhile(_TAKES_RUNS, itertools.islice(pool.free, most)))
         if not takers:
             return takers, 0
         if most > len(takers):
-            rounds = 1  # then it is another's turn
+            rounds = 1  # a member that accepts no runs is next
             if len(takers) == len(pool.free):
                 rounds = max(1, min([taker.subscriber.demand for taker in takers]))
             most = min(most, rounds * len(takers))
@@ -174,14 +174,14 @@ class Pools:
         return takers, most
 
     def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:
-        """Whether a member has capacity, if not for this record, which it has declined."""
+        """Whether a member has capacity, even if it has declined this record."""
         if pool.free:
             return True
         others = self._helpers(pool, delivery)
         return others is not None and bool(others.free)
 
     def may_be_wanted(self, pool: Pool, delivery: Delivery, but: Member | None = None) -> bool:
-        """Whether a member other than `but` may take a record, with capacity now or later."""
+        """Whether a member other than `but` may accept a record, with capacity now or later."""
         if pool in self.empty:
             return True
         others = self._helpers(pool, delivery)
@@ -189,7 +189,7 @@ class Pools:
         return any(member is not but and member.selects(delivery) for member in candidates)
 
     def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
-        """The members that want everything of the topic: they share what only one subscription filter matches."""
+        """Return the members that want all of the topic: they share records that match only one subscription filter."""
         if pool.keeps or delivery.record.offset in delivery.assigned.copies:
             return None
         return self._whole.get(delivery.record.topic)

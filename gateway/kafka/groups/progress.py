@@ -1,4 +1,4 @@
-"""How far the client of a polled member is: what is held for it, what it was given, and what it is known to have."""
+"""The progress of a polled member's client: records held for it, delivered to it, and confirmed by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mapping.record import Received
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """The first `count` held records of a partition, as given to a client."""
+    """The first `count` held records of a partition, as delivered to a client."""
 
     partition: TopicPartition
     first: Received
@@ -20,30 +20,30 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress:
-    """Two positions a partition, as offsets of the next record."""
+    """Two positions per partition, each the offset of the next record."""
 
     def __init__(self) -> None:
-        self.held: dict[TopicPartition, list[Received]] = {}  # by partition, what was fetched and not delivered
-        self.delivered: dict[TopicPartition, int] = {}  # what was written to the client
-        self.confirmed: dict[TopicPartition, int] = {}  # what it had before it asked again, which shows that it arrived
+        self.held: dict[TopicPartition, list[Received]] = {}  # by partition: records fetched and not delivered
+        self.delivered: dict[TopicPartition, int] = {}  # up to here records were written to the client
+        self.confirmed: dict[TopicPartition, int] = {}  # delivered before its latest poll, which proves their arrival
         self._committed: dict[TopicPartition, int] = {}
-        # Topics that were made again: by partition, where we are; None where the group has committed since.
+        # Recreated topics: the position in each partition, or None where the group has committed since.
         self._anew: dict[str, dict[int, int | None]] = {}
 
     def forget(self) -> None:
-        """The partitions are others, or may be."""
+        """Forget all positions: the partitions have changed, or may have."""
         self.held.clear()
         self.delivered.clear()
         self.confirmed.clear()
         self._committed.clear()
 
     def hold(self, fetched: Mapping[TopicPartition, list[Received]]) -> None:
-        """These were fetched, behind what is held."""
+        """Append fetched records to the held ones."""
         for partition, records in fetched.items():
             self.held.setdefault(partition, []).extend(records)
 
     def deliver(self, chunks: Iterable[Chunk]) -> None:
-        """These were written to the client. A chunk of a partition that was revoked or moved meanwhile is void."""
+        """Note that these chunks were written to the client; one of a partition revoked or moved since is void."""
         for chunk in chunks:
             records = self.held.get(chunk.partition)
             if not records or records[0] is not chunk.first:
@@ -56,18 +56,18 @@ class Progress:
                 del records[: chunk.count]
 
     def confirm(self) -> None:
-        """The client asks again: it has what it was given."""
+        """Note that the client polls again: everything delivered has arrived."""
         self.confirmed.update(self.delivered)
 
     def move(self, partition: TopicPartition, offset: int) -> None:
-        """It is read on from there."""
+        """Continue a partition at `offset`."""
         self.held.pop(partition, None)
         self.delivered[partition] = offset
         self.confirmed.pop(partition, None)
         self._note(partition, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """These were committed."""
+        """Note committed offsets."""
         for partition, offset in offsets.items():
             self._committed[partition] = offset.offset
             self._note(partition, None)
@@ -75,7 +75,7 @@ class Progress:
     def uncommitted(
         self, positions: Mapping[TopicPartition, int], ours: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to commit of `delivered` or `confirmed`, in partitions that are `ours`."""
+        """Return the part of `positions` (`delivered` or `confirmed`) to commit in the assigned partitions, `ours`."""
         return {
             partition: OffsetAndMetadata(offset, "")
             for partition, offset in positions.items()
@@ -83,18 +83,18 @@ class Progress:
         }
 
     def begin_anew(self, topic: str) -> None:
-        """A topic was deleted and made again: what the group has committed of the former one does not count."""
+        """Note that a topic was recreated: the group's commits in the former topic do not count."""
         self._anew[topic] = {}
 
     def anew(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, int]]:
-        """Where we are in those partitions whose topics were made again, and nothing was committed since."""
+        """Yield the positions in partitions of recreated topics where the group has committed nothing since."""
         for partition in partitions if self._anew else ():
             place = self._anew.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
             if place is not None:
                 yield partition, place
 
     def _note(self, partition: TopicPartition, offset: int | None) -> None:
-        """Where we are in a topic that was made again, until the group has committed in it."""
+        """Note the position in a recreated topic until the group has committed in it."""
         places = self._anew.get(partition.topic)
         if places is not None and places.get(partition.partition, 0) is not None:
             places[partition.partition] = offset

@@ -1,12 +1,12 @@
 """One member of a Kafka consumer group, shared by all subscribers of that group in this process.
 
-It is subscribed to what its subscribers want together, reads as they have capacity, and commits what they settled as a
-contiguous prefix per partition, with a ledger of what is settled behind it in the commit's metadata, so that whoever
-has the partition next knows. Who gets which record `dispatch` decides.
+It subscribes to the union of its subscribers' topics, reads while they have capacity, and commits, per partition, the
+contiguous prefix of settled records. The commit's metadata has a ledger of the records settled behind that prefix, for
+the partition's next owner. `dispatch` decides which subscriber gets which record.
 
-Every position is set here, not by aiokafka: where the group has committed; else where it begins, which is committed
-at once, so that nothing stored from then on can be missed. A partition that a rebalance brings back to us goes on as
-if nothing had happened, if nobody has committed for it in between: what subscribers hold of it stays theirs.
+Every position is set here, not by aiokafka: at the group's committed offset, or else where the group starts. That start
+is committed immediately, so that no record stored from then on can be missed. When a rebalance returns a partition and
+no other member has committed for it in between, it continues unchanged, and subscribers keep the records they hold.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from gateway.spawn import Spawn, keep_on
 log = logging.getLogger(__name__)
 
 STALL_S: Final = 0.5
-"""Without demand for so long, partitions are paused. Shorter stalls keep what was fetched at hand, since pausing
-throws it away; either way at most one fetch per partition is held."""
+"""Partitions are paused after this time without demand. Shorter stalls keep the fetched records, because pausing
+discards them; either way at most one fetch per partition is held."""
 
 FOLLOW_S: Final = 2.0
-"""At least so long between two changes of the subscription that no join waits for: each is a rebalance of the whole
-group, and new topics often come in swarms."""
+"""The least time between two changes of the subscription that no join waits for: each change rebalances the whole
+group, and new topics often come in bursts."""
 
 SPAN: Final = 50_000
-"""Records of a partition that may lie behind one that nobody settles, each some 100 bytes here, and blocks of 1,024
-offsets with one that nobody selects, each 250 bytes at most. A thousand clients with windows of 20 on one partition
-stay below, and so does a queue with 50 million records behind the first that nobody selects."""
+"""How many records of a partition may be tracked behind an unsettled one (about 100 bytes each), plus the blocks of
+1,024 offsets that have unselected records (at most 250 bytes each). A thousand clients with windows of 20 on one
+partition stay below, and so does a queue with 50 million records behind its first unselected one."""
 
 RETRY_S: Final = 0.5
 
@@ -72,7 +72,7 @@ REPLACED: Final = "the group was left meanwhile"
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """See the module. `Groups` starts, shares and closes readers.
 
-    `topics` are what is subscribed to; `dispatch` gives the records out, and is told what became of them.
+    `topics` is the current subscription. `dispatch` delivers the records, and subscribers settle them there.
     """
 
     def __init__(
@@ -115,16 +115,16 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._changing = asyncio.Lock()
         self._rebalances = 0
 
-    # Life.
+    # Lifetime.
 
     def start(self) -> None:
-        """Begin to work; the group is joined with the first `subscribe` that has topics."""
+        """Start the tasks; the first `subscribe` that has topics joins the group."""
         self._lookup.listen(self._check_topic_ids)
         works = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
         self._tasks = [self._spawn(keep_on(work, "group", self.group)) for work in works]
 
     async def close(self) -> None:
-        """Commit what is settled and leave the group."""
+        """Commit all settled records and leave the group."""
         self._closed = True
         if self._tasks:
             self._lookup.forget(self._check_topic_ids)
@@ -146,7 +146,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self.dispatch.close()
 
-    # What subscribers say.
+    # Called for subscribers.
 
     @property
     def members(self) -> Collection[Subscriber]:
@@ -163,21 +163,21 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         latest: bool,
         queue: Condition | None,
     ) -> Member:
-        """A subscriber joins, as in `Groups.join`; `subscribe` next, for topics that are new.
+        """Add a subscriber, as in `Groups.join`; call `subscribe` next when its topics are new.
 
-        `latest`: a group that has committed nothing in a topic begins at its end.
+        `latest`: a group without committed offsets in a topic starts at the topic's end.
         """
         if latest:
             self._starts.begin_at_end(set(topics) - self.topics)
         return self.dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """A subscriber leaves: what it has not settled is offered to the others first; see `Dispatch.remove`."""
+        """Remove a subscriber; its unsettled records are offered to the others first (`Dispatch.remove`)."""
         self.dispatch.remove(member, failed=failed)
         self._check_topics()
 
     def follow(self, name: Hashable, topics: Collection[str]) -> None:
-        """The topics of a subscription filter have changed; new ones are read from their beginning."""
+        """Change the topics of a subscription filter; new topics are read from their beginning."""
         self.dispatch.follow(name, topics)
         self._check_topics()
 
@@ -200,13 +200,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     # The subscription.
 
     async def subscribe(self) -> None:
-        """Subscribe to what the subscribers want now; returns when Kafka has assigned our share of it.
+        """Subscribe to the topics that the subscribers want now; returns when Kafka has assigned this member's share.
 
         Concurrent calls share a rebalance.
 
         Raises:
-            KafkaError: Kafka is away, or it does not want us in the group.
-            Refused: likewise.
+            KafkaError: Kafka is unreachable, or does not admit this member to the group.
+            Refused: as for KafkaError.
         """
         async with self._changing:
             topics = self.dispatch.topics
@@ -215,7 +215,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                     await self._disconnect()
                 return
             if topics == self.topics:
-                await self._assigned.wait()  # whoever subscribed may have given up waiting
+                await self._assigned.wait()  # the call that subscribed may have timed out
                 return
             consumer = self._consumer
             if consumer is None:
@@ -262,12 +262,12 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._own_change = False
 
     async def _follow(self) -> None:
-        """Keep the subscription what the subscribers want while topics come and go and subscribers leave."""
+        """Keep the subscription up to date while topics appear and vanish and subscribers leave."""
         while True:
             await self._stale.wait()
             self._stale.clear()
             try:
-                async with asyncio.timeout(self._join_timeout_s):  # joins wait for the same lock
+                async with asyncio.timeout(self._join_timeout_s):  # joins need the same lock
                     await self.subscribe()
             except Exception as error:
                 if not isinstance(error, KafkaError | Refused | TimeoutError):
@@ -277,7 +277,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await asyncio.sleep(FOLLOW_S)
 
     async def _await_leaders(self) -> None:
-        """Begin in partitions that had no leader when the group was joined, as soon as they have one."""
+        """Start reading partitions that had no leader when the group was joined, as soon as they have one."""
         while True:
             for place, offset in (await self._starts.led()).items():
                 assigned = self.dispatch.assignment.get(place)
@@ -299,13 +299,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 if consumer is self._consumer and is_broken(consumer):
                     await self._replace(consumer)
             except Exception:
-                # What the consumer has given out may not have been taken: another begins where we were.
+                # Records that the consumer returned may not have been delivered: a new one starts at our positions.
                 if consumer is not None and consumer is self._consumer:
                     await self._replace(consumer)
                 raise
 
     async def _replace(self, consumer: AIOKafkaConsumer) -> None:
-        """A consumer has broken down: another one takes its place in the group."""
+        """Close a broken consumer; the next `subscribe` joins the group with a new one."""
         self._consumer = None
         self._connected.clear()
         self.dispatch.suspended = True
@@ -332,7 +332,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
         dispatch = self.dispatch
         if dispatch.suspended:
-            return  # our position stays, and is sought again if the partition does
+            return  # our position is unchanged, and is sought again if the partition stays here
         take, assignment = dispatch.take, dispatch.assignment
         for partition, records in batches.items():
             assigned = assignment.get(partition)
@@ -347,26 +347,26 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 self._stall(assigned)
 
     def _check_topic_ids(self, _: object) -> None:
-        """Metadata of all topics came. One that was made anew is read from its beginning, whatever was committed."""
+        """Read recreated topics, found in new metadata, from their beginning, whatever was committed."""
         for topic in self._remade.look():
             self._starts.forget_topic(topic)
             for assigned in [one for one in self.dispatch.assignment.values() if one.partition.topic == topic]:
-                self._begin_at(self._begin_anew(assigned, 0))  # committed, so that nobody begins where we were
+                self._begin_at(self._begin_anew(assigned, 0))  # committed, so that no member starts at the old offset
 
     def _begin_anew(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
-        """The topic was deleted and made again: by its id, or since its log ends below our position."""
+        """Start a partition again whose topic was recreated: its id differs, or its log ends below our position."""
         log.warning("group %s: %s was made anew, going on from %d", self.group, assigned.partition, offset)
         self._starts.forget((assigned.partition,))
         return self._fresh(assigned, offset)
 
     def _fresh(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
-        """The same partition, of which nothing was read, from an offset on."""
+        """Replace a partition by an unread one that starts at an offset."""
         fresh = AssignedPartition(assigned.partition, offset, None)
         self.dispatch.keep([fresh if one is assigned else one for one in self.dispatch.assignment.values()])
         return fresh
 
     def _begin_at(self, assigned: AssignedPartition) -> None:
-        """Read a fresh partition, and commit where it begins."""
+        """Read a fresh partition, and commit its start."""
         consumer = self._consumer
         if consumer is not None and assigned.partition in consumer.assignment():
             consumer.seek(assigned.partition, assigned.position)
@@ -399,9 +399,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             async with asyncio.timeout(STALL_S):
                 await self._woken.wait()
         except TimeoutError:
-            self._paused = self.dispatch.demand <= 0  # who came with the end of the time does not wake us again
+            self._paused = self.dispatch.demand <= 0  # demand that came with the time-out will not wake us again
         while self._paused:
-            # Polling goes on, so that errors of the group are seen; a new assignment begins unpaused.
+            # Polling goes on, so that errors of the group are noticed; a new assignment starts unpaused.
             if held := consumer.assignment():
                 consumer.pause(*held)
             self._take(await poll(consumer, wait_ms=1000))
@@ -416,9 +416,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     # Rebalancing.
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Partitions may move: wait shortly for what subscribers hold, and commit.
+        """Wait briefly for records that subscribers hold, and commit: the partitions may move to other members.
 
-        Not when we have changed the subscription ourselves: that moves no partition of the other topics.
+        There is no wait when we changed the subscription ourselves: that moves no partition of the other topics.
         """
         dispatch = self.dispatch
         dispatch.suspended = True
@@ -435,16 +435,16 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         await self.commits.commit()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """These are ours now, perhaps none."""
+        """Start reading the assigned partitions; there may be none."""
         consumer = self._consumer
         partitions = set(assigned)
         if consumer is None or consumer.assignment() != partitions:
-            return  # the subscription has changed meanwhile: there will be another assignment
+            return  # the subscription has changed in the meantime: another assignment follows
         consumer.pause(*partitions)  # until our positions are set
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S), self.commits.lock:
                 begun = await self._begin(consumer, partitions)
-        except Exception as error:  # aiokafka calls us, and would leave the partitions paused for ever
+        except Exception as error:  # aiokafka is the caller, and would leave the partitions paused forever
             if isinstance(error, KafkaError | TimeoutError):
                 log.warning("group %s: no committed offsets: %r", self.group, error)
             else:
@@ -453,15 +453,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             rejoin(consumer)
             return
         if begun:
-            await self.commits.commit()  # where the group begins, if it has just begun
-            # From then on a partition without a committed offset is a new one.
+            await self.commits.commit()  # the start offsets, if the group is new
+            # From now on a partition without a committed offset is a new partition.
             assignment = self.dispatch.assignment
             self._starts.forget([place for place, assigned in assignment.items() if assigned.committed is not None])
             self._assigned.set()
             self._push_soon()
 
     async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
-        """Set the positions of what was assigned, and let it flow; False when it is not ours any more."""
+        """Set the positions of an assignment and resume its partitions; False when it is no longer the current one."""
         self._remade.committed(self.dispatch.assignment.values())
         committed = {
             partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
@@ -475,7 +475,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         for partition in partitions:
             assigned = dispatch.assignment.get(partition)
             stored, start = committed.get(partition), starts.get(partition)
-            if not self._remade.believes(partition.topic):  # it may have been noticed just now
+            if not self._remade.believes(partition.topic):  # perhaps noticed only during this call
                 stored, start = None, 0
             if assigned is None or assigned.position is None or assigned.committed != stored:
                 assigned = AssignedPartition(partition, start if stored is None else stored.offset, stored)

@@ -1,4 +1,4 @@
-"""Deliveries of a group that are ready for the next member of their pool, and how many of them may wait."""
+"""Deliveries of a group that are ready for the next member of their pool, with a limit on how many may wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.kafka.groups.assignment import Delivery, Pool
 
 WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Limits of what waits for pools without capacity while others go on. Beyond them reading stops for all pools."""
+"""The most that may wait for pools without capacity while others go on. Beyond it reading stops for all pools."""
 
 
 class ReadyDeliveries:
@@ -17,20 +17,20 @@ class ReadyDeliveries:
 
     def __init__(self) -> None:
         self._busy: dict[Pool, None] = {}
-        self.records = self.bytes = 0  # how many, and those of their values
+        self.records = self.bytes = 0  # their number, and the size of their values
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """The pools with ready deliveries, as of now."""
+        """A snapshot of the pools with ready deliveries."""
         return tuple(self._busy)
 
     @property
     def has_space(self) -> bool:
-        """Whether more may wait."""
+        """Whether more deliveries may wait."""
         return self.records < WAITING_RECORDS and self.bytes < WAITING_BYTES
 
     def add(self, delivery: Delivery, *, first: bool = False) -> None:
-        """Put a delivery at the end of its pool's queue, or at its beginning."""
+        """Put a delivery at the end of its pool's queue, or (`first`) at the front."""
         pool = delivery.pool
         if first:
             pool.ready.appendleft(delivery)
@@ -41,14 +41,14 @@ class ReadyDeliveries:
         self.bytes += len(delivery.record.value or b"")
 
     def add_all(self, pool: Pool, deliveries: Sequence[Delivery]) -> None:
-        """Put deliveries, at least one, at the end of one pool's queue."""
+        """Put one or more deliveries at the end of one pool's queue."""
         pool.ready.extend(deliveries)
         self._busy[pool] = None
         self.records += len(deliveries)
         self.bytes += sum([len(delivery.record.value or b"") for delivery in deliveries])
 
     def take_all(self, pool: Pool, count: int) -> list[Delivery]:
-        """Take the first deliveries, at least one, of a pool that has so many."""
+        """Take the first `count` deliveries of a pool; it must have that many, and at least one."""
         ready = pool.ready
         found = [ready.popleft() for _ in range(count)]
         if not ready:
@@ -58,7 +58,7 @@ class ReadyDeliveries:
         return found
 
     def take(self, pool: Pool) -> Delivery:
-        """Take the first delivery of a pool that has one."""
+        """Take the first delivery of a pool; it must have one."""
         delivery = pool.ready.popleft()
         if not pool.ready:
             del self._busy[pool]

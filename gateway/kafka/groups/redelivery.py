@@ -1,4 +1,4 @@
-"""Deliveries of a group that were given back, and wait for their next attempt."""
+"""Deliveries of a group that were given back and wait for their next attempt."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Later:
     """A heap of deliveries by the time of their next attempt, with one timer."""
 
     def __init__(self, backoff: Backoff, again: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
-        """`again` is called for each delivery whose time has come, `changed` after these."""
+        """`again` is called for each delivery that is due, then `changed` once."""
         self._backoff = backoff
         self._again = again
         self._changed = changed
         self._waiting: list[tuple[float, int, Delivery]] = []
-        self._drawn = (0.0, -1, 0.0)  # when, after how many returns, and the delay that chance gave
+        self._drawn = (0.0, -1, 0.0)  # the last jittered delay: its time, number of returns, and length
         self._order = itertools.count(1)
         self._timer: asyncio.Handle | None = None
-        self._timer_due = 0.0  # uvloop's handles do not tell
+        self._timer_due = 0.0  # uvloop's handles do not expose it
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, delivery: Delivery) -> None:
-        """Keep a delivery for its back-off, which grows each time."""
+        """Keep a delivery for its back-off, which grows with each return."""
         loop = asyncio.get_running_loop()
-        # uvloop's clock stands still within an iteration: records that are given back together keep their order.
+        # uvloop's clock stands still within an iteration: records that come back together keep their order.
         now = loop.time()
         if self._drawn[:2] != (now, delivery.returns):
             self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
@@ -40,12 +40,12 @@ class Later:
         self._set_timer(loop)
 
     def keep(self) -> None:
-        """Forget those of partitions that are not ours any more."""
+        """Forget the deliveries of partitions that are no longer assigned here."""
         self._waiting = [entry for entry in self._waiting if entry[2].assigned.ours]
         heapq.heapify(self._waiting)
 
     def close(self) -> None:
-        """Forget all; the timer ends."""
+        """Forget all deliveries and stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""What Kafka's errors mean for who reads in a group."""
+"""Translates Kafka's errors for subscribers and members of groups."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _REFUSALS: Final[tuple[tuple[type[errors.KafkaError], Outcome], ...]] = (
     (errors.TopicAuthorizationFailedError, Outcome.DENIED),
     (errors.UnknownTopicOrPartitionError, Outcome.UNKNOWN_TOPIC),
     (errors.InvalidGroupIdError, Outcome.UNFIT),
-    (errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not know "range"
+    (errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not support "range"
 )
 
 
 def not_joined(group: str, error: errors.KafkaError) -> Refused:
-    """A subscriber cannot join."""
+    """Return the refusal for a subscriber that cannot join."""
     outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
     return Refused(outcome, f"group {group!r} cannot be joined: {error!r}")
 
 
 def not_read(error: errors.KafkaError) -> Refused:
-    """A client's own member cannot read, or commit."""
+    """Return the refusal for a client's own member that cannot read or commit."""
     name = type(error).__name__
     if isinstance(error, _DENIALS):
         return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")

@@ -1,4 +1,4 @@
-"""Topics of a group that were deleted and made again: positions in the former ones do not count."""
+"""Topics of a group that were deleted and recreated: positions in the former topics do not count."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gateway.kafka.groups.assignment import AssignedPartition
 
 
 class RemadeTopics:
-    """Compares the topics of one member of a group with Kafka's metadata.
+    """Finds recreated topics of one group member in Kafka's metadata.
 
-    A commit that was on its way when a topic was deleted may land in the new one. So after a topic was made again no
-    committed offset of it is believed, until we have committed in all of its partitions that are ours.
+    A commit that was in flight when a topic was deleted may be stored for the new topic. So committed offsets of a
+    recreated topic are ignored until this member has committed in all of the topic's partitions that it owns.
     """
 
     __slots__ = ("_doubted", "_identities", "_lookup", "_seen")
 
     def __init__(self, lookup: Lookup) -> None:
-        """`lookup`: has the metadata."""
+        """`lookup` has the metadata."""
         self._lookup = lookup
         self._identities: dict[str, TopicIdentity] = {}
         self._doubted: set[str] = set()
-        self._seen: object = None  # the metadata of the last look
+        self._seen: object = None  # the metadata of the last check
 
     def follow(self, topics: Collection[str]) -> None:
-        """The group reads these from now on."""
+        """Set the topics that the group reads from now on."""
         known = self._identities
         self._identities = {topic: known.get(topic) or TopicIdentity(self._lookup.identity(topic)) for topic in topics}
         self._doubted.intersection_update(topics)
 
     def look(self) -> list[str]:
-        """The topics that were made again since the last look."""
+        """Return the topics that were recreated since the last call."""
         if self._seen is self._lookup.topics:
             return []
         self._seen = self._lookup.topics
@@ -43,11 +43,11 @@ class RemadeTopics:
         return found
 
     def believes(self, topic: str) -> bool:
-        """Whether what is committed in a topic counts."""
+        """Whether the committed offsets of a topic count."""
         return topic not in self._doubted
 
     def committed(self, assignment: Iterable[AssignedPartition]) -> None:
-        """These are ours; the reader has just committed, or is about to be given others."""
+        """Trust the commits of topics whose partitions in `assignment` all have one, made by this member."""
         if self._doubted:
             lacking = {assigned.partition.topic for assigned in assignment if assigned.committed is None}
             ours = {assigned.partition.topic for assigned in assignment}

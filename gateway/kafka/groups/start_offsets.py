@@ -1,4 +1,4 @@
-"""Where a group begins in partitions for which it has committed nothing."""
+"""Where a group starts in partitions in which it has committed nothing."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ log = logging.getLogger(__name__)
 BEGINNINGS_TIMEOUT_S: Final = 1.5
 
 LEADER_S: Final = 1.0
-"""Before it is asked again where the group begins in partitions that had no leader when it was joined."""
+"""Pause before the start is looked up again in partitions that had no leader when the group was joined."""
 
 
 class StartOffsets:
-    """Of one group: at the beginning, or at the end as of when it was joined, and then it is remembered where."""
+    """The start offsets of one group: the beginning, or the end at the time of the join, which is remembered."""
 
     def __init__(self, group: str, lookup: Lookup) -> None:
-        """`lookup` is asked."""
-        # since when (epoch ms) the group wants what is stored in partitions of which nobody can tell now
+        """`lookup` finds the offsets."""
+        # partitions without a leader, and the time (epoch ms) since when the group wants what is stored there
         self.leaderless: dict[TopicPartition, int] = {}
         self._group = group
         self._lookup = lookup
-        self._latest: set[str] = set()  # topics that a new group begins at their end
-        self._ends: dict[TopicPartition, int] = {}  # and where that was
-        self._lacking = asyncio.Event()  # there are leaderless ones
+        self._latest: set[str] = set()  # topics that a new group starts at the end of
+        self._ends: dict[TopicPartition, int] = {}  # where these ends were
+        self._lacking = asyncio.Event()  # set while partitions are leaderless
 
     def begin_at_end(self, topics: Iterable[str]) -> None:
-        """A new group begins at the end of these."""
+        """Let a new group start at the end of these topics."""
         self._latest.update(topics)
 
     async def find(self, consumer: AIOKafkaConsumer, topics: frozenset[str], wanted: Collection[str]) -> None:
-        """Fix where a new group begins in some topics, before it is joined; of those not `wanted` nothing is kept.
+        """Fix where a new group starts in `topics`, before it is joined; forget topics that are not `wanted`.
 
-        A group is new in a topic when no partition there has a committed offset. Where some have, the others are
-        new partitions (or have been empty ever since), and are read from their beginning.
+        A group is new in a topic when it has committed in none of its partitions. If it has committed in some, the
+        others are new partitions (or have been empty since), and are read from their beginning.
 
         Raises:
-            KafkaError: Kafka is away, or does not let us.
-            Refused: likewise.
+            KafkaError: Kafka is unreachable, or denies access.
+            Refused: as for KafkaError.
         """
         existing = await self._lookup.existing(self._latest.intersection(topics))
         partitions = [place for places in existing.values() for place in places]
@@ -71,14 +71,14 @@ class StartOffsets:
             self._lacking.set()
 
     async def led(self) -> dict[TopicPartition, int]:
-        """Wait until some of the leaderless partitions have a leader again; where the group begins in them."""
+        """Wait until some leaderless partitions have a leader again; return where the group starts in them."""
         while True:
             await self._lacking.wait()
             await asyncio.sleep(LEADER_S)
             try:
                 found = await self._lookup.since_leaderless(self.leaderless)
             except Refused:
-                continue  # Kafka is away: later
+                continue  # Kafka is unreachable: try later
             found = {place: offset for place, offset in found.items() if self.leaderless.pop(place, None) is not None}
             self._ends |= found
             if not self.leaderless:
@@ -87,7 +87,7 @@ class StartOffsets:
                 return found
 
     async def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the group begins in these, as far as anybody can tell."""
+        """Return where the group starts in these partitions, as far as it can be found."""
         starts = {place: self._ends[place] for place in partitions if place in self._ends}
         others = [place for place in partitions if place not in starts and place not in self.leaderless]
         if others:
@@ -95,16 +95,16 @@ class StartOffsets:
                 async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
                     starts |= await self._lookup.beginnings(others, led=True)
             except (Refused, TimeoutError) as error:
-                # aiokafka finds each one's beginning when it can be found, as of those without a leader.
+                # aiokafka finds each beginning as soon as it can, like those of partitions without a leader.
                 log.info("group %s: no beginnings: %r", self._group, error)
         return starts
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """The group has committed something there: should it be gone, they are new."""
+        """Forget partitions in which the group has committed: if a commit vanishes, the partition counts as new."""
         self._keep(lambda place: place not in partitions)
 
     def forget_topic(self, topic: str) -> None:
-        """It was made anew: all that is in it is wanted."""
+        """Forget a recreated topic, so that all of its records are read."""
         self._keep(lambda place: place.topic != topic)
 
     def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What the readers of groups tell of themselves."""
+"""The statistics of the group readers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def snapshot(
     commits: int,
     rebalances: int,
 ) -> GroupStatistics:
-    """Of one reader: what it is subscribed to, who has what, and the member that it is, if it is one."""
+    """Return the statistics of one reader; `consumer` is its group member, or None while it has none."""
     positions: dict[str, dict[int, int]] = {}
     committed: dict[str, dict[int, int]] = {}
     lag: dict[str, int] = {}
@@ -87,7 +87,7 @@ def snapshot(
 
 
 def by_group(readers: Iterable[GroupStatistics]) -> GroupsStatistics:
-    """By group; a second reader of a group, for other topics, is told apart by its topics."""
+    """Return the statistics by group; a second reader of a group, for other topics, has its topics in its name."""
     found: dict[str, GroupStatistics] = {}
     for reader in readers:
         known = reader.group in found

@@ -1,4 +1,4 @@
-"""What a subscriber of a group has yet to be offered: AMQP's drain waits for it."""
+"""The number of records that a group's subscriber is still to be offered: AMQP's drain waits for them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gateway.kafka.groups.dispatch import Dispatch
 def unread(
     dispatch: Dispatch, consumer: AIOKafkaConsumer | None, member: Member, ends: Mapping[TopicPartition, int]
 ) -> int:
-    """How many offsets below `ends` have yet to be read for a subscriber, in partitions that are ours.
+    """Return how many offsets below `ends` are still to be read for a subscriber, in partitions assigned here.
 
-    At least 1 while partitions are about to move. What other subscribers hold, or had given back, is not counted.
+    At least 1 while partitions may be moving. Records that other subscribers hold, or gave back, are not counted.
     """
     if dispatch.suspended or consumer is None:
         return 1

@@ -1,6 +1,6 @@
 """Wakes readers that have read everything when more is stored; the live reader waits for all of them.
 
-A consumer that waits by itself asks its broker twice a second. A thousand of them would keep a gateway busy with
+A consumer that waits by itself polls its broker twice a second. A thousand of them would keep a gateway busy for
 nothing. Here they sleep, and the live reader, which reads each watched topic once for the whole process, wakes them.
 """
 
@@ -18,39 +18,39 @@ from gateway.kafka.read.live_reader import LiveReader
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
-LINGER_S: Final = 5.0  # a topic that nobody waits for is still watched for so long: most readers come back at once
+LINGER_S: Final = 5.0  # how long a topic without sleepers is still watched: most readers come back immediately
 
 
 class Arrivals:
-    """Who waits for which partitions. A fan-out of the live reader that never takes a record."""
+    """The sleeping readers, by partition. A fan-out of the live reader that never accepts a record."""
 
     def __init__(self, live_reader: LiveReader, lookup: Lookup) -> None:
-        """Nothing is watched before somebody waits; neither is stopped by us."""
+        """Watch nothing before a reader sleeps; both arguments are stopped by their owner."""
         self._live_reader = live_reader
         self._lookup = lookup
         self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
         self._partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
         self._asleep: set[asyncio.Event] = set()
-        self._counts: dict[str, int] = {}  # by topic: of pairs of a partition and a sleeper
+        self._counts: dict[str, int] = {}  # by topic: the number of pairs of a partition and a sleeper
         self._tailed: set[str] = set()
         self._lingering: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def sleepers(self) -> int:
-        """How many readers sleep: they will be woken, and ask Kafka nothing."""
+        """How many readers sleep: they will be woken, and send no requests to Kafka."""
         return len(self._asleep)
 
     async def wait_for(self, sleeper: asyncio.Event, positions: Mapping[TopicPartition, int]) -> bool:
-        """Have `sleeper` set, once, when something is stored at or behind its `positions`.
+        """Arrange for `sleeper` to be set, once, when a record is stored at or behind one of its `positions`.
 
-        Nothing is stored in a partition without a leader; what was stored in it before is found when it has one again,
-        by who looks.
+        A partition without a leader stores nothing. Records from before are found by the reader's own check when it has
+        a leader again.
 
         Returns:
-            False when that is there already; the sleeper is not waited for then.
+            False when such a record is stored already; then the sleeper is not registered.
 
         Raises:
-            Refused: a topic is gone, or Kafka does not answer; the sleeper is not waited for then.
+            Refused: a topic no longer exists, or Kafka does not answer; then the sleeper is not registered.
         """
         self._add(sleeper, tuple(positions))
         try:
@@ -66,7 +66,7 @@ class Arrivals:
         except BaseException:
             self.forget(sleeper)
             raise
-        # From the watch on the live reader tells; what was stored before it lies below these ends.
+        # From here on the live reader wakes the sleeper; records from before lie below these ends.
         if sleeper not in self._partitions or any(end > positions[partition] for partition, end in ends.items()):
             self.forget(sleeper)
             return False
@@ -74,14 +74,14 @@ class Arrivals:
         return True
 
     def may_have_more(self, positions: Mapping[TopicPartition, int]) -> bool:
-        """Whether the log may not end at `positions`, though nothing arrived: records of open transactions do not.
+        """Whether the log may end beyond `positions` though no record arrived, as with open transactions.
 
-        Nobody is asked: it is what the live reader's last fetch has said, a moment ago.
+        This sends no request: it compares with the ends in the live reader's last fetch, a moment ago.
         """
         return any(self._live_reader.end(partition) != position for partition, position in positions.items())
 
     def forget(self, sleeper: asyncio.Event) -> None:
-        """It does not wait any more."""
+        """Remove a sleeper."""
         self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
             place = (partition.topic, partition.partition)
@@ -96,7 +96,7 @@ class Arrivals:
                 )
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """See `contracts.Fanout`: wakes who waits for the record's partition."""
+        """Wake the sleepers of the record's partition; see `contracts.Fanout`."""
         waiting = self._waiting.get((record.topic, record.partition))
         if waiting is not None:
             for sleeper in tuple(waiting):
@@ -105,7 +105,7 @@ class Arrivals:
         return ()
 
     def stop(self) -> None:
-        """Nobody is woken any more."""
+        """Stop watching; sleepers are no longer woken."""
         for topic, timer in self._lingering.items():
             timer.cancel()
             self._live_reader.unwatch(topic, self)

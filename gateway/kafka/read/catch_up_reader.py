@@ -1,8 +1,8 @@
 """The catch-up reader: reads the log from a given offset at the pace of one subscriber.
 
-A subscriber that had no capacity at the end of the log, or a session that was offline, is behind. The log is its queue:
-what it costs is one offset per partition. A bounded pool of consumers serves the subscribers in turn, so a thousand
-subscribers behind cost a thousand offsets and a handful of consumers.
+A subscriber that had no capacity at the end of the log, or a session that was offline, is behind. The log is its queue,
+which costs one offset per partition. A bounded pool of consumers serves the subscribers in turn, so a thousand
+subscribers that are behind cost a thousand offsets and a handful of consumers.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ log = logging.getLogger(__name__)
 
 
 FETCH_BYTES: Final = 65536
-"""Per partition and fetch: subscribers take turns, and what was fetched for one is thrown away at the next turn."""
+"""Per partition and fetch: subscribers take turns, and unused records of one are discarded at the next turn."""
 
-IDLE_S: Final = 10.0  # a consumer without work is closed after this
-TURN_RECORDS: Final = 2000  # records read for one subscriber before the next has its turn
+IDLE_S: Final = 10.0  # a consumer without work is closed after this time
+TURN_RECORDS: Final = 2000  # the most records read for one subscriber in a turn
 
 
 class Goal(Protocol):
-    """Where a reading ends; the live reader's position of the partition."""
+    """Where a reading ends: usually the live reader's position in the partition."""
 
     @property
     def position(self) -> int:
-        """An offset, which may move on."""
+        """The offset of the goal, which may move on."""
 
 
 class Reading:
-    """One subscriber's place in one partition."""
+    """The catch-up of one subscriber in one partition."""
 
     __slots__ = ("finished", "gap", "goal", "partition", "position", "subscriber")
 
@@ -61,16 +61,16 @@ class Reading:
         finished: Callable[[Reading], None],
         gap: Callable[[int], None] | None = None,
     ) -> None:
-        self.subscriber = subscriber  # whom it is for
-        self.partition = partition  # the partition read
+        self.subscriber = subscriber
+        self.partition = partition
         self.position = position  # the offset of the next record to offer; safe to store
-        self.goal = goal  # reaching `goal.position` ends the reading, before the record there is offered
+        self.goal = goal  # the reading ends at `goal.position`, before the record there is offered
         self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
-        self.gap = gap  # told how many records retention had deleted before they could be offered
+        self.gap = gap  # receives the number of records that retention had deleted before they could be offered
 
 
 class CatchUpStatistics(msgspec.Struct, frozen=True):
-    """A snapshot."""
+    """A snapshot of the catch-up reader's counters."""
 
     subscribers: Annotated[int, gauge("subscribers that are behind")]
     readings: Annotated[int, gauge("partitions they are behind on, in sum")]
@@ -82,11 +82,11 @@ class CatchUpStatistics(msgspec.Struct, frozen=True):
 class _State(enum.Enum):
     PARKED = 1  # waits for `resume`
     READY = 2  # waits for a worker
-    SERVED = 3  # a worker has it
+    SERVED = 3  # a worker serves it
 
 
 class _Queue:
-    """Everything one subscriber is behind on."""
+    """The readings of one subscriber."""
 
     __slots__ = ("holder", "readings", "state", "subscriber", "version", "woken")
 
@@ -95,8 +95,8 @@ class _Queue:
         self.readings: dict[TopicPartition, Reading] = {}
         self.state = _State.PARKED
         self.version = 0  # counts changes that need a new assignment
-        self.woken = False  # `resume` was called while it was served
-        self.holder: _Worker | None = None  # who has its records at hand
+        self.woken = False  # `resume` was called during its turn
+        self.holder: _Worker | None = None  # the worker that has fetched its records
 
 
 class CatchUpReader:
@@ -111,7 +111,7 @@ class CatchUpReader:
         consumers: int = 16,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Nothing is opened before somebody is behind; a consumer without work is closed after `idle_s` seconds."""
+        """Open no consumer before a subscriber is behind; close one that has been idle for `idle_s` seconds."""
         self.kafka = dict(kafka)
         self.lookup = lookup
         self.idle_s = idle_s
@@ -125,7 +125,7 @@ class CatchUpReader:
         self._stopped = False
 
     def start(self, reading: Reading) -> None:
-        """Begin to serve a reading, in turn with all others; the subscriber may have at most one per partition."""
+        """Start to serve a reading, in turn with all others; a subscriber may have one per partition."""
         queue = self._queues.get(reading.subscriber)
         if queue is None:
             queue = self._queues[reading.subscriber] = _Queue(reading.subscriber)
@@ -139,7 +139,7 @@ class CatchUpReader:
                 self._park(queue)
 
     def resume(self, subscriber: Subscriber) -> None:
-        """The subscriber has capacity again."""
+        """Continue for a subscriber that has capacity again."""
         queue = self._queues.get(subscriber)
         if queue is None:
             return
@@ -148,13 +148,13 @@ class CatchUpReader:
             self._make_ready(queue)
 
     def cancel(self, reading: Reading) -> None:
-        """Stop a reading; its `position` stays where it is and `finished` is not called."""
+        """Stop a reading; its `position` is kept and `finished` is not called."""
         queue = self._queues.get(reading.subscriber)
         if queue is not None and queue.readings.get(reading.partition) is reading:
             self._drop(queue, reading)
 
     def forget(self, subscriber: Subscriber) -> list[Reading]:
-        """Stop all readings of a subscriber and return them, with the positions they had reached."""
+        """Stop all readings of a subscriber and return them, with their positions."""
         queue = self._queues.pop(subscriber, None)
         if queue is None:
             return []
@@ -184,12 +184,12 @@ class CatchUpReader:
     # For the workers.
 
     def finish(self, queue: _Queue, reading: Reading) -> None:
-        """The goal is reached."""
+        """End a reading whose goal is reached."""
         self._drop(queue, reading)
         reading.finished(reading)
 
     def take_turn(self) -> _Queue | None:
-        """The next subscriber that waits for a worker."""
+        """Return the next subscriber that waits for a worker."""
         while self._ready:
             queue = self._ready.popleft()
             if queue.readings and queue.state is _State.READY:
@@ -203,7 +203,7 @@ class CatchUpReader:
         return bool(self._ready)
 
     def end_turn(self, queue: _Queue, *, waits: bool) -> None:
-        """Give a subscriber back: `waits` for capacity, or for its next turn."""
+        """End a subscriber's turn; it waits for capacity (`waits`) or for its next turn."""
         if not queue.readings:
             return
         if waits and not queue.woken:
@@ -213,7 +213,7 @@ class CatchUpReader:
             self._ready.append(queue)
 
     def closed(self, worker: _Worker) -> None:
-        """A worker has ended; who became ready while it closed its consumer, and found no other, needs a new one."""
+        """Remove a worker; hire another for subscribers that became ready while it was closing its consumer."""
         self._workers.discard(worker)
         if self._ready and not self._stopped:
             self._hire()
@@ -225,7 +225,7 @@ class CatchUpReader:
             pauses.end_all(queue.subscriber, *NO_CAPACITY)
 
     def _park(self, queue: _Queue) -> None:
-        """Its subscriber has no capacity; one that knows what for and for whom has a method `lacks`."""
+        """Park a subscriber without capacity; its method `lacks`, if any, returns the reason and subject."""
         queue.state = _State.PARKED
         lacks = getattr(queue.subscriber, "lacks", None)
         found: tuple[str, str] | None = None if lacks is None else lacks()
@@ -237,7 +237,7 @@ class CatchUpReader:
         pauses.end_all(queue.subscriber, *NO_CAPACITY)
         holder = queue.holder
         if holder is not None and holder.idle and holder.serves is queue:
-            self._ready.appendleft(queue)  # its records are at hand there: no new fetch
+            self._ready.appendleft(queue)  # that worker has its records already: no new fetch
             holder.wake.set()
             holder.idle = False
             return
@@ -258,7 +258,7 @@ class CatchUpReader:
 
 
 class _Worker:
-    """One consumer of the pool, and the subscriber whose records it has at hand."""
+    """One consumer of the pool, with the fetched records of one subscriber."""
 
     task: asyncio.Task[None]
 
@@ -284,14 +284,14 @@ class _Worker:
     def _consumer(self) -> AIOKafkaConsumer:
         return log_consumer(
             self._pool.kafka,
-            wait_ms=10,  # whoever is behind has data waiting
+            wait_ms=10,  # records are there already
             partition_bytes=FETCH_BYTES,
             fetch_bytes=16 * FETCH_BYTES,
         )
 
     async def _serve_all(self, consumer: AIOKafkaConsumer) -> None:
         pool = self._pool
-        self._release()  # what the last consumer had at hand went with it
+        self._release()  # the last consumer's records were lost with it
         while True:
             queue = pool.take_turn()
             if queue is None:
@@ -317,7 +317,7 @@ class _Worker:
         return True
 
     def _release(self) -> None:
-        """Have nobody's records at hand: else a subscriber that is gone is kept, in a cycle when this worker ends."""
+        """Drop the fetched records and their subscriber, which would otherwise be kept alive, perhaps in a cycle."""
         served, self.serves = self.serves, None
         if served is not None and served.holder is self:
             served.holder = None
@@ -337,7 +337,7 @@ class _Worker:
             consumer.seek(partition, reading.position)
 
     async def _serve(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
-        """One turn of a subscriber; True when it has no capacity."""
+        """Serve one turn of a subscriber; True when it has no capacity."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
             if self.serves is not queue or queue.holder is not self or self._version != queue.version:
@@ -348,8 +348,8 @@ class _Worker:
                 if queue.subscriber.demand <= 0:
                     return True
                 count = await self._fetch(consumer, queue)
-                records += count or TURN_RECORDS  # nothing came: let others go on
-                continue  # all may have changed while we waited
+                records += count or TURN_RECORDS  # nothing came: end the turn
+                continue  # anything may have changed during the fetch
             queue.woken = False
             if not self._offer(consumer, queue):
                 return True
@@ -371,7 +371,7 @@ class _Worker:
             await asyncio.sleep(0.1)
             return 0
         if self.serves is not queue or self._version != queue.version:
-            self._version = -1  # what came belongs to an assignment of the past
+            self._version = -1  # these records belong to a former assignment
             return 1
         count = 0
         for partition, records in batches.items():
@@ -387,7 +387,7 @@ class _Worker:
         return count
 
     def _offer(self, consumer: AIOKafkaConsumer, queue: _Queue) -> bool:
-        """Hand over what is at hand; False when the subscriber has no capacity."""
+        """Offer the fetched records; False when the subscriber has no capacity."""
         subscriber = queue.subscriber
         chunk = self._chunk
         while chunk:
@@ -401,7 +401,7 @@ class _Worker:
                     break
                 try:
                     accepted = subscriber.offer_nowait(record)
-                except Exception as error:  # our bug, in one delivery, which is left out: others follow
+                except Exception as error:  # our bug, in one delivery: skip it, deliver the others
                     failures.tell("delivery", error, f"{reading.partition} offset {record.offset}")
                     accepted = True
                 if not accepted:
@@ -410,7 +410,7 @@ class _Worker:
                 self._pool.offered += 1
                 reading.position = record.offset + 1
                 if queue.readings.get(reading.partition) is not reading:
-                    break  # cancelled from within the offer
+                    break  # cancelled during the offer
             chunk.popleft()
             if queue.readings.get(reading.partition) is reading and reading.position >= goal.position:
                 if reading.partition in consumer.assignment():
@@ -428,7 +428,7 @@ class _Worker:
             reading = queue.readings.get(partition)
             if reading is None:
                 continue
-            # Below the first record: retention was faster. Above the last: the topic was made anew.
+            # Below the first record: retention was faster. Above the last: the topic was recreated.
             lost = max(0, min(first, reading.goal.position) - reading.position)
             self._pool.gaps += lost
             if lost and reading.gap is not None:

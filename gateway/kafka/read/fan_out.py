@@ -1,10 +1,10 @@
-"""Hands what a fetch has brought to the subscribers that fan-outs choose, and lets others go on in between.
+"""Offers fetched records to the subscribers that fan-outs select, in pieces that leave time for other work.
 
-A record for a thousand subscribers is a thousand offers and a thousand writes. So several records that have come are
-handed over together, to one fan-out after the other: a subscriber of a run of them is asked once, and written to once.
-How many is found out: as many as keep the loop for a moment only. Behind each such piece the next one waits until what
-was offered is written, which happens a bounded number of sockets in a turn; Kafka's answers, and every other client,
-have theirs in between. The busier the loop, the more has come meanwhile, and the less each record costs.
+A record for a thousand subscribers is a thousand offers and a thousand writes. So several records are handed over
+together, to one fan-out after the other: a subscriber of all of them gets one offer, and one write. The number of
+records adapts: as many as occupy the loop for a moment only. After each piece the next one waits until the offered
+records are written, to a bounded number of sockets per turn; Kafka's answers and all other clients get turns in
+between. The busier the loop, the more records arrive meanwhile, and the less each costs.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from gateway.turns import SLICE_S
 from mapping.record import Received
 
 TURN_S: Final = 0.001
-"""How long offers keep the loop before others have their turn, so that acknowledgements do not wait."""
+"""How long offers occupy the loop before other work gets a turn, so that acknowledgements do not wait."""
 PIECE_RECORDS: Final = 256
 PIECE_BYTES: Final = 32 * 1024
-"""Most of what is handed over together: each slow reader may have so much more than its share."""
+"""The most that is handed over together: each slow reader may exceed its share by this."""
 
 Fetched = list[tuple[TopicPartition, Partition, list[Received]]]
-"""What a fetch has brought of each partition."""
+"""The records of one fetch, by partition."""
 
 
 class FallBehind(Protocol):
-    """What is called for a subscriber that has no capacity for a record that may not be dropped."""
+    """Called for a subscriber that has no capacity for a record that must not be dropped."""
 
     def __call__(
         self, part: Partition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
     ) -> None:
-        """It is offered everything from `offset` on by the catch-up reader; it is in `part.behind` from now on."""
+        """Let the catch-up reader offer it everything from `offset` on; from now on it is in `part.behind`."""
 
 
 class FanOut:
     """See the module."""
 
     def __init__(self, partitions: Mapping[TopicPartition, Partition], fall_behind: FallBehind) -> None:
-        """`partitions` are those that are watched now; what was fetched of others is for nobody."""
+        """`partitions` are those that are watched now; records that were fetched of others are dropped."""
         self.records = self.offers = self.dropped = 0
-        # told a topic, a partition and the offset of the next record, each time some were offered
+        # receives topic, partition and next offset, each time after records were offered
         self.passed: Callable[[str, int, int], None] | None = None
-        # waits until what was offered is written
+        # waits until the offered records are written
         self.written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         self._partitions = partitions
         self._fall_behind = fall_behind
 
     async def hand_over(self, fetched: Fetched) -> None:
-        """Offer all of it, in the order of each partition. Returns when it is written."""
+        """Offer all records, in order within each partition. Returns when they are written."""
         began = time.thread_time()
         for place, part, records in fetched:
             at = 0
-            while at < len(records) and self._partitions.get(place) is part:  # else it is not watched any more
+            while at < len(records) and self._partitions.get(place) is part:  # else it is no longer watched
                 at = self._offer_piece(place, part, records, at)
                 if self.passed is not None:
                     self.passed(place.topic, place.partition, part.position)
@@ -70,7 +70,7 @@ class FanOut:
         await self.written()
 
     def _offer_piece(self, place: TopicPartition, part: Partition, records: list[Received], at: int) -> int:
-        """Offer as many records from `at` on as are little work; where the next one stands."""
+        """Offer the next records from index `at` on, as many as are little work; return the index behind them."""
         began = time.thread_time()
         piece = _piece(part, records, at)
         for watch in part.topic.watches if piece else ():
@@ -86,7 +86,7 @@ class FanOut:
         return at
 
     def _offer(self, watch: Watch, place: TopicPartition, part: Partition, piece: list[Received]) -> None:
-        """Offer a piece to those whom one fan-out chooses, its runs one after the other."""
+        """Offer a piece, run by run, to the subscribers that one fan-out selects."""
         select_run = watch.select_run
         at = 0
         while at < len(piece):
@@ -97,7 +97,7 @@ class FanOut:
                         chosen = watch.select(record)
                     else:
                         chosen, count = select_run(piece, at)
-                except Exception as error:  # our bug, in one record; the others must come
+                except Exception as error:  # our bug, in one record: deliver the others
                     failures.tell("delivery", error, f"{place.topic}-{place.partition} offset {record.offset}")
                 else:
                     self._offer_run(watch, place, part, piece[at : at + count], chosen)
@@ -106,9 +106,9 @@ class FanOut:
     def _offer_run(
         self, watch: Watch, place: TopicPartition, part: Partition, run: list[Received], chosen: Chosen
     ) -> None:
-        """Offer records to all whom they are for."""
+        """Offer a run of records to all of its subscribers."""
         behind, count = part.behind, len(run)
-        subscriber: Any  # whether it is lossy decides what it is
+        subscriber: Any  # `lossy` decides which protocol it has
         for subscriber, context in chosen:
             if behind and subscriber in behind:
                 continue
@@ -121,8 +121,8 @@ class FanOut:
                         if not subscriber.offer_nowait(record, context):
                             break
                         taken += 1
-            except Exception as error:  # our bug, in one subscriber: the others do not pay for it
-                # What may not be lost is tried once more by the catch-up reader.
+            except Exception as error:  # our bug, in one subscriber: the others are not affected
+                # A record that must not be lost is retried by the catch-up reader.
                 failures.tell("delivery", error, f"{place.topic}-{place.partition} offset {run[taken].offset}")
             self.offers += taken
             if taken == count:
@@ -134,9 +134,9 @@ class FanOut:
 
 
 def _piece(part: Partition, records: list[Received], at: int) -> list[Received]:
-    """Some records from `at` on that are to be offered; none when the first is not."""
+    """Return the records from index `at` on that may be offered together; none when the first must be skipped."""
     if records[at].offset < part.position:
-        return []  # watched anew since it was asked for, further on
+        return []  # since the fetch the watch has been renewed, at a later offset
     end = min(at + part.topic.piece, len(records))
     left = PIECE_BYTES
     for number in range(at, end):

@@ -1,4 +1,4 @@
-"""A topic that the live reader watches while somebody needs it, and a little longer."""
+"""A watch of one topic that outlasts its use by a while."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gateway.kafka.read.live_reader import LiveReader
 
 
 class LingeringWatch:
-    """One `Fanout`'s place at the end of one topic: taken with the first need, given up a while after the last."""
+    """Keeps one `Fanout` watching one topic from the first use until a while after the last."""
 
     def __init__(
         self, live_reader: LiveReader, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
     ) -> None:
-        """Nothing is read before `hold`.
+        """Watch nothing before `hold`.
 
-        `in_use` is true while it is needed; `linger_s` seconds after that it may end.
+        `in_use` returns whether the watch is needed; it may end `linger_s` seconds after it was last needed.
         """
-        self.held = False  # whether the live reader watches; what is stored from now on is seen
+        self.held = False  # whether the live reader watches, so that new records are seen
         self._live_reader = live_reader
         self._topic = topic
         self._fanout = fanout
@@ -29,19 +29,19 @@ class LingeringWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     async def hold(self) -> None:
-        """Be sure that what is stored from now on is seen. Raises Refused when Kafka does not answer."""
+        """Ensure that records stored from now on are seen. Raises Refused when Kafka does not answer."""
         async with self._taking:
             if not self.held:
                 await self._live_reader.watch(self._topic, self._fanout)
                 self.held = True
 
     def release(self) -> None:
-        """Somebody has no more need; whether another has is asked when the time is over."""
+        """Report that one use has ended; whether others remain is checked when the time is over."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._rest)
 
     def close(self) -> None:
-        """The timer ends."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""The one consumer of the live reader: its assignment, the places that it reads from, and how far it knows the logs.
+"""The one consumer of the live reader: its assignment, its positions, and what it knows of the logs' ends.
 
-aiokafka's `assign` forgets every position and what was fetched but not handed out. So the positions are kept
-here, moved with every `getmany` (which hands over without an intermediate suspension), and all of them are sought
-again after each `assign`.
+aiokafka's `assign` drops every position and all records that were fetched but not returned. So the positions are kept
+here, advanced with every `getmany` (which returns without an intermediate suspension), and all of them are sought again
+after each `assign`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 PART: Final = "live reader"  # its name in the log
 RETRY_S: Final = 0.5
 GATHER: Final = 3
-"""A fan-out has one part in so many of the loop's time, with the writes that it leads to: as long as handing over has
-taken, times this, the next fetch gathers what comes. So many messages to the same are fewer and longer writes."""
+"""The next fetch gathers records for this multiple of the time of the last hand-over, so that a fan-out with its writes
+gets that share of the loop's time. More records for the same subscribers make fewer and longer writes."""
 GATHER_FROM_S: Final = 0.002
 GATHER_MOST_S: Final = 0.05
-"""A record of any other topic may wait so long, while there is such a fan-out."""
+"""The longest that such a fan-out delays a record of any other topic."""
 
 
 class LiveConsumer:
-    """Reads whatever is among the watched partitions, and hands it over partition by partition."""
+    """Reads the watched partitions, and hands their records over partition by partition."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class LiveConsumer:
         partitions: Mapping[TopicPartition, Partition],
         hand_over: Callable[[Fetched], Awaitable[None]],
     ) -> None:
-        """Nothing is opened before the first partition is there.
+        """Prepare; no consumer is opened before the first partition is there.
 
-        `partitions` are the live reader's; after each change of them it calls `change_assignment`.
+        `partitions` belongs to the live reader, which calls `change_assignment` after each change.
         """
         # records that retention had deleted before they were read; how often the set of partitions was changed
         self.gaps = self.assignments = 0
@@ -69,19 +69,19 @@ class LiveConsumer:
         self._doubted: Callable[[], None] = lambda: None
         self._metadata_came: Callable[[Any], None] = lambda cluster: None
         self._consumer: AIOKafkaConsumer | None = None
-        self._fetcher: SessionFetcher | None = None  # the consumer's
+        self._fetcher: SessionFetcher | None = None  # of the consumer
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._reassign_timer: asyncio.TimerHandle | None = None
         self._reassigned_at = float("-inf")
         self._denied: set[str] = set()
-        self._fetches = self._named = 0  # by consumers that are closed
-        self._gather_s = 0.0  # how long the next fetch gathers: in proportion to the work that the last one made
+        self._fetches = self._named = 0  # of consumers that are closed
+        self._gather_s = 0.0  # how long the next fetch gathers: proportional to the work that the last one caused
 
     def start(self, doubted: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
-        """Begin to read; needs no Kafka yet.
+        """Start to read; Kafka need not be reachable yet.
 
-        `doubted` is told that a broker does not have a partition, `metadata_came` the metadata of the consumer.
+        `doubted` is called when a broker does not have a partition, `metadata_came` with new metadata of the consumer.
         """
         self._doubted, self._metadata_came = doubted, metadata_came
         self._task = self._spawn(keep_on(self._run, PART))
@@ -95,7 +95,7 @@ class LiveConsumer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def change_assignment(self) -> None:
-        """Assign soon: each assignment leaves a fetch behind that holds the connection for a moment."""
+        """Assign soon, not immediately: each assignment leaves a fetch behind that blocks the connection a while."""
         self._wanted.set()
         if self._reassign_timer is None and self._consumer is not None:
             loop = asyncio.get_running_loop()
@@ -103,30 +103,30 @@ class LiveConsumer:
             self._reassign_timer = loop.call_at(at, self._reassign)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from `offset`, if the partition is assigned."""
+        """Continue at `offset`, if the partition is assigned."""
         if self._consumer is not None and partition in self._consumer.assignment():
             self._consumer.seek(partition, offset)
 
     # How far the logs reach.
 
     def end(self, partition: TopicPartition) -> int | None:
-        """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
+        """The end of the log in the last fetch, including open transactions; None before the first fetch."""
         if self._consumer is None or partition not in self._consumer.assignment():
             return None
         end: int | None = self._consumer.highwater(partition)
         return end
 
     def next_offset(self, partition: TopicPartition) -> int | None:
-        """The offset behind all that was read, transaction markers included; None where that is not known."""
+        """The offset behind everything that was read, including transaction markers; None when it is not known."""
         return None if self._consumer is None else next_offset(self._consumer, partition)
 
     def note_stored(self, partition: TopicPartition) -> None:
-        """Something was stored in a partition: it is not read to its end."""
+        """Note that a record was stored in a partition, which is therefore not read to its end."""
         if self._fetcher is not None:
             self._fetcher.news.add(partition)
 
     def doubtful(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Partitions of watched topics in which more may be stored than was handed over."""
+        """Return partitions of watched topics that may have records not handed over yet."""
         fetcher = self._fetcher
         if fetcher is None:
             return [place for place in self._partitions if place.topic in topics]
@@ -141,17 +141,17 @@ class LiveConsumer:
 
     @property
     def fetches(self) -> int:
-        """Fetches that were sent to brokers."""
+        """The number of fetches sent to brokers."""
         return self._fetches + (0 if self._fetcher is None else self._fetcher.fetches)
 
     @property
     def named(self) -> int:
-        """Partitions in these fetches."""
+        """The number of partitions in these fetches."""
         return self._named + (0 if self._fetcher is None else self._fetcher.named)
 
     @property
     def leaderless(self) -> int:
-        """Assigned partitions that nobody leads, as of the last metadata."""
+        """The number of assigned partitions without a leader in the last metadata."""
         return 0 if self._fetcher is None else self._fetcher.leaderless
 
     # Reading.
@@ -162,14 +162,14 @@ class LiveConsumer:
             await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, PART, self._spawn)
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
-        """Read until nobody watches anything."""
+        """Read until no topic is watched."""
         self._fetcher = await use_sessions(consumer, self._doubted)
-        self._fetcher.news.update(self._partitions)  # something may have been stored in them while there was none
+        self._fetcher.news.update(self._partitions)  # records may have been stored while there was no consumer
         on_metadata(consumer, self._metadata_came)
         self._consumer = consumer
         try:
             for part in self._partitions.values():
-                part.fetched = part.position  # what was fetched and not offered went with the last consumer
+                part.fetched = part.position  # records fetched and not offered were lost with the last consumer
             self._reassign()
             while self._wanted.is_set():
                 await self._read(consumer)
@@ -185,7 +185,7 @@ class LiveConsumer:
             await self._skip_gap(consumer, error.args[0])
             return
         except TopicAuthorizationFailedError as error:
-            if str(error) not in self._denied:  # it comes with every fetch
+            if str(error) not in self._denied:  # every fetch reports it
                 self._denied.add(str(error))
                 log.warning("live reader: not authorized to read: %s", error)
             await asyncio.sleep(RETRY_S)
@@ -212,12 +212,12 @@ class LiveConsumer:
             log.warning("live reader: %s", refused.reason)
             return
         if any(first < missed[place].position for place, first in firsts.items()):
-            await self._lookup.refresh()  # a topic that was made anew is begun with that, all of it
+            await self._lookup.refresh()  # a recreated topic is then read from its beginning, in all partitions
         for partition, first in firsts.items():
             part = missed[partition]
             if self._partitions.get(partition) is not part or partition not in consumer.assignment():
                 continue
-            # Below the first record: retention was faster. Above the last: the topic was made anew, or its log was cut.
+            # Below the first record: retention was faster. Above the last: the topic was recreated, or its log cut.
             lost = max(0, first - part.position)
             self.gaps += lost
             log.warning(

@@ -1,9 +1,9 @@
-"""The reader at the end of the log: one per process, for every topic that somebody watches.
+"""The reader at the end of the log: one per process, for every watched topic.
 
-One consumer (`live_consumer`) serves all of them, and each record is handed to the subscribers that the watching
-fan-outs choose. It never waits for anybody. A subscriber without capacity falls behind on that partition: the catch-up
-reader brings it the records from there on, and it rejoins here when the catch-up has reached this reader's position,
-between two records, so that the order per partition holds and nothing is lost or doubled.
+One consumer (`live_consumer`) serves all topics, and each record is offered to the subscribers that the watching
+fan-outs select. The live reader never waits for a subscriber. One without capacity falls behind in that partition: the
+catch-up reader brings it the records from there on. It rejoins here when the catch-up has reached this reader's
+position, between two records, so that the order per partition is kept and no record is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class LiveReader:
         lookup: Lookup,
         catch_up_reader: CatchUpReader,
     ) -> None:
-        """Nothing is opened before the first `watch`; `lookup` and `catch_up_reader` are not stopped by us."""
+        """Open nothing before the first `watch`; `lookup` and `catch_up_reader` are stopped by their owner."""
         self._lookup = lookup
         self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._waiting: dict[TopicPartition, dict[Subscriber, Waiting]] = {}  # for a leader, to catch up then
+        self._waiting: dict[TopicPartition, dict[Subscriber, Waiting]] = {}  # catch-ups that wait for a leader
         self.fan_out = FanOut(self._partitions, self._fall_behind)
         self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self.fan_out.hand_over)
         self._presence = Presence(
@@ -59,7 +59,7 @@ class LiveReader:
         self._fell_behind = 0
 
     async def start(self) -> None:
-        """Begin to read; needs no Kafka yet."""
+        """Start to read; Kafka need not be reachable yet."""
         self._presence.start()
         self._consumer.start(self._presence.doubt, self._presence.compare)
 
@@ -71,28 +71,28 @@ class LiveReader:
     async def watch(self, topic: str, fanout: Fanout) -> None:
         """Offer the records of a topic to the subscribers that `fanout` selects.
 
-        Returns when the position at the end of the log is fixed: what is stored after that is offered, and what
-        was stored before the call is not. Watching twice changes nothing.
+        Returns when the position at the end of the log is fixed: records stored afterwards are offered, and records
+        stored before the call are not. Watching twice changes nothing.
 
         Raises:
-            Refused: the topic is unknown or not for clients, or Kafka does not answer.
+            Refused: the topic is unknown or hidden from clients, or Kafka does not answer.
         """
         partitions = await self._lookup.partitions(topic)
         await self._begin(partitions, fanout)
 
     async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
-        """As `watch`, of many topics, by one question to Kafka and with one assignment.
+        """Watch many topics like `watch`, with one request to Kafka and one assignment.
 
-        `beginning`: the topics are new, and all that is in them is wanted.
+        `beginning`: the topics are new, and all of their records are wanted.
 
         Returns:
-            Those that exist; the others are not watched.
+            The topics that exist; the others are not watched.
 
         Raises:
             Refused: Kafka does not answer.
         """
         if beginning:
-            await self._lookup.refresh()  # what is known of their names may be of others, which are deleted
+            await self._lookup.refresh()  # cached metadata may be of deleted topics with these names
         found = await self._lookup.existing(topics)
         partitions = [partition for numbers in found.values() for partition in numbers]
         return found.keys() - await self._begin(partitions, fanout, beginning=beginning)
@@ -100,12 +100,12 @@ class LiveReader:
     async def _begin(
         self, partitions: Collection[TopicPartition], fanout: Fanout, *, beginning: bool = False
     ) -> set[str]:
-        """Let a fan-out watch partitions; those without a leader from when they have one. Topics that are gone."""
+        """Let a fan-out watch partitions, or await their leader; return the topics that no longer exist."""
         called = 0 if beginning else round(time.time() * 1000)
         ask = self._lookup.beginnings if beginning else self._lookup.ends
         offsets = await ask(partitions, led=True) if partitions else {}
         lacking = [place for place in partitions if place not in offsets]
-        gone = {place.topic for place in lacking if not self._lookup.has(place)}  # while we asked
+        gone = {place.topic for place in lacking if not self._lookup.has(place)}  # deleted during the request
         self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
         waiting = [place for place in lacking if place.topic not in gone]
         for topic in {place.topic for place in waiting}:
@@ -135,7 +135,7 @@ class LiveReader:
             for partition in partitions:
                 offset, known = offsets[partition], topic.partitions.get(partition)
                 if known is None and partition in topic.leaderless:
-                    since[partition.partition] = offset  # those who wait for its leader may want what is before
+                    since[partition.partition] = offset  # fan-outs that wait for its leader may want earlier records
                 elif known is None:
                     topic.partitions[partition] = self._partitions[partition] = Partition(topic, offset)
                     changed = True
@@ -148,10 +148,10 @@ class LiveReader:
             self._consumer.change_assignment()
 
     def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
-        """Read a new topic again from its beginning, for one who comes to it after others, who have had it.
+        """Re-read a new topic's partition from its beginning for a new watch; existing watches skip the repetition.
 
-        Whoever is behind there ends where the live reader is, so that it cannot move back under him: the one who
-        comes begins where the live reader is, then.
+        Not while a subscriber is behind: its catch-up ends at the live reader's position, which must not move back.
+        Then the new watch starts at that position. Returns whether the partition is re-read.
         """
         if part.behind:
             log.warning(
@@ -160,7 +160,7 @@ class LiveReader:
             return False
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
-        # Another object: what was fetched for the one before is not fanned out any more.
+        # A new object: records that were fetched for the former one are not fanned out any more.
         part.topic.partitions[partition] = Partition(part.topic, offset)
         if partition in self._partitions:
             self._partitions[partition] = part.topic.partitions[partition]
@@ -170,13 +170,13 @@ class LiveReader:
     async def watch_from(
         self, topic: str, fanout: Fanout, subscriber: Subscriber, start: Start, partition: int | None = None
     ) -> None:
-        """As `watch`, and offer the one subscriber of a fan-out first everything from `start` on.
+        """Watch like `watch`, but first offer the fan-out's one subscriber everything from `start` on.
 
-        `partition`: catch up on this one alone; what comes later, `fanout` selects.
+        `partition`: catch up only in this one; for later records, `fanout` selects.
 
         Raises:
             BeyondEnd: the log does not have the offset.
-            Refused: as `watch`, or the partition is unknown.
+            Refused: as in `watch`, or the partition is unknown.
         """
         offsets = await starting_offsets(self._lookup, topic, start, partition)
         await self.watch(topic, fanout)
@@ -184,7 +184,7 @@ class LiveReader:
             self.catch_up(topic, fanout, subscriber, number, offset)
 
     def unwatch(self, topic: str, fanout: Fanout) -> None:
-        """Stop offering; subscribers of this fan-out that are behind on the topic get no more of it."""
+        """Stop offering; subscribers of this fan-out that are behind in the topic get no more of it either."""
         state = self._topics.get(topic)
         if state is None:
             return
@@ -201,11 +201,11 @@ class LiveReader:
             self._remove(state, list(state.partitions))
 
     def resume(self, subscriber: Subscriber) -> None:
-        """A subscriber that had said "no capacity" has capacity again."""
+        """Continue for a subscriber that had no capacity and now has some."""
         self._catch_up_reader.resume(subscriber)
 
     def forget(self, subscriber: Subscriber) -> None:
-        """The subscriber is gone: it is offered nothing more by the catch-up reader."""
+        """Offer nothing more from the catch-up reader to a subscriber that is gone."""
         for reading in self._catch_up_reader.forget(subscriber):
             part = self._partitions.get(reading.partition)
             found = part.behind.pop(subscriber, None) if part is not None else None
@@ -224,15 +224,14 @@ class LiveReader:
         offset: int,
         gap: Callable[[int], None] | None = None,
     ) -> bool:
-        """Offer a subscriber first everything from `offset` on, as if it had fallen behind there (a session resumes).
+        """Offer a subscriber everything from `offset` on first, as if it had fallen behind there (a session resumes).
 
-        Call it after `watch` and without waiting in between, so that the live reader has nothing to offer before. What
-        is caught up on is offered whether the fan-out would select the subscriber or not. `gap` is told how many
-        records retention had deleted.
+        Call it after `watch` in the same event loop iteration, so that the live reader offers nothing before. Records
+        that are caught up on are offered even if the fan-out would not select the subscriber. `gap` receives the number
+        of records that retention had deleted.
 
         Returns:
-            Whether the partition is being read, or will be when somebody leads it; False when the topic does not have
-            it any more.
+            Whether the partition is being read, or will be when it has a leader; False when the topic no longer has it.
         """
         state, place = self._topics.get(topic), TopicPartition(topic, partition)
         part = self._partitions.get(place)
@@ -249,17 +248,17 @@ class LiveReader:
         return True
 
     def _catch_up_waiting(self, place: TopicPartition) -> None:
-        """A partition has a leader again and is read from now on; nothing of it was fanned out yet."""
+        """Start the waiting catch-ups of a partition that has a leader again, before any of it was fanned out."""
         for subscriber, wanted in self._waiting.pop(place, {}).items():
             self.catch_up(place.topic, wanted.fanout, subscriber, place.partition, wanted.offset, wanted.gap)
 
     def leaderless(self, topic: str) -> list[int]:
-        """The partitions of a watched topic that are not read before somebody leads them."""
+        """Return the partitions of a watched topic that are not read until they have a leader."""
         state = self._topics.get(topic)
         return [] if state is None else [place.partition for place in state.leaderless]
 
     def places(self, topic: str, subscriber: Subscriber) -> dict[int, int]:
-        """How far a subscriber is in each partition of a watched topic: everything below was offered to it."""
+        """Return a subscriber's position in each partition of a watched topic: all below was offered to it."""
         state = self._topics.get(topic)
         if state is None:
             return {}
@@ -274,21 +273,21 @@ class LiveReader:
         }
 
     def position(self, topic: str, partition: int) -> int | None:
-        """The offset of the next record to fan out; None where nobody watches, or the partition is missing."""
+        """The offset of the next record to fan out; None when the partition is missing or not watched."""
         part = self._partitions.get(TopicPartition(topic, partition))
         return None if part is None else part.position
 
     def end(self, partition: TopicPartition) -> int | None:
-        """The end of the log as of the last fetch, open transactions included; None where nothing was fetched yet."""
+        """The end of the log in the last fetch, including open transactions; None before the first fetch."""
         return self._consumer.end(partition)
 
     def identity(self, topic: str) -> bytes:
-        """Of a watched topic: what tells it from another one of its name; b"" where that is not known."""
+        """The id of a watched topic, which differs from other topics of the same name; b"" when it is not known."""
         state = self._topics.get(topic)
         return b"" if state is None else state.identity.current
 
     def is_behind(self, topic: str, subscriber: Subscriber) -> bool:
-        """Whether a subscriber has yet to be brought what the fan-out has passed."""
+        """Whether the catch-up reader has yet to bring a subscriber records of a topic."""
         state = self._topics.get(topic)
         if state is None:
             return False
@@ -297,7 +296,7 @@ class LiveReader:
         return any(subscriber in part.behind for part in state.partitions.values())
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """The ends of a watched topic's partitions as of the call, of those that have a leader.
+        """Return the current end of each of a watched topic's partitions that has a leader.
 
         Raises:
             Refused: Kafka does not answer.
@@ -306,7 +305,7 @@ class LiveReader:
         return {} if state is None else await self._lookup.ends(list(state.partitions), led=True)
 
     def unread(self, subscriber: Subscriber, ends: Mapping[TopicPartition, int]) -> int:
-        """How many offsets below `ends` a subscriber has yet to be offered."""
+        """How many offsets below `ends` are still to be offered to a subscriber."""
         left = 0
         for place, end in ends.items():
             part = self._partitions.get(place)
@@ -319,7 +318,7 @@ class LiveReader:
         return left
 
     def stored(self, topic: str, partition: int, end: int) -> None:
-        """This process has stored something: a partition's log reaches to `end` at least."""
+        """Note that this process has stored records, so that a partition's log ends at `end` or further on."""
         place = TopicPartition(topic, partition)
         part = self._partitions.get(place)
         if part is not None and end > part.position:
@@ -327,13 +326,13 @@ class LiveReader:
             self._consumer.note_stored(place)
 
     async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
-        """Where something is stored in watched topics that was not fanned out yet.
+        """Find partitions of watched topics with records that were not fanned out yet.
 
-        Kafka is asked only for partitions in which something is, or may be. What others have stored in the last
-        moment, and Kafka is about to tell, is left out; what this process has stored is not.
+        Kafka is asked only about partitions that have such records, or may have them. Records that others stored a
+        moment ago, which the next fetch will report, may be missing; records of this process are not.
 
         Returns:
-            Topic and partition -> the end of the log as of the call, where it is ahead of the fan-out.
+            Topic and partition -> the current end of the log, where it is ahead of the fan-out.
 
         Raises:
             Refused: Kafka does not answer.
@@ -346,15 +345,15 @@ class LiveReader:
             part = self._partitions.get(place)
             if part is None:
                 continue
-            if place in ends and part.stored == stored.get(place):  # nothing was stored while we asked
-                part.stored = min(part.stored, ends[place])  # the topic may have been made anew
-            end = ends.get(place, self._known_end(place, part))  # nothing is stored in it without a leader
+            if place in ends and part.stored == stored.get(place):  # nothing was stored during the request
+                part.stored = min(part.stored, ends[place])  # the topic may have been recreated
+            end = ends.get(place, self._known_end(place, part))  # without a leader nothing is stored
             if end > part.position:
                 found[place.topic, place.partition] = end
         return found
 
     def known_ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
-        """As `ahead`, as far as is known: by the last fetch, and of what this process has stored; nobody is asked."""
+        """Like `ahead`, without a request: from the last fetch and from what this process has stored."""
         return {
             (place.topic, place.partition): end
             for topic in topics
@@ -418,7 +417,7 @@ class LiveReader:
         self._consumer.change_assignment()
 
     def _begin_anew(self, topic: Topic) -> None:
-        """A topic was deleted and made again: all that is in it came after the watches began."""
+        """Read a recreated topic from its beginning: all of its records are newer than the watches."""
         log.warning("live reader: %s was made anew, and is read from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)

@@ -1,8 +1,8 @@
-"""Reads a part of the log once, from given offsets to its end as of the call: what is stored there after a crash.
+"""Reads a part of the log once, from given offsets to the current end, to find what is stored there after a crash.
 
-One consumer reads it, however many partitions there are. Records of transactions that are not committed yet do not end
-it: what is looked for may lie behind them. Every record is given out whoever wrote it, so a caller must judge what it
-finds: any client of Kafka can write the same headers.
+One consumer reads all partitions. Records of open transactions do not end the scan: the wanted records may lie behind
+them. Every record is passed on, whoever wrote it, so a caller must verify what it finds: any Kafka client can write the
+same headers.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from mapping.record import Received
 log = logging.getLogger(__name__)
 
 STALLED_S: Final = 10.0
-"""Without a record for so long, the scan looks whether the topics are still there."""
+"""After this time without a record, the scan checks whether the topics still exist."""
 
 Collect = Callable[[Received], None]
-"""Told each record, some of them twice where Kafka failed meanwhile."""
+"""Receives each record, some of them twice if Kafka failed meanwhile."""
 
 
 async def scan_log(
     kafka: ConsumerOptions, lookup: Lookup, spawn: Spawn, ranges: Mapping[TopicPartition, int], collect: Collect
 ) -> None:
-    """Read each partition from the offset of the first record that matters to its end as of this call.
+    """Read each partition from its offset in `ranges` to its end at the time of this call.
 
-    Partitions that do not exist (any more) are left out, and a partition whose records from the offset on are gone is
-    read from its first record. Kafka is asked until it answers: give it a time limit.
+    Missing partitions are left out. A partition without records from the offset on is read from its first record.
+    Kafka is asked until it answers: set a time limit.
     """
     scan = _Scan(ranges, collect)
     while True:
         try:
             await scan.leave_out_missing(lookup)
             if scan.positions:
-                consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")  # there is something to read
+                consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")  # records are there already
                 async with open_consumer(consumer, spawn):
                     await scan.read(consumer)
         except (KafkaError, Refused) as error:
@@ -55,24 +55,24 @@ async def scan_log(
 
 
 class _Scan:
-    """How far the reading is."""
+    """The progress of a scan."""
 
     __slots__ = ("_collect", "ends", "positions")
 
     def __init__(self, ranges: Mapping[TopicPartition, int], collect: Collect) -> None:
-        self.positions = dict(ranges)  # partition -> the next offset to read; without those that are done
-        # partition -> where to stop: where the log ended when it was asked for first, or ends now, if it shrank
+        self.positions = dict(ranges)  # partition -> the next offset to read; finished partitions are removed
+        # partition -> where to stop: the end of the log at the first look-up, or its present end if the log shrank
         self.ends: dict[TopicPartition, int] = {}
         self._collect = collect
 
     async def leave_out_missing(self, lookup: Lookup) -> None:
-        """Forget the partitions that do not exist; Refused when Kafka does not answer."""
+        """Remove the partitions that do not exist. Raises Refused when Kafka does not answer."""
         found = await lookup.existing({partition.topic for partition in self.positions})
         there = {partition for partitions in found.values() for partition in partitions}
         self.positions = {partition: offset for partition, offset in self.positions.items() if partition in there}
 
     async def read(self, consumer: AIOKafkaConsumer) -> None:
-        """Read until every partition is done; KafkaError, and it may be tried again from where it came."""
+        """Read until every partition is finished. After a KafkaError it may be called again, and continues."""
         await self._begin(consumer)
         loop = asyncio.get_running_loop()
         moved = loop.time()
@@ -83,23 +83,23 @@ class _Scan:
                 raise KafkaError("nothing comes")
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
-        """Fit the positions into the log as it is now, and the ends; seek."""
+        """Adjust the positions and the ends to the current log, and seek."""
         partitions = list(self.positions)
         firsts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
         for partition in partitions:
             end = self.ends[partition] = min(ends[partition], self.ends.get(partition, ends[partition]))
             first, position = firsts[partition], self.positions[partition]
-            # Behind the end: the topic was made anew, so all of it is new.
+            # Behind the end: the topic was recreated, so all of it is new.
             self._reach(partition, first if position > end else max(first, position))
         consumer.assign(list(self.positions))
         for partition, position in self.positions.items():
             consumer.seek(partition, position)
 
     async def _advance(self, consumer: AIOKafkaConsumer) -> bool:
-        """Take what has come; whether something has."""
+        """Read the next records; return whether there was progress."""
         try:
             batches = await poll(consumer, wait_ms=200)
-        except OffsetOutOfRangeError:  # the log's beginning moves while we read
+        except OffsetOutOfRangeError:  # retention has moved the log's beginning
             await self._begin(consumer)
             return True
         collect = self._collect
@@ -108,7 +108,7 @@ class _Scan:
                 collect(record)
         moved = bool(batches)
         for partition, before in tuple(self.positions.items()):
-            # Also past control records and what compaction left.
+            # The position also passes control records and compacted ones.
             position = await consumer.position(partition)
             moved = moved or position > before
             if self._reach(partition, position):
@@ -117,7 +117,7 @@ class _Scan:
         return moved
 
     def _reach(self, partition: TopicPartition, position: int) -> bool:
-        """Everything below `position` was read or is gone; whether the partition is done."""
+        """Note that everything below `position` was read or is gone; return whether the partition is finished."""
         if position < self.ends[partition]:
             self.positions[partition] = position
             return False

@@ -1,4 +1,4 @@
-"""What Kafka's metadata says of watched partitions: which appear, are gone, have a leader again, or are made anew."""
+"""Follows Kafka's metadata of watched partitions: new ones, missing ones, new leaders, and recreated topics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
 
-RECHECK_S: Final = 2.0  # what is missing is looked for so often
-GONE_S: Final = 30.0  # a partition missing for so long is deleted: nobody catches up on it any more
+RECHECK_S: Final = 2.0  # the pause between two checks while something is missing
+GONE_S: Final = 30.0  # a partition missing for this time counts as deleted: its catch-ups end
 
 
 class Presence:
-    """Follows the metadata of all topics, and tells the live reader what it may read."""
+    """Follows the metadata of all topics, and updates the partitions that the live reader may read."""
 
     def __init__(  # noqa: PLR0917 - what it uses; whom it tells
         self,
@@ -35,12 +35,12 @@ class Presence:
         made_anew: Callable[[Topic], None],
         led: Callable[[TopicPartition], None],
     ) -> None:
-        """Nothing is followed before `start`.
+        """Prepare; nothing is followed before `start`.
 
-        `read` are the partitions of the watched `topics` that can be read: the live reader's, which adds and removes
-        too. `changed` is told when they are others, `deleted` a partition that has been missing for `GONE_S`,
-        `made_anew` a topic that was deleted and made again, before its partitions are looked at, `led` a
-        partition that is read now, and had no leader when its watch began.
+        `read` has the readable partitions of the watched `topics`; the live reader adds and removes some too. `changed`
+        is called when `read` has changed, `deleted` for a partition that has been missing for `GONE_S`, `made_anew` for
+        a recreated topic, before its partitions are checked, and `led` for a partition that is read from now on and had
+        no leader when its watch started.
         """
         self._lookup = lookup
         self._spawn = spawn
@@ -54,14 +54,14 @@ class Presence:
         self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False  # metadata may come until those who bring them are closed
+        self._stopped = False  # metadata may arrive until its sources are closed
 
     def start(self) -> None:
         """Follow the metadata."""
         self._lookup.listen(self._check)
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop requesting metadata."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -71,9 +71,9 @@ class Presence:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def await_leaders(self, places: Collection[TopicPartition], since_ms: int) -> None:
-        """A watch begins without some partitions, since nobody leads them: read them when somebody does.
+        """Start reading partitions that have no leader at the start of a watch as soon as they have one.
 
-        What is older than the watch (`since_ms`, epoch) is not wanted.
+        Records older than the watch (`since_ms`, epoch) are not read.
         """
         for place in places:
             topic = self._topics[place.topic]
@@ -86,15 +86,15 @@ class Presence:
         self._recheck()
 
     def compare(self, cluster: Any) -> None:
-        """The reading consumer's metadata came; if it lacks a topic, ask for all topics: that answer decides."""
+        """Request the metadata of all topics, which decides, if the reading consumer's metadata lacks a topic."""
         if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
             self._refresh()
 
     def doubt(self) -> None:
-        """A broker said in an answer to a fetch that it does not have a topic: it may be another one by now.
+        """Request metadata: a fetch response said that a broker does not have a topic, which may have been recreated.
 
-        The next fetch may go on in the other log as if nothing had happened. So ask at once, and once more soon, since
-        brokers learn of it one after the other; not more often, however many fetches fail.
+        The next fetch may continue in the new log unnoticed. So ask immediately, and once more soon, since the brokers
+        learn of the change one after the other; but not more often, however many fetches fail.
         """
         now = asyncio.get_running_loop().time()
         if self._stopped:
@@ -116,10 +116,10 @@ class Presence:
             self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._refresh)
 
     def _check(self, cluster: Brokers) -> None:
-        """Metadata of all topics came: begin with what is new, leave out what is gone.
+        """Update the readable partitions from new metadata of all topics.
 
-        A broker that has just started may not know a topic yet, so positions outlive the absence; a topic that was
-        really made anew has another id. Where brokers tell none, it is noticed by a position beyond its end.
+        A broker that has just started may not know a topic yet, so positions outlive the absence. A recreated topic has
+        another id; where brokers report no ids, it shows by a position beyond the log's end.
         """
         now = asyncio.get_running_loop().time()
         missing = False
@@ -149,7 +149,7 @@ class Presence:
                     if cluster.leader(*place) is not None:
                         led[place] = topic.leaderless[place]
                 elif place not in topic.partitions:
-                    # It appeared after the watch began, so its first record did too.
+                    # It appeared after the watch started, and so did its first record.
                     self._include(place, Partition(topic, 0))
         if missing:
             self._recheck()
@@ -161,7 +161,7 @@ class Presence:
         self._changed()
 
     async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
-        """Partitions have a leader that had none when their watch began: read what was stored since."""
+        """Read partitions that have a leader now and had none when their watch started, from that time on."""
         try:
             offsets = await self._lookup.since_leaderless(led)
         except Refused as refused:

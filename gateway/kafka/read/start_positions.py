@@ -1,4 +1,4 @@
-"""Where in a topic a reader may begin, and the offsets that this means."""
+"""Start positions in a topic, and their offsets."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from mapping.outcomes import Outcome
 
 
 class Place(enum.Enum):
-    """A place that every partition has."""
+    """A position that every partition has."""
 
-    BEGINNING = "beginning"  # the first record that is still there
+    BEGINNING = "beginning"  # the first record that still exists
     LAST = "last"  # the last record
-    END = "end"  # what is stored from now on
+    END = "end"  # the next record to be stored
 
 
 class AtOffset(msgspec.Struct, frozen=True):
-    """The record at an offset. What retention has deleted is left out; the log's end is the furthest there is."""
+    """A record by its offset. Deleted records are skipped; it may be at most the end of the log."""
 
     offset: int
 
 
 class AtTime(msgspec.Struct, frozen=True):
-    """The first record that is not older than a time, in ms since the epoch."""
+    """The first record with at least this timestamp, in ms since the epoch."""
 
     timestamp: int
 
 
 class AtOffsets(msgspec.Struct, frozen=True):
-    """An offset for each partition, the beginning where there is none; what the log does not have is left out."""
+    """An offset for each partition, by default the beginning; offsets outside the log move to its nearer end."""
 
     offsets: dict[int, int]
 
@@ -41,12 +41,12 @@ class AtOffsets(msgspec.Struct, frozen=True):
 Start = Place | AtOffset | AtTime | AtOffsets
 
 
-class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """An offset that the log does not have yet, or does not have any more since the topic was made anew."""
+class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error
+    """An offset that the log does not have yet, or no longer has since the topic was recreated."""
 
 
 async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: int | None = None) -> dict[int, int]:
-    """The offset to begin at in each partition, or in the one; none for `Place.END`, which the watch itself finds.
+    """Return the offset to start at in each partition, or in `partition`; for `Place.END` none, as the watch finds it.
 
     Raises:
         BeyondEnd: see there.
@@ -70,7 +70,7 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
             wanted_offset = max(first, start.offsets.get(place.partition, first))
             found[place] = min(wanted_offset, ends.get(place, wanted_offset))
     else:
-        # The ends come first: what is stored during the next question lies behind them.
+        # The ends come first: records stored during the next request lie behind them.
         found = await lookup.ends(partitions)
         if start is Place.LAST:
             firsts = await lookup.beginnings(partitions)

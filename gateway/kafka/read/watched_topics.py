@@ -1,4 +1,4 @@
-"""What the live reader keeps of each watched topic's partitions and watchers, and what it tells of itself."""
+"""The live reader's state: the partitions and watches of each topic, and its statistics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gateway.statistics import counter, gauge
 from mapping.record import Received
 
 Chosen = Collection[tuple[Subscriber | LossySubscriber, Any]]
-"""Subscribers, each with the context of what it is to be offered."""
+"""Subscribers, each with the context for its offers."""
 
 
 class Watch:
-    """A fan-out on one topic."""
+    """A fan-out that watches one topic."""
 
     __slots__ = ("fanout", "readings", "select", "select_run", "since")
 
@@ -29,11 +29,11 @@ class Watch:
         self.select: Callable[[Received], Chosen] = fanout.select
         self.select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
         self.select_run = getattr(fanout, "select_run", None)
-        self.since = since  # partitions of which it wants only what lies at or after an offset
+        self.since = since  # by partition: the first offset it wants
         self.readings: dict[Reading, None] = {}  # of its subscribers that are behind
 
     def is_early(self, record: Received) -> bool:
-        """Whether the record was stored before the watch began; forgets the mark once it is passed."""
+        """Whether the record was stored before the watch started; drops the partition's mark when that is passed."""
         first = self.since.get(record.partition)
         if first is None:
             return False
@@ -44,22 +44,22 @@ class Watch:
 
 
 class Partition:
-    """Positions in one partition."""
+    """The positions in one partition."""
 
     __slots__ = ("behind", "fetched", "missing_since", "position", "stored", "topic")
 
     def __init__(self, topic: Topic, position: int) -> None:
         self.topic = topic
-        # when (loop time) the metadata lacked the partition first; None while it is there
+        # since when (loop time) the metadata has lacked the partition; None while it is there
         self.missing_since: float | None = None
-        self.position = position  # the offset of the next record to fan out; all below it was fanned out
+        self.position = position  # the offset of the next record to fan out; all below were fanned out
         self.fetched = position  # the offset of the next record to expect from the consumer
-        self.stored = 0  # the log reaches to here at least, by this process's own records
-        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # the subscribers that are fed by the catch-up reader
+        self.stored = 0  # the log ends here or further on, as this process's own records show
+        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # subscribers served by the catch-up reader
 
 
 class Later:
-    """Where a catch-up ends when its watch begins further on than the live reader is."""
+    """The goal of a catch-up whose watch starts ahead of the live reader's position."""
 
     __slots__ = ("_part", "_since")
 
@@ -69,12 +69,12 @@ class Later:
 
     @property
     def position(self) -> int:
-        """The offset of the first record that is not caught up on."""
+        """The first offset that is not caught up on."""
         return max(self._part.position, self._since)
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What a subscriber is to be offered first of a partition, when somebody leads it: everything from an offset on."""
+    """A catch-up that waits for a leader: the subscriber will be offered everything from `offset` on first."""
 
     fanout: Fanout
     offset: int
@@ -82,44 +82,44 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Topic:
-    """Who watches a topic, and its partitions."""
+    """A topic's partitions and watches."""
 
     __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "piece", "watching")
 
     def __init__(self, name: str, identity: bytes) -> None:
         self.name = name
-        self.identity = TopicIdentity(identity)  # of the topic that the positions are of
-        # by fan-out; changed by `add` and `remove`. There may be thousands: every receiver of AMQP is one.
+        self.identity = TopicIdentity(identity)  # of the topic to which the positions belong
+        # by fan-out; changed by `add` and `remove`. There may be thousands: every AMQP receiver is one.
         self.watching: dict[Fanout, Watch] = {}
         self._watches: tuple[Watch, ...] | None = ()
-        self.piece = 1  # records that are handed over together, as many as were little work so far
+        self.piece = 1  # how many records are handed over together, adjusted to the work they cause
         self.partitions: dict[TopicPartition, Partition] = {}
-        # partitions that had no leader when their watch began, and since when (ms) what is stored is wanted
+        # partitions without a leader when their watch started, and the time (ms) since when records are wanted
         self.leaderless: dict[TopicPartition, int] = {}
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """All of them, as of now: a fan-out may end during an offer."""
+        """A snapshot of the watches: a fan-out may end during an offer."""
         if self._watches is None:
             self._watches = tuple(self.watching.values())
         return self._watches
 
     def add(self, fanout: Fanout, since: dict[int, int]) -> None:
-        """Let a fan-out watch."""
+        """Start the watch of a fan-out."""
         self.watching[fanout] = Watch(fanout, since)
         self._watches = None
 
     def remove(self, fanout: Fanout) -> Watch | None:
-        """It does not watch any more; None when it did not."""
+        """End the watch of a fan-out; None when it had none."""
         watch = self.watching.pop(fanout, None)
         if watch is not None:
             self._watches = None
         return watch
 
     def begin_anew(self) -> None:
-        """All positions are the beginning, and fan-outs forget theirs.
+        """Reset all positions to the beginning after the topic was recreated, and let fan-outs drop their offsets.
 
-        The partitions are other objects then: what was fetched for those before is not fanned out any more.
+        The partitions become new objects: records that were fetched for the former ones are not fanned out any more.
         """
         for partition, part in self.partitions.items():
             fresh = self.partitions[partition] = Partition(self, 0)
@@ -133,7 +133,7 @@ class Topic:
 
 
 class LiveStatistics(msgspec.Struct, frozen=True):
-    """A snapshot."""
+    """A snapshot of the live reader's counters."""
 
     positions: Annotated[
         dict[str, dict[int, int]], gauge("offset of the next record to hand out", "topic", "partition")

@@ -1,11 +1,12 @@
-"""Records and consumed offsets that become visible in Kafka together, or not at all.
+"""Kafka transactions: records and consumed offsets that become visible together, or not at all.
 
 transaction = transactions.begin(settle)
-transaction.submit(record, token, sender)  # stored at once, seen by nobody; its fate goes to `settle`
-await transaction.commit(retired)        # or abort()
+transaction.submit(record, token, sender)  # stored immediately, but not visible; `settle` receives its result
+await transaction.commit(retired)          # or abort()
 
-The first record takes a producer from the pool (`producer_pool`), a second group at the latest in `commit`. What comes
-while records are on their way is the next batch, as in the publisher, and records find the same partitions as there.
+A transaction acquires a producer from the pool (`producer_pool`) for its first record, or in `commit` when it settles
+records of several groups. Records that come while others are in flight form the next batch, and partitions are chosen,
+both as in the publisher.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from mapping.record import Record
 log = logging.getLogger(__name__)
 
 END_S: Final = 30.0
-"""How long an end may take: a broker may restart in it. Then the producer is cut off, and its successor makes Kafka
-end the transaction."""
+"""How long a commit or abort may take: a broker may restart meanwhile. After that the producer is discarded, and its
+successor makes Kafka end the transaction."""
 
 Settle = Callable[[Sequence[Any], Result], None]
-"""Told the fate of tokens, each once, in order for each partition; never from inside `submit`."""
+"""Receives the result of tokens, each once, in order for each partition; never called from inside `submit`."""
 
 Places = Iterable[tuple[GroupReader, AssignedPartition, int]]
-"""Records of groups that a transaction settles: the reader, the partition, the offset."""
+"""Records of groups that a transaction settles: reader, partition and offset."""
 
 
-class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """A commit did not take place, or nobody can tell."""
+class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error
+    """A commit has failed, or its result is unknown."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +57,7 @@ class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error of a
 
 
 class _Post:
-    """A record, its token, and who sends it."""
+    """A record with its token and sender."""
 
     __slots__ = ("record", "sender", "size", "token")
 
@@ -68,7 +69,7 @@ class _Post:
 
 
 class Transactions:
-    """What all transactions of the process share."""
+    """The state that all transactions of the process share."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Transactions:
         self._max_request_bytes = config.max_request_bytes
 
     def begin(self, settle: Settle) -> KafkaTransaction:
-        """A transaction; Kafka hears of it when there is something in it."""
+        """Return a new transaction; Kafka knows of it from its first record or offset."""
         return KafkaTransaction(self, settle)
 
     def place(self, record: Record, info: TopicInfo, sender: Sender) -> tuple[int, int]:
-        """The partition and the timestamp of a record, as the publisher chooses them.
+        """Return the partition and the timestamp of a record, as the publisher would choose them.
 
         Raises:
-            Refused: no such partition, or the topic does not take it.
+            Refused: there is no such partition, or the topic does not accept the record.
         """
         number = self.publisher.place(info, record, sender)
         if record.key is None and info.needs_key:
@@ -106,12 +107,12 @@ class Transactions:
         return number, timestamp
 
     def largest(self, info: TopicInfo) -> int:
-        """Bytes that a record may have."""
+        """Return the largest size of a record, in bytes."""
         return min(info.max_message_bytes, self._max_request_bytes) - HEADER_BYTES
 
 
 class _Batches:
-    """What is to be stored of one partition: aiokafka's batches in order, with the posts in each."""
+    """The batches for one partition, in order: aiokafka's batches with the posts in each."""
 
     __slots__ = ("batches",)
 
@@ -119,7 +120,7 @@ class _Batches:
         self.batches: list[tuple[Any, list[_Post]]] = []
 
     def append(self, post: _Post, timestamp: int, largest: int, new_batch: Callable[[], Any]) -> None:
-        """Raises Refused when no record can hold it."""
+        """Add a post to the last batch or a new one. Raises Refused when no record can hold it."""
         record = post.record
         for fresh in (not self.batches, True):
             if fresh:
@@ -140,7 +141,7 @@ class _Batches:
 
 
 class KafkaTransaction:
-    """One transaction. Once a record of it has failed it can only be aborted."""
+    """One transaction. After one of its records has failed it can only be aborted."""
 
     __slots__ = (
         "_producer", "_publisher", "_queue", "_settle", "_shared", "_spoiled", "_task", "_unsettled", "failure",
@@ -154,11 +155,11 @@ class KafkaTransaction:
         self._queue: list[_Post] = []
         self._unsettled: dict[_Post, None] = {}
         self._producer: TransactionalProducer | None = None
-        self._spoiled = False  # its sequences may have a gap
+        self._spoiled = False  # the producer must be discarded: its sequence may have a gap, or a result is unknown
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, record: Record, token: Any, sender: Sender) -> None:
-        """Take a record of `sender`; its fate goes to `settle` later."""
+        """Accept a record of `sender`; `settle` receives its result later."""
         post = _Post(record, token, sender)
         self._publisher.reserve(post.size)
         self._unsettled[post] = None
@@ -167,15 +168,15 @@ class KafkaTransaction:
             self._task = self._shared.spawn(self._run())
 
     async def stored(self) -> None:
-        """Wait until the fate of everything submitted is known."""
+        """Wait until the results of all submitted records are known."""
         while self._task is not None:
             await asyncio.wait({self._task})
 
     async def commit(self, places: Places) -> None:
-        """Make the records visible and the groups' offsets theirs, all together; `stored` first.
+        """Make the records and the groups' offsets visible together; wait for `stored` first.
 
         Raises:
-            TransactionFailed: it was aborted, or will be; call `abort` all the same.
+            TransactionFailed: the transaction was aborted, or will be; call `abort` anyway.
         """
         if self.failure is not None:
             raise TransactionFailed(self.failure.reason)
@@ -183,7 +184,7 @@ class KafkaTransaction:
         for reader, part, offset in places:
             settled.setdefault(reader, {}).setdefault(part, set()).add(offset)
         try:
-            if len(settled) > 1:  # ahead of the locks, which others may hold who have a producer
+            if len(settled) > 1:  # before the groups' locks, which other transactions with producers may hold
                 async with asyncio.timeout(END_S):
                     await self._begin()
         except TimeoutError:
@@ -193,19 +194,19 @@ class KafkaTransaction:
         try:
             async with asyncio.timeout(END_S), contextlib.AsyncExitStack() as stack:
                 offsets: list[tuple[GroupReader, dict[TopicPartition, OffsetAndMetadata]]] = []
-                for reader in sorted(settled, key=lambda reader: reader.group):  # all in one order: no deadlock
+                for reader in sorted(settled, key=lambda reader: reader.group):  # one order for all: no deadlock
                     growing = await stack.enter_async_context(reader.commits.committing(settled[reader]))
                     if growing:
                         offsets.append((reader, growing))
                 producer = self._producer
                 for reader, growing in offsets:
-                    if producer is None:  # nothing but one group: its own commit is all or nothing too
+                    if producer is None:  # only one group: its own commit is atomic too
                         await reader.commits.commit_for(growing)
                     else:
                         await producer.add_offsets(reader.group, growing)
                 if producer is None:
                     return
-                self._spoiled = True  # until it has answered
+                self._spoiled = True  # until Kafka has answered
                 await producer.commit()
                 self._spoiled = False
         except TimeoutError:
@@ -218,7 +219,7 @@ class KafkaTransaction:
         self._shared.producer_pool.release(producer)
 
     async def abort(self, rest: Result) -> None:
-        """Make sure that nothing of it becomes visible; what has no fate yet gets `rest`."""
+        """Make sure that nothing becomes visible; records without a result get `rest`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -253,7 +254,7 @@ class KafkaTransaction:
         return producer
 
     async def _run(self) -> None:
-        """Store what is queued, generation by generation."""
+        """Store the queued records, one batch after the other."""
         try:
             producer = await self._begin()
             while self._queue and self.failure is None:
@@ -262,7 +263,7 @@ class KafkaTransaction:
         except errors.KafkaError as error:
             self._spoiled = True
             self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
-        except Exception as error:  # our bug, in one transaction: it fails, and the gateway lives on
+        except Exception as error:  # our bug: only this transaction fails
             failures.tell("transaction", error)
             self._spoiled = True
             self._fail(Result(outcome=Outcome.BROKEN, reason="internal error"))
@@ -299,7 +300,7 @@ class KafkaTransaction:
                 for topic, _ in partitions:
                     self._publisher.recheck(topic)
             for future, _, _ in in_flight:
-                future.cancel()  # aiokafka's own goes on; nobody listens
+                future.cancel()  # aiokafka's own future goes on, without a listener
             raise
         for future, number, together in in_flight:
             error = future.exception()
@@ -316,7 +317,7 @@ class KafkaTransaction:
             self.failure = result
 
     def _end(self, posts: Collection[_Post], result: Result) -> None:
-        """Tell the fate of posts."""
+        """Settle posts with a result."""
         if not posts:
             return
         for post in posts:

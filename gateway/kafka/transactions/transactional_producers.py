@@ -1,8 +1,8 @@
-"""Kafka's transactional producers: a bounded pool, each with an id that outlives the process.
+"""Kafka's transactional producers: a bounded pool, each with a transactional id that outlives the process.
 
-The ids are `trivium-<gateway>-<number>`. Whoever starts a producer with an id ends what an earlier one with it has left
-open, so a gateway that is started again ends its predecessor's transactions (`TransactionalProducerPool.start`): until
-then they would hold back every reader of the partitions that they have written to.
+The ids are `trivium-<gateway>-<number>`. Starting a producer ends the transaction that an earlier one with the same id
+has left open. So a restarted gateway ends its predecessor's transactions (`TransactionalProducerPool.start`), which
+would otherwise hold back every reader of the partitions that they have written to.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from gateway.spawn import Spawn
 log = logging.getLogger(__name__)
 
 MARGIN_S: Final = 15.0
-"""How much longer than ours Kafka's own time-out of a transaction is: ours must end it first."""
+"""How much longer Kafka's own transaction time-out is than ours: ours must end the transaction first."""
 
 REST_S: Final = 0.02
-"""A producer that has just ended a transaction rests, while others are to be had: Kafka writes the markers of the end
-after it has answered, and refuses the next transaction until then (aiokafka asks again 20 ms later)."""
+"""How long a producer rests after a transaction, while others are available: Kafka writes the end markers after its
+answer, and refuses the next transaction until then (aiokafka asks again 20 ms later)."""
 
 RESTART_MOST_S: Final = 10.0
-"""The longest pause between attempts to start one that Kafka does not let us have."""
+"""The longest pause between attempts to start a producer that Kafka refuses."""
 
 IDLE_S: Final = 300.0
-"""After this time without a transaction a producer is closed."""
+"""A producer is closed after this time without a transaction."""
 
 
 LOOK_S: Final = 2.0
-"""When answers stay away for so long, we look whether the partitions are still there: aiokafka asks for ever to add one
-that is gone, and looks by itself only when its metadata have become old."""
+"""After this time without answers the metadata is refreshed, to see whether the partitions still exist: aiokafka would
+retry to add a missing one forever, and refreshes only when its metadata has become old."""
 
 
 class TransactionalProducer(LeasedProducer):
-    """One transactional producer; at most one transaction at a time."""
+    """One transactional producer, with at most one transaction at a time."""
 
     __slots__ = ("_flying", "_group", "_patience", "number")
 
@@ -60,10 +60,10 @@ class TransactionalProducer(LeasedProducer):
         producer.client.cluster.add_listener(self._looked)
 
     async def stored(self, answers: Collection[asyncio.Future[Any]], places: Collection[tuple[str, int]]) -> None:
-        """Wait for the answers for what was handed over to these topics and partitions.
+        """Wait for the answers for batches that were handed over to these topics and partitions.
 
         Raises:
-            UnknownTopicOrPartitionError: one of them is no more; aiokafka would try for ever.
+            UnknownTopicOrPartitionError: one of them no longer exists; aiokafka would retry forever.
         """
         self._flying = places
         try:
@@ -76,19 +76,19 @@ class TransactionalProducer(LeasedProducer):
             self._flying, self._patience = (), None
 
     def _looked(self, cluster: Any) -> None:
-        """There are new metadata."""
+        """Stop waiting if new metadata lacks a partition that an answer is awaited for."""
         if self._patience is not None and any(
             number not in (cluster.partitions_for_topic(topic) or ()) for topic, number in self._flying
         ):
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def begin(self) -> None:
-        """Begin a transaction; Kafka hears of it with the first record or offset. Raises KafkaError."""
+        """Start a transaction; Kafka knows of it from the first record or offset. Raises KafkaError."""
         self._check()
         await self._producer.begin_transaction()
 
     def new_batch(self) -> Any:
-        """An empty `aiokafka` batch for `hand_over`."""
+        """Return an empty `aiokafka` batch for `hand_over`."""
         return self._producer.create_batch()
 
     async def add_offsets(self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -101,7 +101,7 @@ class TransactionalProducer(LeasedProducer):
         await producer.send_offsets_to_transaction(dict(offsets), group)
 
     async def commit(self) -> None:
-        """Make it all visible. Raises KafkaError: whether it is visible is not known then."""
+        """Make everything visible. Raises KafkaError: then the result is unknown."""
         self._check()
         await self._producer.commit_transaction()
 
@@ -111,13 +111,13 @@ class TransactionalProducer(LeasedProducer):
         await self._producer.abort_transaction()
 
     def _check(self) -> None:
-        """What its background task may have changed meanwhile, aiokafka only asserts."""
+        """Raise what aiokafka would only assert, if its background task has failed."""
         if has_failed(self._producer):
             raise errors.ProducerFenced("the transactional producer has failed")
 
 
 class TransactionalProducerPool:
-    """All transactional producers of the process; none is started before it is needed."""
+    """All transactional producers of the process; each is started when it is first needed."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class TransactionalProducerPool:
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
-        """At most `limit` producers, for transactions that take `timeout_s`.
+        """Manage at most `limit` producers, for transactions of at most `timeout_s`.
 
-        `name` is this gateway's, the same after a restart; the file `marks` tells its next process how many ids were
-        in use (None: that has another name, and Kafka's time-out ends what this one leaves open). `clock` gives
-        monotonic seconds.
+        `name` is this gateway's, the same after a restart. The file `marks` keeps the number of ids in use for the next
+        process. None means that the next process has another name: Kafka's time-out ends the transactions that this one
+        leaves open. `clock` returns monotonic seconds.
         """
         self._config = config
         self._name = name
@@ -142,8 +142,8 @@ class TransactionalProducerPool:
         self._marks = marks
         self._spawn = spawn
         self._clock = clock
-        self._free = list(range(limit))  # numbers, a heap
-        self._idle: deque[tuple[float, TransactionalProducer]] = deque()  # the longest idle first
+        self._free = list(range(limit))  # unused numbers, a heap
+        self._idle: deque[tuple[float, TransactionalProducer]] = deque()  # the one idle for longest is first
         self._busy: set[TransactionalProducer] = set()
         self._closing: set[TransactionalProducer] = set()
         self._waiting: deque[asyncio.Future[TransactionalProducer]] = deque()
@@ -152,10 +152,10 @@ class TransactionalProducerPool:
         self._marked = 0
         self._starting = 0
         self._stopped = False
-        self.started = 0  # how often one was started
+        self.started = 0  # producers started so far
 
     def start(self) -> None:
-        """End, in the background, what an earlier process of this gateway has left open."""
+        """End, in the background, the transactions that an earlier process of this gateway has left open."""
         marked = self._read_marks()
         self._marked = marked
         for number in range(min(marked, len(self._free))):
@@ -163,9 +163,9 @@ class TransactionalProducerPool:
             self._run(self._start(number))
 
     async def acquire(self) -> TransactionalProducer:
-        """A producer for one transaction; `release` or `discard` it.
+        """Return a producer for one transaction; `release` or `discard` it afterwards.
 
-        Waits while all are in use, first come first served, and while Kafka does not answer: give it a time limit.
+        Waits while all are in use, first come first served, and while Kafka does not answer: set a time limit.
         """
         found = self._find()
         if found is None:
@@ -183,23 +183,23 @@ class TransactionalProducerPool:
         return found
 
     def release(self, producer: TransactionalProducer) -> None:
-        """Its transaction has ended, and it may have another."""
+        """Return a producer whose transaction has ended to the pool."""
         self._busy.discard(producer)
         self._put(producer)
 
     def discard(self, producer: TransactionalProducer) -> None:
-        """It is of no use any more: another with its id ends whatever it has left open."""
+        """Replace a failed producer: its successor, with the same id, ends the transaction it may have left open."""
         self._busy.discard(producer)
         self._closing.add(producer)
         self._run(self._close(producer) if self._stopped else self._renew(producer))
 
     @property
     def producers(self) -> int:
-        """How many there are now."""
+        """How many producers there are now."""
         return len(self._idle) + len(self._busy)
 
     async def stop(self) -> None:
-        """Close all of them; end the transactions first."""
+        """Close all producers; their transactions must have ended."""
         self._stopped = True
         if self._reaper is not None:
             self._reaper.cancel()
@@ -210,21 +210,21 @@ class TransactionalProducerPool:
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self._marks is not None and not self._busy:
-            self._marks.unlink(missing_ok=True)  # nothing was left open
+            self._marks.unlink(missing_ok=True)  # no transaction was left open
         every = {*self._busy, *self._closing, *(producer for _, producer in self._idle)}
         self._idle.clear()
         self._busy.clear()
         await asyncio.gather(*(producer.force_close(self._spawn) for producer in every))
 
     def _find(self) -> TransactionalProducer | None:
-        """The longest idle; where that has not rested, or there is none, another is started besides."""
+        """Return the longest idle producer, if any; start another one unless that has rested."""
         rested = self._idle and self._clock() - self._idle[0][0] >= REST_S
         if not rested and self._free and self._starting <= len(self._waiting) and not self._stopped:
             self._run(self._start(heapq.heappop(self._free)))
-        return self._idle.popleft()[1] if self._idle else None  # who waits has got what was idle
+        return self._idle.popleft()[1] if self._idle else None  # `_put` serves waiting calls first
 
     def _put(self, producer: TransactionalProducer) -> None:
-        """To whoever waits, or to the end of the idle."""
+        """Give a producer to the first waiting call, or append it to the idle ones."""
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -235,7 +235,7 @@ class TransactionalProducerPool:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
     def _reap(self) -> None:
-        """Close those that nobody has needed for long."""
+        """Close producers that were idle for long."""
         self._reaper = None
         while self._idle and self._clock() - self._idle[0][0] >= IDLE_S:
             _, producer = self._idle.popleft()
@@ -253,7 +253,7 @@ class TransactionalProducerPool:
         await self._start(producer.number)
 
     async def _close(self, producer: TransactionalProducer) -> None:
-        """Close one that is in `_closing`; `stop` closes it again when this was cancelled."""
+        """Close a producer that is in `_closing`; `stop` closes it again if this is cancelled."""
         try:
             await producer.force_close(self._spawn)
         except Exception as error:  # its successor fences it
@@ -261,7 +261,7 @@ class TransactionalProducerPool:
         self._closing.discard(producer)
 
     async def _start(self, number: int) -> None:
-        """Start a producer, however long it takes; Kafka ends what was open under its id."""
+        """Start a producer, retrying until it succeeds; Kafka ends the transaction left open under its id."""
         self._mark(number + 1)
         self._starting += 1
         try:
@@ -297,7 +297,7 @@ class TransactionalProducerPool:
             return 0
 
     def _mark(self, used: int) -> None:
-        """Tell the next process how many ids have been in use."""
+        """Save how many ids have been in use, for the next process."""
         if self._marks is None or used <= self._marked:
             return
         self._marked = used
