@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from gateway.audit.trail import Where, audit
@@ -34,6 +36,15 @@ from gateway.security.turns import Busy
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0
 CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """A filter of aiohttp's log: bytes that are not HTTP are answered with 400, and are no error of the gateway."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+server_log: Final = logging.getLogger(f"{__name__}.server")
+server_log.addFilter(_is_our_fault)
 
 Ready = Callable[[], tuple[bool, dict[str, Any]]]
 """Whether every listener accepts and Kafka answers, and what to say about it."""
@@ -144,7 +155,9 @@ class Management:
         app.router.add_get("/console/events", self._guard(self._console.events))
         for path in FILES:
             app.router.add_get(path, self._guard(self._console.file))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
+        runner = web.AppRunner(
+            app, access_log=None, logger=server_log, shutdown_timeout=SHUTDOWN_S, handle_signals=False
+        )
         await runner.setup()
         self._runner = runner
         try:

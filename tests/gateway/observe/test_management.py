@@ -184,6 +184,24 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
     assert '"connections":[]' in body
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET /ready HTTP/1.1\r\n\r\n", b"GET /ready HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"\x16\x03\x01\r\n\r\n"],
+)
+async def test_bytes_that_are_not_http_are_answered_and_not_logged(
+    start: Start, caplog: pytest.LogCaptureFixture, request_bytes: bytes
+) -> None:
+    management = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", management.port)
+    writer.write(b"GET /healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+    await reader.readuntil(b'"healthy":true}')
+    writer.write(request_bytes)
+    assert (await reader.readuntil(b"\r\n")).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    writer.close()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_tls(http: aiohttp.ClientSession, start: Start) -> None:
     authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
