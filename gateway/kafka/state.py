@@ -75,8 +75,10 @@ class TopicStatistics(msgspec.Struct, frozen=True):
     """The counters of one table."""
 
     records_total: Annotated[int, counter("records read and applied")]
-    failed_total: Annotated[int, counter("records whose use failed, which is a fault of the gateway; it is in the log")]
-    restarted_total: Annotated[int, counter("how often a partition was read from its beginning once more")]
+    failed_total: Annotated[
+        int, counter("records that could not be applied, because of a bug in the gateway; see the log")
+    ]
+    restarted_total: Annotated[int, counter("how often a partition was re-read from its beginning")]
     written_total: Annotated[int, counter("records given to the publisher")]
     lag: Annotated[int, gauge("records stored and not applied yet, as of the last fetch")]
 
@@ -225,7 +227,7 @@ class StateTopics:
     ) -> StateTopic:
         """Declare a table in the topic `name`; call it before `start`."""
         if self._task is not None:
-            raise RuntimeError("open it before the start")
+            raise RuntimeError("open tables before the start")
         configs = table_configs(self._largest_bytes, retention_ms)
         self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
         forgets = retention_ms is not None
@@ -320,7 +322,7 @@ class StateTopics:
                 await asyncio.sleep(RETRY_S)
                 continue
             if info.cleanup is None:
-                log.warning("topic %s: whether it is compacted cannot be seen, since describing it is denied", name)
+                log.warning("topic %s: cannot check that it is compacted, since describing it is denied", name)
             elif info.cleanup != "compact" and not (table.forgets and "compact" in info.cleanup):
                 raise ConfigError(
                     f"Kafka topic {name} has cleanup.policy={info.cleanup}: the gateway's state in it would be "
@@ -434,7 +436,7 @@ class StateTopics:
         for partition in again:
             table = self._tables[partition.topic]
             log.warning(
-                "%s-%d was made anew, or cut below offset %d; reading it from its beginning",
+                "%s-%d was recreated, or truncated below offset %d; re-reading it from its beginning",
                 partition.topic, partition.partition, self._positions.pop(partition, 0),
             )  # fmt: skip
             self._goals.pop(partition, None)

@@ -78,7 +78,7 @@ class Commits:
                     await commit_offsets(consumer, {assigned.partition: offset for assigned, offset in offsets.items()})
             except OffsetMetadataTooLargeError as error:
                 log.warning(
-                    "group %s: %r; what is settled behind a gap comes again after a restart", self._group, error
+                    "group %s: %r; records settled behind a gap will be redelivered after a restart", self._group, error
                 )
                 self._ledgers = False
                 dispatch.progress.set()
@@ -141,7 +141,7 @@ class Commits:
         """
         consumer = self._consumer()
         if consumer is None:
-            raise KafkaError("the group was left meanwhile")
+            raise KafkaError("this member has left the group")
         await commit_offsets(consumer, offsets)
         self.count += 1
 

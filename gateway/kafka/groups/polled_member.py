@@ -348,7 +348,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     def _leave_remade(self) -> None:
         """Read recreated topics from their beginning, whatever the reset policy is."""
         for topic in self._remade.look():
-            log.warning("a topic was made anew, and is read from its beginning", topic=topic)
+            log.warning("topic was recreated; reading it from its beginning", topic=topic)
             self.progress.begin_anew(topic)
             self.seek({partition: 0 for partition in self._consumer.assignment() if partition.topic == topic})
 
@@ -381,7 +381,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
             raise NotAssignedError(offsets) from error
         except KafkaError as error:
             if self.is_manual and isinstance(error, UnknownMemberIdError):
-                reason = "The group has members that share its partitions; only they commit"
+                reason = "The group has active members; only they may commit"
                 raise Refused(Outcome.UNFIT, reason) from error
             raise not_read(error) from error
         self.progress.commit(offsets)

@@ -66,7 +66,7 @@ partition stay below, and so does a queue with 50 million records behind its fir
 
 RETRY_S: Final = 0.5
 
-REPLACED: Final = "the group was left meanwhile"
+REPLACED: Final = "this member has left the group"
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -355,7 +355,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _begin_anew(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """Start a partition again whose topic was recreated: its id differs, or its log ends below our position."""
-        log.warning("group %s: %s was made anew, going on from %d", self.group, assigned.partition, offset)
+        log.warning("group %s: %s was recreated, continuing at offset %d", self.group, assigned.partition, offset)
         self._starts.forget((assigned.partition,))
         return self._fresh(assigned, offset)
 
@@ -377,7 +377,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _stall(self, assigned: AssignedPartition) -> None:
         log.warning(
-            "group %s: %s is not read on: too much lies behind a record that is not settled (unselected: %d)",
+            "group %s: reading %s is paused: too many records lie behind an unsettled one (unselected: %d)",
             self.group, assigned.partition, len(assigned.unselected),
         )  # fmt: skip
         assigned.stalled = True
@@ -446,7 +446,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 begun = await self._begin(consumer, partitions)
         except Exception as error:  # aiokafka is the caller, and would leave the partitions paused forever
             if isinstance(error, KafkaError | TimeoutError):
-                log.warning("group %s: no committed offsets: %r", self.group, error)
+                log.warning("group %s: cannot fetch the committed offsets: %r", self.group, error)
             else:
                 failures.tell("group", error, self.group)
             await asyncio.sleep(RETRY_S)

@@ -34,9 +34,9 @@ def not_read(error: errors.KafkaError) -> Refused:
     """Return the refusal for a client's own member that cannot read or commit."""
     name = type(error).__name__
     if isinstance(error, _DENIALS):
-        return Refused(Outcome.DENIED, f"Kafka does not allow it ({name})")
+        return Refused(Outcome.DENIED, f"Kafka denies access ({name})")
     if isinstance(error, errors.OffsetOutOfRangeError | errors.NoOffsetForPartitionError):
         return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
     if isinstance(error, errors.CommitFailedError):
-        return Refused(Outcome.BUSY, "The group has shared its partitions out anew; poll again")
+        return Refused(Outcome.BUSY, "The group has rebalanced; poll again")
     return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

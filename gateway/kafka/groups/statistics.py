@@ -20,20 +20,20 @@ class GroupStatistics(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
     subscribers: Annotated[int, gauge("receivers here that share the group")]
     positions: Annotated[dict[str, dict[int, int]], gauge("offset of the next record to read", "topic", "partition")]
-    committed: Annotated[dict[str, dict[int, int]], gauge("the offset committed", "topic", "partition")]
+    committed: Annotated[dict[str, dict[int, int]], gauge("committed offset", "topic", "partition")]
     lag: Annotated[dict[str, int], gauge("records stored and not read yet, as of the last fetch", "topic")]
     unsettled: Annotated[int, gauge("records read and not settled")]
-    waiting: Annotated[int, gauge("records that wait for their next attempt")]
+    waiting: Annotated[int, gauge("records waiting for their next attempt")]
     commits: Annotated[int, counter("commit requests answered")]
     redelivered: Annotated[int, counter("records offered again")]
     late: Annotated[int, counter("settlements of records that had gone to another receiver")]
     rebalances: Annotated[int, counter("assignments received")]
     unwanted: Annotated[int, counter("records settled because no receiver here wants them")] = 0
     unselected: Annotated[int, gauge("records of queues that no receiver here selects, kept in the log")] = 0
-    behind: Annotated[int, gauge("receivers, by partition, that are being brought what was not selected before")] = 0
+    behind: Annotated[int, gauge("receivers, by partition, that catch up on records not selected before")] = 0
     expired: Annotated[int, counter("records kept for later receivers that retention has deleted")] = 0
-    stalled: Annotated[int, gauge("partitions not read on: too much lies behind a record that is not settled")] = 0
-    leaderless: Annotated[int, gauge("partitions here that nobody leads now")] = 0
+    stalled: Annotated[int, gauge("partitions paused: too many records lie behind an unsettled one")] = 0
+    leaderless: Annotated[int, gauge("partitions here without a leader")] = 0
 
 
 class GroupsStatistics(msgspec.Struct, frozen=True):

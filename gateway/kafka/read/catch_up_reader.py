@@ -434,7 +434,7 @@ class _Worker:
             if lost and reading.gap is not None:
                 reading.gap(lost)
             log.warning(
-                "catch-up reader: %s-%d has no offset %d; %d records are lost, going on from %d",
+                "catch-up reader: %s-%d has no offset %d; %d records are lost, continuing at %d",
                 partition.topic, partition.partition, reading.position, lost, first,
             )  # fmt: skip
             reading.position = first

@@ -221,7 +221,7 @@ class LiveConsumer:
             lost = max(0, first - part.position)
             self.gaps += lost
             log.warning(
-                "live reader: %s-%d has no offset %d; %d records are lost, going on from %d",
+                "live reader: %s-%d has no offset %d; %d records are lost, continuing at %d",
                 partition.topic, partition.partition, part.position, lost, first,
             )  # fmt: skip
             part.position = part.fetched = first

@@ -418,7 +418,7 @@ class LiveReader:
 
     def _begin_anew(self, topic: Topic) -> None:
         """Read a recreated topic from its beginning: all of its records are newer than the watches."""
-        log.warning("live reader: %s was made anew, and is read from its beginning", topic.name)
+        log.warning("live reader: %s was recreated; reading it from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
         for place in topic.leaderless:

@@ -48,7 +48,7 @@ async def scan_log(
                 async with open_consumer(consumer, spawn):
                     await scan.read(consumer)
         except (KafkaError, Refused) as error:
-            log.warning("a part of the log cannot be read: %r", error)
+            log.warning("log scan failed, retrying: %r", error)
             await asyncio.sleep(RETRY_S)
         else:
             return
@@ -80,7 +80,7 @@ class _Scan:
             if await self._advance(consumer):
                 moved = loop.time()
             elif loop.time() - moved > STALLED_S:
-                raise KafkaError("nothing comes")
+                raise KafkaError("no records arrive")
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
         """Adjust the positions and the ends to the current log, and seek."""

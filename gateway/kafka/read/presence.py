@@ -136,7 +136,7 @@ class Presence:
                     continue
                 missing = True
                 if part.missing_since is None:
-                    log.warning("live reader: %s-%d is gone", place.topic, place.partition)
+                    log.warning("live reader: %s-%d has disappeared", place.topic, place.partition)
                     part.missing_since = now
                     self._read.pop(place, None)
                     self._changed()

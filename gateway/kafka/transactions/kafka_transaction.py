@@ -137,7 +137,7 @@ class _Batches:
                 if written.size <= largest:
                     return
                 break
-        raise Refused(Outcome.TOO_LARGE, f"topic {record.topic} takes {largest} bytes")
+        raise Refused(Outcome.TOO_LARGE, f"topic {record.topic} accepts at most {largest} bytes")
 
 
 class KafkaTransaction:
@@ -211,7 +211,7 @@ class KafkaTransaction:
                 self._spoiled = False
         except TimeoutError:
             self._spoiled = True
-            raise TransactionFailed("Kafka did not answer in time: whether it is committed is not known") from None
+            raise TransactionFailed("Kafka did not answer in time: the result of the commit is not known") from None
         except errors.KafkaError as error:
             self._spoiled = True
             raise TransactionFailed(name_of(error)) from error
@@ -233,7 +233,7 @@ class KafkaTransaction:
                 async with asyncio.timeout(END_S):
                     await producer.abort()
             except (errors.KafkaError, TimeoutError) as error:
-                log.info("a transaction is left to the next producer to abort: %r", error)
+                log.info("leaving a transaction to the next producer to abort: %r", error)
                 self._spoiled = True
         if self._spoiled:
             self._shared.producer_pool.discard(producer)
