@@ -1,9 +1,9 @@
 /*
- * From an AMQP message to a record, in C: `mapping.amqp.incoming.to_record` for what real clients send.
+ * Mapping an AMQP message to a record, in C: `mapping.amqp.incoming.to_record` for messages of common clients.
  *
- * The Python code is the reference. Whatever is not handled here, and whatever is refused, is left to it: one call of
+ * The Python code is the reference. Every message that is not handled here, or that is refused, is left to it:
  * `Mapper.record` gives the same record or the same error for every input (tests, and `loadtest.bench.amqp_mutated`).
- * Nothing is read that was not first measured against the end of what it is in.
+ * Every read is checked against the end of the enclosing value first.
  *
  * Handled are messages of these sections, each with its descriptor as a ulong of one or eight bytes:
  *   header, message annotations, properties, application properties   all optional, in short and long form
@@ -14,13 +14,13 @@
 
 #include <structmember.h>
 
-#define NOW_LIMIT (INT64_C(1) << 60) /* epoch milliseconds, so that no sum with a ttl overflows */
+#define NOW_LIMIT (INT64_C(1) << 60) /* epoch milliseconds; below it, adding a ttl cannot overflow */
 
 struct Constants py;
 
 /* Messages */
 
-/* All of a message but the tuple of its headers. */
+/* Map a message, except for the tuple of its headers. */
 static Verdict
 take_message(Message *message)
 {
@@ -72,7 +72,7 @@ take_message(Message *message)
     return verdict;
 }
 
-/* The headers of the destination and those of the message; the message's are taken over. */
+/* Build the tuple of the destination's and the message's headers; it steals the references to the message's. */
 static PyObject *
 all_headers(Message *message)
 {
@@ -130,7 +130,7 @@ map_message(Mapper *self, PyObject *const *arguments, Py_ssize_t count)
     if (now == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    Message message; /* its headers are not cleared: `count` says how many there are */
+    Message message; /* `headers` is not initialized: `count` is the number of valid entries */
     message.to = self;
     message.data = arguments[0];
     message.now = now;
@@ -175,7 +175,7 @@ text_of(PyObject *from, const char *name)
     return encoded;
 }
 
-/* Read the destination. -1, with an exception, when it is none. */
+/* Read the destination's fields; -1 with an exception when one is missing or has the wrong type. */
 static int
 fill(Mapper *self, PyObject *destination)
 {
@@ -251,7 +251,7 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* What it refers to are strings, bytes and numbers: no cycle can go through it, so the collector need not know it. */
+/* It refers only to strings, bytes and numbers, so it cannot be part of a cycle and needs no garbage collection. */
 static PyType_Slot mapper_slots[] = {
     {Py_tp_doc, (void *)PyDoc_STR("Maps the messages of one destination; see incoming.py.")},
     {Py_tp_new, mapper_new},

@@ -1,4 +1,4 @@
-/* What the parts of `mapping.amqp._native` have in common; `_native.c` says what it does. */
+/* Shared declarations of `mapping.amqp._native`; `_native.c` describes the module. */
 #ifndef TRIVIUM_MAPPING_AMQP_NATIVE_H
 #define TRIVIUM_MAPPING_AMQP_NATIVE_H
 
@@ -6,66 +6,66 @@
 
 #include <stdint.h>
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for the reference; done */
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to the reference; done */
 
 #define PROPERTIES_LIMIT 13    /* part 3.2.4 */
-#define APPLICATION_LIMIT 256  /* entries of application properties; more are left */
+#define APPLICATION_LIMIT 256  /* entries of application properties; a message with more is left to the reference */
 #define HEADERS_LIMIT (PROPERTIES_LIMIT + APPLICATION_LIMIT + 8)
 
 enum { HEADER = 0x70, ANNOTATIONS = 0x72, PROPERTIES = 0x73, APPLICATION = 0x74, DATA = 0x75, SEQUENCE = 0x76, VALUE = 0x77 };
 
-/* Properties by their places (part 3.2.4); those that are not named are strings. */
+/* Properties by their index (part 3.2.4); the others are strings. */
 enum {
     MESSAGE_ID = 0, USER_ID = 1, TO = 2, CORRELATION_ID = 5, CONTENT_TYPE = 6, EXPIRY = 8, CREATION = 9, GROUP_ID = 10,
     GROUP_SEQUENCE = 11,
 };
 
-/* What is taken from the Python modules once, so that every name is written down in one place. */
+/* Objects that are imported once from the Python modules, so that every name is defined in one place. */
 struct Constants {
-    PyObject *durable, *priority, *types, *body, *sections; /* names of headers */
-    PyObject *properties[PROPERTIES_LIMIT];                 /* likewise, in the order of part 3.2.4 */
-    PyObject *one, *text_form, *binary_form, *null_form;    /* values of headers */
-    PyObject *json;        /* likewise: the content type of JSON */
-    PyObject *header_name; /* the header's name for an application property's */
-    PyObject *to_value;    /* the record's value for a body that is taken apart in Python */
-    PyObject *to_record;   /* the reference */
-    PyObject *record;      /* the type */
+    PyObject *durable, *priority, *types, *body, *sections; /* header names */
+    PyObject *properties[PROPERTIES_LIMIT];                 /* header names, in the order of part 3.2.4 */
+    PyObject *one, *text_form, *binary_form, *null_form;    /* header values */
+    PyObject *json;        /* a header value: the content type of JSON */
+    PyObject *header_name; /* function: the header name for an application property's name */
+    PyObject *to_value;    /* function: converts a body that is not converted in C */
+    PyObject *to_record;   /* function: the reference */
+    PyObject *record;      /* the type Record */
     int64_t window;        /* CREATION_WINDOW_MS */
 };
 extern struct Constants py;
 
-/* Messages to one destination. */
+/* Maps the messages of one destination. */
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t left;                                     /* messages that were mapped by the reference */
+    Py_ssize_t left;                                     /* messages mapped by the reference */
     PyObject *destination;
-    PyObject *topic, *key, *partition, *headers;         /* of its records */
+    PyObject *topic, *key, *partition, *headers;         /* shared by its records */
     PyObject *address, *user;                            /* bytes */
-    int64_t before, after;                               /* how far from now the topic lets a timestamp be, in ms */
-    int64_t partitions, partition_number;                /* -1: the address names none */
+    int64_t before, after;                               /* limits of a timestamp, in ms before and after now */
+    int64_t partitions, partition_number;                /* partition_number is -1 when the address names none */
 } Mapper;
 
-/* One message on its way; what it owns is in `headers`, `key` and `value`. */
+/* One message while it is mapped; it owns references in `headers`, `key` and `value`. */
 typedef struct {
     const Mapper *to;
     PyObject *data;
     int64_t now;
     PyObject *key, *value;
-    int64_t partition;            /* -1: none */
-    int64_t expiry, timestamp;    /* where `expires` and `stamped` say so */
+    int64_t partition;            /* -1 means none */
+    int64_t expiry, timestamp;    /* valid if `expires` or `stamped` is set */
     int own_key, expires, stamped;
     int exact;                    /* whether the sections header is needed */
-    int exact_body;               /* whether it is to have the body, too */
+    int exact_body;               /* whether it includes the body */
     Py_ssize_t count;
     PyObject *headers[HEADERS_LIMIT];
 } Message;
 
 typedef struct {
     int code;
-    const uint8_t *start, *value, *end; /* of the section; of its value's constructor; behind it */
+    const uint8_t *start, *value, *end; /* start of the section; constructor of its value; end of the section */
 } Section;
 
-/* A simple value: its constructor, and its content without a length. */
+/* A simple value: its constructor, and its content without the length. */
 typedef struct {
     uint8_t code;
     const uint8_t *at;
@@ -136,7 +136,7 @@ Verdict take_application_properties(Message *message, const Section *section);
 
 Verdict take_body(Message *message, const Section *section, const uint8_t *end);
 
-/* The way out: `_native_outgoing.c` */
+/* Records to messages: `_native_outgoing.c` */
 
 PyObject *from_records(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 int look_up_outgoing(PyObject *module);

@@ -1,10 +1,10 @@
-/* The body: the record's value, and the header that says how the body had it. */
+/* Mapping the body to the record's value and the header `amqp.body`. */
 #include "mapping/amqp/_native.h"
 
-#define DATA_LIMIT 32                  /* Data sections of a message; more are left */
-#define NOTE_BYTES (2 * 15 + 1 + 20 + 1) /* a descriptor of ten bytes, a constructor and four of length; a size; a comma */
+#define DATA_LIMIT 32                  /* Data sections; a message with more is left to the reference */
+#define NOTE_BYTES (2 * 15 + 1 + 20 + 1) /* hex of descriptor (10), constructor and length (4); slash; size; comma */
 
-/* The bytes before the content, in hex: where they are not the shortest form. */
+/* Write the bytes before the content in hex; called when they are not the shortest encoding. */
 static char *
 write_prefix(char *out, const Section *section, const uint8_t *content)
 {
@@ -13,7 +13,7 @@ write_prefix(char *out, const Section *section, const uint8_t *content)
     return out;
 }
 
-/* The value of the header `amqp.body` for an amqp-value that is not in the shortest form. */
+/* Return the value of the header `amqp.body` for an amqp-value that is not in the shortest encoding. */
 static PyObject *
 form_of(const char *kind, const Section *section, const uint8_t *content)
 {
@@ -24,7 +24,7 @@ form_of(const char *kind, const Section *section, const uint8_t *content)
     return PyBytes_FromStringAndSize(text, out - text);
 }
 
-/* Where the content of a binary or a string begins, and whether all before it is in the shortest form. */
+/* Return the start of a binary's or string's content, and whether the bytes before it are the shortest encoding. */
 static const uint8_t *
 content_of(const Section *section, int *shortest)
 {
@@ -34,7 +34,7 @@ content_of(const Section *section, int *shortest)
     return content;
 }
 
-/* The header `content-type` for JSON of our making, if there is none. */
+/* Add the header `content-type` for JSON made from AMQP values, unless the message has one. */
 static Verdict
 put_json_type(Message *message)
 {
@@ -47,7 +47,7 @@ put_json_type(Message *message)
     return put(message, name, Py_NewRef(py.json));
 }
 
-/* A map, a list or a sequence: what becomes of it is said in Python, `mapping.amqp.body`. */
+/* Map a map, a list or a sequence with the Python code, `mapping.amqp.body`. */
 static Verdict
 take_compound(Message *message, const Section *section)
 {
@@ -55,7 +55,7 @@ take_compound(Message *message, const Section *section)
     PyObject *body = PyObject_CallFunction(py.to_value, "O[(innn)]", message->data, section->code,
                                            (Py_ssize_t)(section->start - data), (Py_ssize_t)(section->value - data),
                                            (Py_ssize_t)(section->end - data));
-    if (!body) { /* the reference says what is wrong with it */
+    if (!body) { /* the reference raises the error again */
         PyErr_Clear();
         return LEFT;
     }
@@ -80,7 +80,7 @@ take_compound(Message *message, const Section *section)
     return verdict;
 }
 
-/* Data sections up to the message's end, from the first one on: the value is what all of them hold. */
+/* Map the Data sections from the first one to the message's end: the value is their concatenated content. */
 static Verdict
 take_data(Message *message, const Section *first, const uint8_t *end)
 {
@@ -118,13 +118,13 @@ take_data(Message *message, const Section *first, const uint8_t *end)
         memcpy(at, contents[index], part);
         at += part;
     }
-    if (count == 1 && shortest) { /* as everybody writes it */
+    if (count == 1 && shortest) { /* the usual form needs no header */
         return TAKEN;
     }
     return put(message, py.body, PyBytes_FromStringAndSize(notes, out - notes - 1)); /* without the last comma */
 }
 
-/* The record's value, and the header that says how the body had it; the body is all up to the message's end. */
+/* Map the body, which starts at `section` and ends with the message. */
 Verdict
 take_body(Message *message, const Section *section, const uint8_t *end)
 {

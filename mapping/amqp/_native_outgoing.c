@@ -1,28 +1,28 @@
 /*
- * From records to AMQP messages: `mapping.amqp.outgoing.from_records`, the reference, to which all is left that is not
- * usual. Usual is a record that was no AMQP message with sections of its own: few headers, none of which says more than
- * a property does, and a value; and nobody has failed with it.
+ * Mapping records to AMQP messages, in C: `mapping.amqp.outgoing.from_records`. The Python code is the reference, and
+ * unusual records are left to it. A usual record has a value, no failed delivery, and only headers that become
+ * properties or application properties (none of `_SPECIAL` there).
  */
 #include "mapping/amqp/_native.h"
 
-#define FEW 4                  /* headers that are looked up together */
-#define REMEMBERED 4096        /* of such headers, and of partitions; a power of two */
-#define REMEMBERED_BYTES 100   /* of each of these headers */
+#define FEW 4                  /* a record with more headers is left to the reference */
+#define REMEMBERED 4096        /* cached tuples of headers, and cached partitions; a power of two */
+#define REMEMBERED_BYTES 100   /* the size of a cached header */
 #define COORDINATES 7          /* annotations of a usual message */
 
-/* What is taken from the Python modules once. */
+/* Objects that are imported once from the Python modules. */
 static struct {
-    PyObject *received;                                                  /* the type */
+    PyObject *received;                                                  /* the type Received */
     PyObject *topic, *key, *value, *headers, *timestamp, *partition, *offset; /* its fields' names */
-    PyObject *from_record;    /* the reference for one */
-    PyObject *partition_head; /* the annotations up to the offset */
-    PyObject *few_headers;    /* the bare message of some headers */
-    PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* bytes between */
+    PyObject *from_record;    /* the reference for one record */
+    PyObject *partition_head; /* function: the annotations before the offset */
+    PyObject *few_headers;    /* function: the bare message's sections for some headers */
+    PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* constant bytes */
 } out;
 
-static PyObject *known_headers; /* headers -> the bare message's sections: who sends many records gives them few */
+static PyObject *known_headers; /* cache: headers -> the bare message's sections; many records share their headers */
 
-/* What stands before the offset, by topic and partition. */
+/* Cache: the annotations before the offset, by topic and partition. */
 static struct {
     PyObject *topic, *head;
     int64_t partition;
@@ -43,7 +43,7 @@ read_number(PyObject *record, PyObject *name, int64_t *found)
     return *found == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* LEFT for what is no record of Kafka's: the reference says what becomes of it. */
+/* Read a record's fields; LEFT when it is no `Received` or a field has an unusual type or value. */
 static Verdict
 read_fields(PyObject *record, Fields *found)
 {
@@ -76,7 +76,7 @@ drop_fields(Fields *fields)
     Py_XDECREF(fields->headers);
 }
 
-/* What stands before the offset, a new reference; NULL with an exception. */
+/* Return the encoded annotations before the offset, a new reference; NULL with an exception. */
 static PyObject *
 head_of(const Fields *fields)
 {
@@ -124,7 +124,7 @@ are_headers(PyObject *headers)
     return 1;
 }
 
-/* The bare message's sections, a new reference. NULL without an error: the headers say more than that. */
+/* Return the bare message's sections, a new reference; NULL without an error when the headers are not usual. */
 static PyObject *
 bare_of(PyObject *headers)
 {
@@ -173,7 +173,7 @@ write_u64(char *at, uint64_t value)
     return write_u32(write_u32(at, (uint32_t)(value >> 32)), (uint32_t)value);
 }
 
-/* A binary, or a string of the same form, with its constructor; of a null key, null. */
+/* Write a binary (`code` 0xA0) or a string (0xA1) with its constructor. */
 static char *
 write_sized(char *at, uint8_t code, PyObject *bytes)
 {
@@ -195,7 +195,7 @@ sized(PyObject *bytes)
     return PyBytes_GET_SIZE(bytes) + (PyBytes_GET_SIZE(bytes) < 256 ? 2 : 5);
 }
 
-/* The message of a usual record. */
+/* Build the message of a usual record. */
 static PyObject *
 write_message(const Fields *fields, PyObject *head, PyObject *bare)
 {
@@ -237,7 +237,7 @@ write_message(const Fields *fields, PyObject *head, PyObject *bare)
     return message;
 }
 
-/* The message of one record. NULL without an error: for the reference. */
+/* Map one record if it is usual; NULL without an error when it is left to the reference. */
 static PyObject *
 usual_message(PyObject *record)
 {

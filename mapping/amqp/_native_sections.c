@@ -1,20 +1,20 @@
-/* The sections before the body: each becomes headers of the record, its key, its partition or its timestamp. */
+/* Mapping the sections before the body to the record's headers, key, partition and timestamp. */
 #include "mapping/amqp/_native.h"
 
-#define NAMES_KNOWN 256 /* places of names of application properties; a power of two */
+#define NAMES_KNOWN 256 /* slots of the name cache; a power of two */
 
-/* Names of application properties that were seen: applications have few. The oldest of a place gives way. */
+/* Cache of application properties' names: applications use few. A new name replaces the former one in its slot. */
 static struct {
     PyObject *raw, *name;
 } known_names[NAMES_KNOWN];
 
 /* Sections */
 
-/* The section at `at`; LEFT when its form is not one of those that are handled, or it reaches beyond `end`. */
+/* Read the section at `at`; LEFT when its encoding is not handled here, or it reaches beyond `end`. */
 Verdict
 read_section(const uint8_t *at, const uint8_t *end, Section *found)
 {
-    static const uint8_t wide[] = {0, 0x80, 0, 0, 0, 0, 0, 0, 0}; /* the ulong in eight bytes but for its last one */
+    static const uint8_t wide[] = {0, 0x80, 0, 0, 0, 0, 0, 0, 0}; /* a ulong of eight bytes without the last one */
     found->start = at;
     if (end - at > 3 && at[0] == 0 && at[1] == 0x53) {
         found->code = at[2];
@@ -50,7 +50,7 @@ read_section(const uint8_t *at, const uint8_t *end, Section *found)
     }
 }
 
-/* Where the items of a section's list (or map) begin, and their number; LEFT when it is none. */
+/* Find the first item of a section's list (or map) and their number; LEFT when it is no list (or map). */
 static Verdict
 read_items(const Section *section, int map, const uint8_t **place, uint32_t *count)
 {
@@ -74,7 +74,7 @@ read_items(const Section *section, int map, const uint8_t **place, uint32_t *cou
     return TAKEN;
 }
 
-/* Append a header; `value` is taken over, and NULL means LEFT, or FAILED with an error. */
+/* Append a header; steals the reference to `value`. A NULL value gives FAILED if an error is set, else LEFT. */
 Verdict
 put(Message *message, PyObject *name, PyObject *value)
 {
@@ -89,7 +89,7 @@ put(Message *message, PyObject *name, PyObject *value)
     Py_INCREF(name);
     PyTuple_SET_ITEM(header, 0, name);
     PyTuple_SET_ITEM(header, 1, value);
-    PyObject_GC_UnTrack(header); /* a string and bytes: no cycle goes through it */
+    PyObject_GC_UnTrack(header); /* it holds a string and bytes, so it cannot be part of a cycle */
     message->headers[message->count++] = header;
     return TAKEN;
 }
@@ -105,7 +105,7 @@ set_key(Message *message, PyObject *key)
 Verdict
 take_header(Message *message, const Section *section)
 {
-    static const uint8_t plain[] = {0x00, 0x53, 0x70, 0xC0, 0x02, 0x01, 0x41}; /* durable alone: `PLAIN_HEADER` */
+    static const uint8_t plain[] = {0x00, 0x53, 0x70, 0xC0, 0x02, 0x01, 0x41}; /* only durable=true: `PLAIN_HEADER` */
     const uint8_t *place;
     uint32_t count;
     if (!read_items(section, 0, &place, &count) || count > 5) {
@@ -134,7 +134,7 @@ take_header(Message *message, const Section *section)
                 return FAILED;
             }
             break;
-        case 1: /* priority, of which 4 is the default */
+        case 1: /* priority; the default is 4 */
             if (value.code != 0x50) {
                 return LEFT;
             }
@@ -174,7 +174,7 @@ is_named(const Simple *value, const char *name, size_t size)
 }
 #define IS_NAMED(value, name) is_named(value, name, sizeof(name) - 1)
 
-/* Whether it is one of `COORDINATE_NAMES`: what the record says anyway. */
+/* Whether an annotation's name is one of `COORDINATE_NAMES`, which repeat the record's coordinates. */
 static int
 is_coordinate(const Simple *name)
 {
@@ -232,11 +232,11 @@ take_annotations(Message *message, const Section *section)
     return place == section->end ? TAKEN : LEFT;
 }
 
-/* The record's timestamp, or a header, for a creation-time; see `mapping.amqp.incoming.creation_timestamp`. */
+/* Set the record's timestamp from a creation-time, or add a header; see `mapping.amqp.incoming._timestamp`. */
 static Verdict
 take_creation(Message *message, int64_t created)
 {
-    uint64_t now = (uint64_t)message->now, then = (uint64_t)created; /* differences of ordered values fit */
+    uint64_t now = (uint64_t)message->now, then = (uint64_t)created; /* unsigned, so their difference cannot overflow */
     int64_t before = message->to->before < py.window ? message->to->before : py.window;
     if (created <= message->now ? now - then <= (uint64_t)before : then - now <= (uint64_t)message->to->after) {
         message->stamped = 1;
@@ -299,13 +299,13 @@ take_properties(Message *message, const Section *section)
             }
             text = decimal(number);
             break;
-        default: /* a string; where a short symbol stands for one, it is taken for it, as the reference does */
+        default: /* a string; a short symbol is accepted as one, as in the reference */
             if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
                 return LEFT;
             }
             if (index == TO && value.size == (size_t)PyBytes_GET_SIZE(to->address)
                 && !memcmp(value.at, PyBytes_AS_STRING(to->address), value.size)) {
-                continue; /* `to` says what the link says */
+                continue; /* it repeats the link's address */
             }
             text = bytes_of(value.at, value.size);
         }
@@ -314,7 +314,7 @@ take_properties(Message *message, const Section *section)
             return verdict;
         }
         if (index == GROUP_ID && !message->own_key) {
-            set_key(message, Py_NewRef(text)); /* the header keeps it */
+            set_key(message, Py_NewRef(text)); /* the header holds the other reference */
         }
     }
     if (place != section->end) {
@@ -324,7 +324,7 @@ take_properties(Message *message, const Section *section)
     return has_created ? take_creation(message, created) : TAKEN;
 }
 
-/* The header's name for an application property's, a new reference. NULL without an error: left. */
+/* Return the header name of an application property, a new reference; NULL without an error means LEFT. */
 static PyObject *
 name_of(const Simple *raw)
 {
@@ -347,7 +347,7 @@ name_of(const Simple *raw)
         Py_XDECREF(fresh);
         return NULL;
     }
-    PyObject *old_raw = known_names[hash].raw, *old_name = known_names[hash].name; /* the call may have changed them */
+    PyObject *old_raw = known_names[hash].raw, *old_name = known_names[hash].name; /* the call may have replaced them */
     known_names[hash].raw = fresh;
     known_names[hash].name = Py_NewRef(name);
     Py_XDECREF(old_raw);

@@ -1,4 +1,4 @@
-/* Bytes and simple values (part 1.6): read, checked, and written as the text of a header. */
+/* Reading and checking bytes and simple values (part 1.6), and converting them to header text. */
 #include "mapping/amqp/_native.h"
 
 /* Bytes */
@@ -89,7 +89,7 @@ write_hex(char *out, const uint8_t *at, size_t size)
     return out;
 }
 
-/* A number behind `prefix`, which has at most 16 bytes. */
+/* Format a number after `prefix`, which has at most 16 bytes. */
 static PyObject *
 decimal_behind(const char *prefix, int negative, uint64_t magnitude)
 {
@@ -111,7 +111,7 @@ decimal(int64_t value)
     return decimal_behind("", value < 0, value < 0 ? UINT64_C(0) - (uint64_t)value : (uint64_t)value);
 }
 
-/* As `str(uuid)` behind `prefix`, which has at most 16 bytes. */
+/* Format a UUID like `str(uuid)` after `prefix`, which has at most 16 bytes. */
 static PyObject *
 uuid_behind(const char *prefix, const uint8_t *at)
 {
@@ -143,7 +143,7 @@ repr_of(double value)
 
 /* Values (part 1.6) */
 
-/* Read the simple value at `*place`, which is moved behind it; LEFT when it is none or reaches beyond `end`. */
+/* Read the simple value at `*place` and advance `*place`; LEFT when it is not simple or reaches beyond `end`. */
 Verdict
 read_simple(const uint8_t **place, const uint8_t *end, Simple *found)
 {
@@ -204,7 +204,7 @@ read_simple(const uint8_t **place, const uint8_t *end, Simple *found)
     return TAKEN;
 }
 
-/* Whether strings and symbols have the characters that they may. */
+/* Whether a string is valid UTF-8 and a symbol ASCII; true for other types. */
 int
 is_sound(const Simple *value)
 {
@@ -214,7 +214,7 @@ is_sound(const Simple *value)
     return !is_symbol(value->code) || is_ascii(value->at, value->size);
 }
 
-/* The integer of any width; 0 when it is none, or is above what 63 bits hold. */
+/* Read an integer of any width; return 0 when it is no integer or does not fit int64_t. */
 int
 read_integer(const Simple *value, int64_t *found)
 {
@@ -233,14 +233,14 @@ read_integer(const Simple *value, int64_t *found)
     }
 }
 
-/* A uint (part 1.6.8) */
+/* Read a uint (part 1.6.8); return 0 when it is none. */
 int
 read_uint(const Simple *value, int64_t *found)
 {
     return (value->code == 0x43 || value->code == 0x52 || value->code == 0x70) && read_integer(value, found);
 }
 
-/* The text of an application property's value, and its letter (`mapping.amqp.values`). NULL without an error: left. */
+/* Return an application property's text and type letter (`mapping.amqp.values`); NULL without an error means LEFT. */
 PyObject *
 property_text(const Simple *value, char *letter)
 {
@@ -283,7 +283,7 @@ property_text(const Simple *value, char *letter)
     return read_integer(value, &number) ? decimal(number) : NULL;
 }
 
-/* The text of a message or correlation id (`mapping.amqp.values.id_text`). NULL without an error: left. */
+/* Return the text of a message or correlation id (`mapping.amqp.values.id_text`); NULL without an error means LEFT. */
 PyObject *
 id_text(const Simple *value)
 {

@@ -1,17 +1,16 @@
-"""AMQP addresses: the spellings of a Kafka topic, a partition of it, and a consumer group on it.
+"""AMQP addresses of Kafka topics, partitions and consumer groups.
 
-    T                    send; receive what is stored from now on
-    T/partitions/N       send to one partition; receive from it alone
+    T                    send to topic T; receive records that are stored from now on
+    T/partitions/N       send to one partition; receive only from it
     T/ConsumerGroups/G/Partitions/N
-                         receive from one partition, as Event Hubs spells it: its consumer groups commit nothing
+                         receive from one partition, in the syntax of Event Hubs, whose consumer groups commit nothing
     T/group.id/G         receive as a member of consumer group G
     T::S                 receive for the named subscription S, which is consumer group S
-    T/anything/else      send with the key `anything/else` (the spelling of MQTT topics, so that a reply address
-                         works in every protocol); of a queue also receive: what has this key
+    T/anything/else      send with the key `anything/else` (the form of MQTT topics, so that a reply address works in
+                         every protocol); if T is a queue, also receive the records with this key
 
-`topic://T`, `queue://T`, `/topics/T` and `/queues/T` are other spellings of `T`; who receives from a queue shares its
-messages with the queue's other receivers (`gateway.amqp.sources`). Nothing here knows whether a topic
-exists.
+`topic://T`, `queue://T`, `/topics/T` and `/queues/T` mean `T`. The receivers of a queue share its messages
+(`gateway.amqp.sources`). Parsing does not check whether the topic exists.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _PARTITION: Final = re.compile(r"(.+)/partitions/([0-9]{1,9})")
 _EVENT_HUBS: Final = re.compile(r"(.+)/ConsumerGroups/[^/]+/Partitions/([0-9]{1,9})", re.IGNORECASE)
 _GROUP: Final = "/group.id/"
 _SUBSCRIPTION: Final = "::"
-GROUP_LIMIT: Final = 249  # characters; Kafka has no bound, but the name becomes part of keys and metrics
+GROUP_LIMIT: Final = 249  # characters; Kafka has no limit, but the name becomes part of keys and metrics
 
 
 class AddressError(Exception):
-    """An address that cannot be served; `error` is the peer's answer."""
+    """An address that cannot be served; `error` is what the peer is answered."""
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(description)
@@ -42,7 +41,7 @@ class AddressError(Exception):
 
 
 class TargetAddress(msgspec.Struct, frozen=True):
-    """Where a peer sends to. `key` is for messages that bring none."""
+    """A parsed target address; `key` is the default for messages without a key."""
 
     topic: str
     partition: int | None = None
@@ -50,18 +49,18 @@ class TargetAddress(msgspec.Struct, frozen=True):
 
 
 class SourceAddress(msgspec.Struct, frozen=True):
-    """Where a peer receives from."""
+    """A parsed source address."""
 
     topic: str  # the Kafka topic
     group: str | None = None  # the consumer group; None when the address names none
-    subscription: bool = False  # the group was named as a subscription
-    queue: bool = False  # the address is a queue's
-    partition: int | None = None  # of this one alone; None is all
-    key: bytes | None = None  # what has this key alone; of a queue only
+    subscription: bool = False  # `group` is a named subscription (`T::S`)
+    queue: bool = False  # the address has a queue prefix
+    partition: int | None = None  # None means all partitions
+    key: bytes | None = None  # only records with this key; only allowed for a queue
 
 
 def parse_target(address: str | None) -> TargetAddress:
-    """The target of a peer's sending link. Raises AddressError."""
+    """Parse the target address of a link on which the peer sends. Raises AddressError."""
     path = path_of(address)
     found = _PARTITION.fullmatch(path)
     if found is not None:
@@ -73,7 +72,7 @@ def parse_target(address: str | None) -> TargetAddress:
 
 
 def parse_source(address: str | None) -> SourceAddress:
-    """The source of a peer's receiving link. Raises AddressError."""
+    """Parse the source address of a link on which the peer receives. Raises AddressError."""
     path = path_of(address)
     topic, marker, group = path.partition(_GROUP)
     if marker:
@@ -96,13 +95,13 @@ def parse_source(address: str | None) -> SourceAddress:
 
 
 def is_plain(address: str | None) -> bool:
-    """Whether an address does not say itself what it is: neither a queue, nor a topic, nor who receives."""
+    """Whether an address has neither a prefix nor a group or subscription, so that other fields decide what it is."""
     text = address or ""
     return not text.startswith(_PREFIXES) and _GROUP not in text and _SUBSCRIPTION not in text
 
 
 def path_of(address: str | None) -> str:
-    """An address without the prefix that is only a spelling. Raises AddressError when there is none."""
+    """Return an address without its prefix. Raises AddressError for an empty or missing address."""
     if not address:
         raise AddressError(INVALID_FIELD, "a link needs an address")
     for prefix in _PREFIXES:

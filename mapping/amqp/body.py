@@ -1,16 +1,16 @@
-"""The body of an AMQP message as a Kafka value, and back.
+"""Converting the body of an AMQP message to a Kafka value, and back.
 
-One Data section, the form that everybody writes, is the value as it is and needs no header. Everything else is
-told by `amqp.body`:
+The bytes of a single Data section, the usual body, become the value, and no header is needed. For all other bodies
+the header `amqp.body` describes the form:
 
-    data:5,7        several Data sections of these lengths, concatenated (`data:` alone: no body at all)
-    v:str v:bin     an amqp-value string or binary, as it is
+    data:5,7        several Data sections of these lengths, concatenated (`data:` without a length: no body at all)
+    v:str v:bin     the bytes of an amqp-value string or binary
     v:null          an amqp-value null: a tombstone
-    json:<crc>      another amqp-value or sequences, as JSON; the exact bytes are in `amqp.sections`, valid as long as
-                    the value has this CRC-32
-    raw             sections that JSON cannot show, as they were encoded
+    json:<crc>      another amqp-value or sequences, as JSON; the exact bytes are in `amqp.sections`, and are used only
+                    if the value still has this CRC-32
+    raw             the encoded sections, because JSON cannot represent them
 
-`HEX/` before a length or after `v:str` gives the bytes in front of the content where they are not the shortest form.
+`HEX/` before a length or after `v:str` gives the bytes before the content, if these are not the shortest encoding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protocols.amqp import sections
 from protocols.amqp.primitives import DEPTH_LIMIT, MAP_CODES, DecodeError, Described, Pairs, Raw, compound, decode
 from protocols.amqp.sections import DATA, SEQUENCE, Section, binary_at
 
-JSON_LIMIT: Final = 65536  # bytes of a body that is kept twice; a larger one is stored as it was encoded
+JSON_LIMIT: Final = 65536  # bytes; a body up to this size is stored as JSON and encoded, a larger one only encoded
 JSON_TYPE: Final = b"application/json"
 
 _COMPOUNDS: Final = frozenset({0xC0, 0xD0, *MAP_CODES})
@@ -37,16 +37,16 @@ _NULL_VALUE: Final = b"\x00\x53\x77\x40"
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
-    """A body on its way to Kafka."""
+    """A body as it is stored in Kafka."""
 
     value: bytes | None  # the record's value
     form: bytes | None = None  # the header `amqp.body`; None when it is not needed
-    exact: bytes | None = None  # the body's sections, to be kept in the sections header
-    is_json: bool = False  # whether the value is JSON of our making
+    exact: bytes | None = None  # the body's sections, to be stored in the sections header
+    is_json: bool = False  # whether the value is JSON that was made from AMQP values
 
 
 def data_section(value: bytes) -> bytes:
-    """The shortest Data section with `value`."""
+    """Encode `value` as a Data section of the shortest form."""
     size = len(value)
     if size < 256:
         return b"\x00\x53\x75\xa0" + bytes((size,)) + value
@@ -54,13 +54,13 @@ def data_section(value: bytes) -> bytes:
 
 
 def to_value(data: bytes, body: list[Section]) -> Body:
-    """The value of a message's body sections. Raises DecodeError."""
+    """Convert the body sections of a message to a record's value. Raises DecodeError."""
     if not body:
         return Body(b"", b"data:")
     code, start, at, end = body[0]
     if code == DATA:
         if len(body) == 1:
-            if data[at] == 0xA0 and at - start == 3:  # the form that everybody writes
+            if data[at] == 0xA0 and at - start == 3:  # the usual form
                 return Body(data[at + 2 : end])
             value = binary_at(data, at, end)
             prefix = _prefix(data[start:end], value, 0x75, 0xA0)
@@ -90,7 +90,7 @@ def to_value(data: bytes, body: list[Section]) -> Body:
         try:
             value = _json(data, body, code == SEQUENCE)
         except _NotJsonError:
-            pass  # decimals and the like: kept as they are
+            pass  # such as decimals: stored as raw sections below
         else:
             return Body(value, b"json:%08x" % zlib.crc32(value), exact, True)
     for _, _, at, end in body:
@@ -99,11 +99,11 @@ def to_value(data: bytes, body: list[Section]) -> Body:
 
 
 def from_value(value: bytes | None, form: bytes | None, exact: bytes | None) -> bytes:
-    """The body sections of a record's value.
+    """Convert a record's value to body sections.
 
-    A form (the header `amqp.body`) that does not fit the value is ignored: somebody changed the value and kept the
-    headers, and it is then one Data section. None gives an empty one unless `form` says `v:null`. `exact` are the
-    body's sections from the sections header.
+    `form` is the header `amqp.body`, `exact` are the body's sections from the sections header. A form that does not fit
+    the value is ignored, because another producer may have changed the value and kept the headers: the value is then
+    sent as one Data section. A null value gives an empty Data section, unless `form` is `v:null`.
     """
     if value is None:
         return _NULL_VALUE if form == b"v:null" else data_section(b"")
@@ -111,7 +111,7 @@ def from_value(value: bytes | None, form: bytes | None, exact: bytes | None) -> 
         try:
             known = _from_form(value, form, exact)
         except (ValueError, DecodeError):
-            known = None  # see above
+            known = None  # it does not fit
         if known is not None:
             return known
     return data_section(value)
@@ -152,7 +152,10 @@ def _split(value: bytes, lengths: str) -> bytes | None:
 
 
 def _checked(data: bytes, code: int | None) -> bytes:
-    """`data` if it is body sections (one, of `code`). Raises DecodeError: nothing broken leaves for a client."""
+    """Return `data` if it is valid body sections (with `code`, exactly one of that kind). Raises DecodeError.
+
+    Headers may be damaged, and no client must receive invalid sections.
+    """
     found = sections.scan(data)
     if not found or (code is not None and (len(found) != 1 or found[0][0] != code)):
         raise DecodeError("not the sections that the header announces")
@@ -172,7 +175,7 @@ def _value_section(value: bytes, text: bool) -> bytes:
 
 
 def _prefix(whole: bytes, value: bytes, section: int, small: int) -> str | None:
-    """What stands before the content, in hex; None when it is the shortest form."""
+    """Return the bytes before the content in hex, or None when they are the shortest encoding."""
     size = len(value)
     if size < 256:
         usual = bytes((0, 0x53, section, small, size))
@@ -183,15 +186,15 @@ def _prefix(whole: bytes, value: bytes, section: int, small: int) -> str | None:
 
 
 class _NotJsonError(Exception):
-    """A value that JSON has no form for."""
+    """A value that JSON cannot represent."""
 
 
 def _json(data: bytes, body: list[Section], sequence: bool) -> bytes:
-    """Canonical JSON: order of maps as received, binaries as base64, timestamps as epoch milliseconds.
+    """Encode the body as canonical JSON: maps in received order, binaries as base64, timestamps as epoch milliseconds.
 
     Raises:
-        DecodeError: one of the values is none.
-        _NotJsonError: there is no such JSON; the values behind the first that has none have not been looked at.
+        DecodeError: a value is invalid.
+        _NotJsonError: JSON cannot represent a value; the values after it have not been checked.
     """
     try:
         plain = [_plain_at(data, at, end, DEPTH_LIMIT)[0] for _, _, at, end in body]
@@ -209,19 +212,19 @@ _NUMBERS: Final[dict[int, tuple[int, Callable[[bytes, int], tuple[Any, ...]]]]] 
         0x80: Struct(">Q"), 0x81: Struct(">q"), 0x83: Struct(">q"), 0x72: Struct(">f"), 0x82: Struct(">d"),
     }.items()
 }  # fmt: skip
-"""Numbers by their constructor (part 1.6): the bytes that one takes, and what it is."""
+"""Numbers by their constructor (part 1.6): size in bytes with the constructor, and the unpacking function."""
 _FLOATS: Final = frozenset({0x72, 0x82})
 _CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
 
 
 def _plain_at(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
-    """What JSON has for the value at `at`, and where the next one starts.
+    """Decode the value at `at` as a Python value for JSON; return it and where the next value starts.
 
-    The types that JSON has are read without a detour; the others go through the general decoder.
+    JSON's own types are decoded here, which is faster; all others by the general decoder.
 
     Raises:
-        DecodeError, UnicodeDecodeError: the bytes are no value.
-        _NotJsonError: JSON has no form for it.
+        DecodeError, UnicodeDecodeError: the bytes are no valid value.
+        _NotJsonError: JSON cannot represent it.
     """
     code = data[at] if at < end else -1
     if code == 0xA1 and at + 2 <= end:
@@ -245,7 +248,7 @@ def _plain_at(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
 
 
 def _plain_items(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
-    """The same for a map or list; `depth` is that of its items."""
+    """Like `_plain_at`, for a map or list; `depth` limits the nesting of its items."""
     count, place, after = compound(data, at, end)
     is_map = data[at] in MAP_CODES
     if count > after - place or (is_map and count % 2):

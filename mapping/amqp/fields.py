@@ -1,4 +1,4 @@
-"""What the sections of an AMQP message say, as headers of a record."""
+"""Converting the sections of an AMQP message, except the body, to headers of a record."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ DELAY_ANNOTATIONS: Final = ("x-opt-delivery-time", "x-opt-delivery-delay")
 _FOREVER: Final = 2**63 - 1
 
 
-class Unmappable(Exception):  # noqa: N818 - it is an outcome, not an error of ours
-    """The message becomes no record. `outcome` says what to answer, `reason` is one line for the client."""
+class Unmappable(Exception):  # noqa: N818 - it carries an outcome for the client, not an error in this code
+    """The message cannot become a record. `outcome` decides the answer, `reason` is one line for the client."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -57,21 +57,21 @@ class Unmappable(Exception):  # noqa: N818 - it is an outcome, not an error of o
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where the messages of one link go, and what all its records share."""
+    """Where the messages of one link are stored, and the fields that all its records share."""
 
     topic: str  # the Kafka topic
     address_bytes: bytes  # the link's address as the client wrote it, in UTF-8
     partition: int | None  # from the address, or None
     key: bytes | None  # for messages without a key of their own
-    user: str  # the authenticated name: a message's user-id must be the same
+    user: str  # the authenticated name; a message's user-id must equal it
     headers: Headers  # `gw.protocol` and `gw.client`
-    before_ms: int = _FOREVER  # before_ms, after_ms: how far from now the topic lets a timestamp be
-    after_ms: int = _FOREVER
-    partitions: int = 1 << 31  # of the topic; an explicit partition must be below it
+    before_ms: int = _FOREVER  # how old a record's timestamp may be in this topic
+    after_ms: int = _FOREVER  # how far in the future a record's timestamp may be in this topic
+    partitions: int = 1 << 31  # number of the topic's partitions; an explicit partition must be below it
 
 
 def header_fields(value: bytes) -> tuple[Headers, int | None]:
-    """(headers, ttl in ms) of a header section's list. Raises DecodeError."""
+    """Decode a header section's list to (record headers, ttl in ms). Raises DecodeError."""
     items = [*decode_items(value, 0, len(value)), None, None, None]
     durable, priority, ttl = items[:3]
     if priority is None:
@@ -87,13 +87,13 @@ def header_fields(value: bytes) -> tuple[Headers, int | None]:
 
 
 def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
-    """(key, partition, whether there is anything else) of a message annotations' map.
+    """Decode a message annotations' map to (key, partition, whether it contains other annotations).
 
-    What else there is has to be kept; key, partition and the other coordinates are the record's on the way back.
+    Other annotations must be stored; key, partition and the other coordinates are taken from the record on delivery.
 
     Raises:
-        DecodeError: not what part 3.2.3 says.
-        Unmappable: something is asked for that is not offered.
+        DecodeError: the map does not match part 3.2.3.
+        Unmappable: an annotation asks for a feature that is not supported.
     """
     found = decode(value, 0, len(value))[0]
     if not isinstance(found, Pairs):
@@ -121,7 +121,7 @@ def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
     return key, partition, more
 
 
-# The properties in order (part 3.2.4): the header that carries each, and what may stand there.
+# The properties in order (part 3.2.4): the record header of each, and its type.
 _TEXT, _TO, _GROUP, _ID, _USER_ID, _SEQUENCE, _ABSOLUTE_EXPIRY, _CREATION = range(8)
 _FIELDS: Final = (
     (MESSAGE_ID, _ID), (USER_ID, _USER_ID), (TO, _TO), (SUBJECT, _TEXT), (REPLY_TO, _TEXT), (CORRELATION_ID, _ID),
@@ -134,13 +134,16 @@ _FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1
 def properties(
     data: bytes, at: int, end: int, headers: list[Header], destination: Destination
 ) -> tuple[bytes | None, int | None, int | None]:
-    """Append the headers of the properties' list at `at`; (group-id, absolute-expiry-time, creation-time).
+    """Append headers for the properties' list from `at` to `end`.
 
-    The section ends at `end`. A `to` that is the destination is left out, and a user-id must be the destination's user.
+    A `to` that equals the link's address is omitted. A user-id must be that of the destination.
+
+    Returns:
+        (group-id, absolute-expiry-time, creation-time), None for those that are missing.
 
     Raises:
-        DecodeError: not what part 3.2.4 says.
-        Unmappable: DENIED for another's user-id.
+        DecodeError: the list does not match part 3.2.4.
+        Unmappable: DENIED, the user-id is not the authenticated one.
     """
     count, place = _items(data, at, end)
     if count >= len(_FIRST_FIELDS) or data[at] not in (0xC0, 0xD0, 0x45):
@@ -202,7 +205,7 @@ def properties(
 
 
 def _items(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(count, first item's place) of the list or map at `at`, which fills its section. Raises DecodeError."""
+    """Return (count, offset of the first item) of the list or map at `at` in a section. Raises DecodeError."""
     if data[at] in (0xC0, 0xC1) and at + 3 <= end:
         return data[at + 2], at + 3
     if data[at] in (0xD0, 0xD1) and at + 9 <= end:
@@ -213,10 +216,10 @@ def _items(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def application_properties(data: bytes, at: int, end: int, headers: list[Header]) -> None:
-    """Append one header per entry of the map at `at`, and their types if they are not all strings.
+    """Append one header per entry of the map at `at`, and the header `amqp.types` unless all are strings.
 
     Raises:
-        DecodeError: not what part 3.2.5 says.
+        DecodeError: the map does not match part 3.2.5.
     """
     count, place = _items(data, at, end)
     if count % 2 or data[at] not in (0xC1, 0xD1):
@@ -239,7 +242,7 @@ def application_properties(data: bytes, at: int, end: int, headers: list[Header]
 
 
 def _string(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """(start, end) of the bytes of the string at `at`."""
+    """Return (start, end) of the content of the string at `at`."""
     if data[at] == 0xA1:
         start = at + 2
         after = start + data[at + 1]

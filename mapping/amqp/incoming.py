@@ -1,13 +1,13 @@
-"""From an AMQP message to a record: the value as it is, readable headers, and a sections header with exact bytes.
+"""Mapping an AMQP message to a record: the body as the value, readable headers, and a sections header with exact bytes.
 
-The sections header, `amqp.sections`, holds what the readable headers may not restore to the byte: header, message
-annotations, properties, application properties and footer (delivery annotations are hop by hop, part 3.2.2). There
-is none when the way back (`mapping.amqp.outgoing`) makes the same message without it: one Data section, with or without
-a header that says `durable` alone and with or without annotations that are coordinates of the record anyway.
+The sections header, `amqp.sections`, stores the encoded header, message annotations, properties, application properties
+and footer, because the readable headers may not restore them byte for byte (delivery annotations are hop by hop, part
+3.2.2). It is omitted when `mapping.amqp.outgoing` makes the same message without it: the message is one Data section,
+optionally with a header that only sets `durable` and with annotations that only repeat the record's coordinates.
 
-This is the reference, and what runs where no C extension was built: `_native.c` does the same for what real clients
-send, many times as fast, and leaves all else to this (`mapping.amqp.mapper`). Pure: the same bytes give the same
-record, and the time comes as an argument.
+This is the reference, and it runs where no C extension was built: `_native.c` does the same for messages of common
+clients, many times as fast, and leaves all others to this module (`mapping.amqp.mapper`). The mapping is pure: the same
+bytes give the same record, and the time is an argument.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ __all__ = ["Destination", "Mapper", "Unmappable", "gateway_headers", "recipient"
 
 PROTOCOL: Final = b"amqp10"
 CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
-"""How old a creation-time may be to become the record's timestamp: retention counts from there, and a record must not
-be deleted as soon as it was acknowledged. Older ones are kept in the header `creation-time`."""
+"""The oldest creation-time that becomes the record's timestamp; an older one is stored in the header `creation-time`.
+
+Retention counts from the timestamp, and a record must not be deleted right after it was acknowledged.
+"""
 
 
 class Mapper:
@@ -64,21 +66,21 @@ class Mapper:
 
     def __init__(self, destination: Destination, /) -> None:
         self.destination = destination
-        self.left = 0  # how many were mapped by `to_record`: here all of them
+        self.left = 0  # messages mapped by `to_record`: all of them here, few in C
 
     def record(self, data: bytes, now_ms: int, /) -> Record:
-        """As `to_record`."""
+        """Map one message; see `to_record`."""
         self.left += 1
         return to_record(data, self.destination, now_ms)
 
 
 def gateway_headers(container_id: str) -> Headers:
-    """The headers that say by which protocol and from whom a record came."""
+    """Return the headers with a record's protocol and client."""
     return ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, container_id.encode()))
 
 
 def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
-    """The record of a message, all of its sections as received; `now_ms` is epoch milliseconds.
+    """Map the encoded message `data` to a record; `now_ms` is epoch milliseconds.
 
     Raises:
         Unmappable: UNFIT, DENIED or EXPIRED.
@@ -90,7 +92,7 @@ def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
 
 
 def recipient(data: bytes) -> str | None:
-    """The `to` of a message (part 3.2.4); None when it has none; Unmappable: UNFIT."""
+    """Return the property `to` of a message (part 3.2.4), or None if it is missing. Raises Unmappable (UNFIT)."""
     try:
         for code, _, at, end in scan(data):
             if code == PROPERTIES:
@@ -108,7 +110,7 @@ def recipient(data: bytes) -> str | None:
     return None
 
 
-_TO: Final = 2  # its place among the properties
+_TO: Final = 2  # the index of `to` in the properties
 _JSON_CONTENT: Final = (CONTENT_TYPE, amqp_body.JSON_TYPE)
 
 
@@ -192,7 +194,7 @@ def _expiry(expiry: int, now_ms: int) -> Header:
 
 
 def _timestamp(created: int, headers: list[Header], destination: Destination, now_ms: int) -> int | None:
-    """The record's timestamp for a creation-time (ms); one that the topic would not take becomes a header."""
+    """Return the record's timestamp for a creation-time (ms), or append a header if it is out of range."""
     oldest = now_ms - min(destination.before_ms, CREATION_WINDOW_MS)
     if oldest <= created <= now_ms + destination.after_ms:
         return created

@@ -1,8 +1,9 @@
-"""From a record to an AMQP message.
+"""Mapping a record to an AMQP message.
 
-With a sections header the message comes back as it was sent; only header.ttl and header.delivery-count are ours, and
-the record's coordinates are added to the message annotations, in which an intermediary may write (part 3.2.3). Without
-one (a record from MQTT, HTTP or any Kafka client) the headers become properties and application properties.
+With a sections header the message is delivered as it was sent, except that the gateway sets header.ttl and
+header.delivery-count and adds the record's coordinates to the message annotations, which an intermediary may change
+(part 3.2.3). Without one (a record from MQTT, HTTP or any Kafka client) the headers become properties and application
+properties.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
 _SHORT_DATA: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
-"""A Data section before its bytes, by their number."""
+"""The bytes of a Data section before its content, by the size of the content."""
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
 EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
 _PLACE: Final = Struct(f">q{len(AFTER_OFFSET)}sq{len(AFTER_SEQUENCE)}sq{len(EVENT_HUBS_OFFSET)}sB")
 _pack_place: Final = _PLACE.pack
 ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
 _ANNOTATIONS_HEAD: Final = Struct(">4sII")
-_REMEMBERED_BYTES: Final = 100  # of annotations
+_REMEMBERED_BYTES: Final = 100  # annotations up to this size are cached
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
@@ -77,25 +78,24 @@ COORDINATE_NAMES: Final = frozenset(
         "x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-offset", "x-opt-bridge.tombstone",
     }
 )  # fmt: skip
-PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # durable: it comes from a log
+PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # only durable=true: the message comes from a log
 
 
 class _Sidecar(msgspec.Struct, frozen=True):
-    """A sections header, taken apart."""
+    """A parsed sections header."""
 
-    header: bytes = b""  # its section
-    # annotations, items: the encoded items of the sender's own message annotations, and their number
-    annotations: bytes = b""
-    items: int = 0
-    bare: bytes = b""  # properties and application properties
-    body: bytes | None = None  # its sections, where they are kept
-    footer: bytes = b""  # its section
+    header: bytes = b""  # the encoded section
+    annotations: bytes = b""  # the encoded items of the sender's own message annotations
+    items: int = 0  # how many items `annotations` has
+    bare: bytes = b""  # the encoded sections properties and application properties
+    body: bytes | None = None  # the encoded body sections, if they are stored
+    footer: bytes = b""  # the encoded section
 
 
 def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes | None:
-    """The message of a record; None when its time is over by `now_ms` (epoch).
+    """Map a record to a message; None when it has expired at `now_ms` (epoch).
 
-    `delivery_count`: failed attempts (part 3.2.1).
+    `delivery_count` is the number of failed attempts (part 3.2.1).
     """
     headers, value = record.headers, record.value
     sidecar: _Sidecar | None = None
@@ -114,7 +114,7 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
                 if ttl <= 0:
                     return None
                 if ttl >= _UINT_LIMIT:
-                    ttl = None  # more than AMQP can say: seven weeks and more
+                    ttl = None  # seven weeks and more, which header.ttl (32 bits) cannot represent
         elif name == DEAD_LETTER_TOPIC:
             dead = True
     if sidecar is not None:
@@ -150,9 +150,9 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
 
 
 def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, most_bytes: int) -> list[bytes | None]:
-    """As `from_record` of the first of the records, one at least, until the messages are so many bytes.
+    """Map the first records, at least one, like `from_record`, until the messages have `most_bytes` bytes together.
 
-    This is the reference, and what runs where no C extension was built: `_native_outgoing.c` does the same.
+    This is the reference, and it runs where no C extension was built: `_native_outgoing.c` does the same.
     """
     found: list[bytes | None] = []
     size = 0
@@ -166,7 +166,7 @@ def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, 
 
 
 def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
-    """What a dead letter says of itself, as annotations: its bare message is that of the record that it was."""
+    """Encode a dead letter's origin and reason as annotations; its bare message is that of the original record."""
     items: list[bytes] = []
     for name, value in headers:
         if name.startswith(DEAD_LETTER_PREFIX) and value is not None:
@@ -177,17 +177,17 @@ def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def partition_head(topic: str, partition: int) -> bytes:
-    """The items of the annotations up to the offset's number."""
+    """Encode the items of the annotations before the value of the offset."""
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
 def few_headers(headers: tuple[Header, ...]) -> bytes | None:
-    """The bare message's sections of a record that was no AMQP message; None when a header says more than that."""
+    """Encode the bare message's sections before the body, for a record without special AMQP headers; else None."""
     return None if any(name in _SPECIAL for name, _ in headers) else _from_headers(headers)
 
 
 def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
-    """The encoded items of an annotations' map and their number, without the names that we set."""
+    """Return the encoded items of an annotations' map and their number, without the annotations that we set."""
     count, place, end = compound(kept, 0, len(kept))
     items: list[bytes] = []
     for _ in range(count // 2):
@@ -201,12 +201,12 @@ def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _few_without_coordinates(kept: bytes) -> tuple[bytes, int]:
-    """As `_without_coordinates`, remembered: for short maps, which many messages have in common."""
+    """Like `_without_coordinates`, cached: many messages share the same short map."""
     return _without_coordinates(kept)
 
 
 def _open_sidecar(data: bytes) -> _Sidecar | None:
-    """The sections of a sections header; None when it is not what we write (then the readable headers serve)."""
+    """Parse a sections header; None when the gateway did not write it (the readable headers are used instead)."""
     try:
         header = annotations = bare = body = footer = b""
         count = 0
@@ -232,7 +232,7 @@ def _open_sidecar(data: bytes) -> _Sidecar | None:
 
 @functools.lru_cache(maxsize=1024)
 def _header_items(section: bytes) -> tuple[bytes, ...]:
-    """The encoded items of a header section. Raises DecodeError."""
+    """Return the encoded items of a header section. Raises DecodeError."""
     _, _, at, end = scan(section)[0]
     decode_items(section, at, end)
     count, place, end = compound(section, at, end)
@@ -245,7 +245,7 @@ def _header_items(section: bytes) -> tuple[bytes, ...]:
 
 
 def _rewritten(section: bytes, ttl: int | None, delivery_count: int) -> bytes:
-    """A header section with our ttl and delivery-count (part 3.2.1: both change on the way)."""
+    """Return a header section with our ttl and delivery-count (part 3.2.1: intermediaries change both)."""
     items = _header_items(section) if section else ()
     if ttl is None and not delivery_count and len(items) <= 2:
         return section
@@ -279,7 +279,7 @@ _SYMBOLS: Final = (6, 7)
 
 
 def _from_headers(headers: tuple[Header, ...]) -> bytes:
-    """Properties and application properties of a record's headers."""
+    """Encode a record's headers as properties and application properties."""
     fields: dict[int, bytes] = {}
     own: list[tuple[str, bytes | None]] = []
     types: str | None = None
@@ -307,7 +307,7 @@ def _from_headers(headers: tuple[Header, ...]) -> bytes:
         taken: set[str] = set()
         for place, (name, value) in enumerate(own):
             unique, number = name, 0
-            while unique in taken:  # a map has each name once; Kafka's headers may repeat
+            while unique in taken:  # a map must not repeat a name; Kafka's headers may
                 number += 1
                 unique = f"{name}.{number}"
             taken.add(unique)
@@ -318,7 +318,7 @@ def _from_headers(headers: tuple[Header, ...]) -> bytes:
 
 
 def _field(index: int, value: bytes) -> bytes | None:
-    """The encoded property of a header's value; None when its type cannot hold it."""
+    """Encode a header's value as a property; None when the property's type cannot represent it."""
     if index in (0, 5):
         return id_value(value)
     if index == 1:
@@ -337,7 +337,7 @@ def _field(index: int, value: bytes) -> bytes | None:
 
 
 def _number(value: bytes | None, limit: int) -> int | None:
-    """A decimal number in 0..limit - 1, or None."""
+    """Parse a decimal number in 0..limit - 1; None for anything else."""
     if value is None or not value.isdigit() or len(value) > 19:
         return None
     number = int(value)

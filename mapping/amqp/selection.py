@@ -1,9 +1,9 @@
-"""JMS selectors over records: what a selector's names mean (docs/amqp.md has the list for users).
+"""JMS selectors on records: the meaning of a selector's names (docs/amqp.md lists them for users).
 
-Three sets of names: the headers that JMS lets a selector name (3.8.1.1), `amqp.` and a field of the message's header or
-properties (with underscores, as in Qpid), `amqp.annotation.` and a message annotation; everything else is an
-application property. A record that came by MQTT, HTTP or from a Kafka client has the same names: its headers are the
-application properties, without types.
+There are three sets of names: the JMS headers that a selector may use (3.8.1.1), `amqp.` with a field of the message's
+header or properties (with underscores, as in Qpid), and `amqp.annotation.` with a message annotation. Every other name
+is an application property. A record from MQTT, HTTP or a Kafka client has the same names; its headers are application
+properties without types.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FLOATS: Final = frozenset("fd")
 
 
 class _Message:
-    """A record on its way through one evaluation; the name of a header is looked up, not searched."""
+    """A record during one evaluation, with its headers as a dict."""
 
     __slots__ = ("_annotations", "_fields", "_types", "record")
 
@@ -61,13 +61,13 @@ class _Message:
         self._annotations: Pairs | None = None
 
     def field(self, name: str) -> bytes | None:
-        """The value of a header; the first of that name counts, as on the way to an AMQP peer."""
+        """Return the value of a header; the first one counts if the name repeats, as in delivered messages."""
         if self._fields is None:
             self._fields = dict(reversed(self.record.headers))
         return self._fields.get(name)
 
     def property(self, stored: str) -> Value:
-        """An application property, by the name of its header."""
+        """Return an application property by the name of its header."""
         raw = self.field(stored)
         if raw is None:
             return None
@@ -84,27 +84,27 @@ class _Message:
         return text if types is not None or self.field(GW_PROTOCOL) == b"amqp10" else Untyped(text)
 
     def annotation(self, name: str) -> Value:
-        """A message annotation as the sender wrote it."""
+        """Return a message annotation of the sender."""
         if self._annotations is None:
             self._annotations = _annotations(self.field(AMQP_SECTIONS) or b"")
         return _simple(self._annotations.get(name))
 
 
 def _annotations(sidecar: bytes) -> Pairs:
-    """The message annotations in a sections header (`amqp.sections`)."""
+    """Decode the message annotations in a sections header (`amqp.sections`)."""
     try:
         for code, _, at, end in scan(sidecar):
             if code == MESSAGE_ANNOTATIONS:
                 found = decode(sidecar, at, end)[0]
                 return found if isinstance(found, Pairs) else Pairs()
     except DecodeError:
-        pass  # not written by us
+        pass  # not written by the gateway
     return Pairs()
 
 
 @functools.lru_cache(maxsize=128)
 def _letters(names: tuple[str, ...], types: bytes) -> dict[str, str]:
-    """The types of the application properties among these headers, if there is one for each; few shapes are seen."""
+    """Return type letters by header name; an empty dict if their number does not match. Cached: shapes repeat."""
     own = [name for name in names if property_name(name) is not None]
     letters = types.decode("ascii", "replace")
     return dict(zip(reversed(own), reversed(letters), strict=True)) if len(letters) == len(own) else {}
@@ -114,13 +114,13 @@ _Read = Callable[[_Message], Value]
 
 
 def selector(text: str) -> Callable[[Received], bool]:
-    """The function that tells whether a record is selected. Raises SelectorError."""
+    """Compile a selector into a function that returns whether a record is selected. Raises SelectorError."""
     condition = compile_selector(text, _resolve)
     return lambda record: condition(_Message(record))
 
 
 def _resolve(name: str) -> _Read:
-    """What a name stands for. Raises ValueError."""
+    """Return the function that reads the value of a name. Raises ValueError."""
     known = _NAMES.get(name)
     if known is not None:
         return known
@@ -145,7 +145,7 @@ def _integer(raw: bytes | None) -> int | None:
 
 
 def _typed(raw: bytes, letter: str) -> Value:
-    """A header's value as the application property that it was; what does not fit its type is a text."""
+    """Convert a header's value to its application property's type; a value that does not fit stays a text."""
     if letter in _INTEGERS:
         number = _integer(raw)
         if number is not None:
@@ -164,7 +164,7 @@ def _typed(raw: bytes, letter: str) -> Value:
 
 
 def _simple(value: Any) -> Value:
-    """A decoded AMQP value as a selector's."""
+    """Convert a decoded AMQP value to a selector's value."""
     if isinstance(value, Described):
         value = value.value
     if isinstance(value, bool | int | float | str | bytes):
@@ -173,7 +173,7 @@ def _simple(value: Any) -> Value:
 
 
 def _id(raw: bytes | None) -> Value:
-    """An id in its own type."""
+    """Convert a stored id to its original type."""
     if raw is None or not raw.startswith(ID_PREFIX):
         return text_of(raw)
     if raw.startswith(BINARY_ID):
@@ -188,7 +188,7 @@ def _id(raw: bytes | None) -> Value:
 
 
 def _jms_id(raw: bytes | None) -> str | None:
-    """An id as JMS clients see it: the AMQP binding's prefixes behind `ID:`."""
+    """Return an id as JMS clients see it: `ID:` before the prefixes of the AMQP binding of JMS."""
     text = text_of(raw)
     if text is None or text.startswith("ID:"):
         return text
@@ -204,7 +204,7 @@ def _correlation_id(message: _Message) -> Value:
     raw = message.field(CORRELATION_ID)
     if raw is not None and raw.startswith(STRING_ID):
         return text_of(raw[len(STRING_ID) :])
-    return _jms_id(raw) or text_of(raw)  # an application's own needs no prefix
+    return _jms_id(raw) or text_of(raw)  # a correlation id that the application chose has no prefix
 
 
 def _sent_at(message: _Message) -> Value:
@@ -218,7 +218,7 @@ def _priority(message: _Message) -> Value:
 
 
 def _durable(message: _Message) -> bool:
-    """As the message is delivered: what has no header section of its own comes from a log."""
+    """Whether the message is delivered as durable: one without a header section of its own is, since it is in a log."""
     return message.field(AMQP_SECTIONS) is None or message.field(AMQP_DURABLE) is not None
 
 
@@ -281,4 +281,4 @@ _COORDINATES: Final[dict[str, _Read]] = {
     "x-opt-offset": lambda message: Untyped(message.record.offset),
     "x-opt-enqueued-time": lambda message: message.record.timestamp,
 }
-"""Annotations that every message of ours has, whatever its sender wrote."""
+"""Annotations that the gateway sets on every message."""

@@ -1,8 +1,8 @@
-"""AMQP values as readable header text, and back.
+"""Converting AMQP values to readable header text, and back.
 
-Message and correlation ids have four types in AMQP (part 3.2.4) and one in Kafka: a string stands as it is, the
-others carry the prefixes that Qpid JMS made known. Application properties keep their types in `amqp.types`, one
-letter per property.
+Message and correlation ids have four types in AMQP (part 3.2.4) and one in Kafka: a string is stored without a prefix,
+the others with the prefixes of Qpid JMS. The types of application properties are stored in `amqp.types`, one letter per
+property.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from protocols.amqp.primitives import DecodeError, Raw, Timestamp, decode, skip
 BINARY_ID: Final = b"AMQP_BINARY:"
 UUID_ID: Final = b"AMQP_UUID:"
 ULONG_ID: Final = b"AMQP_ULONG:"
-STRING_ID: Final = b"AMQP_STRING:"  # escapes a string that begins like one of these
+STRING_ID: Final = b"AMQP_STRING:"  # escapes a string that starts with `ID_PREFIX`
 ID_PREFIX: Final = b"AMQP_"
 _ULONG_CODES: Final = frozenset({0x80, 0x53, 0x44})
 
-CLOUD_EVENTS: Final = ("cloudEvents:", "cloudEvents_")  # the AMQP binding's two prefixes ...
-CLOUD_EVENTS_KAFKA: Final = "ce_"  # ... and the Kafka binding's one
+CLOUD_EVENTS: Final = ("cloudEvents:", "cloudEvents_")  # the two prefixes of the CloudEvents binding for AMQP
+CLOUD_EVENTS_KAFKA: Final = "ce_"  # the prefix of the CloudEvents binding for Kafka
 
 STRING_TYPE: Final = "s"
 NULL_TYPE: Final = "n"
@@ -34,7 +34,7 @@ UNREADABLE_TYPE: Final = "*"
 
 
 def checked_text(raw: bytes) -> bytes:
-    """`raw` if it is UTF-8, else DecodeError."""
+    """Return `raw`. Raises DecodeError when it is not UTF-8."""
     if not raw.isascii():
         try:
             raw.decode()
@@ -44,7 +44,7 @@ def checked_text(raw: bytes) -> bytes:
 
 
 def id_text(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
-    """The message or correlation id at `at` as text, and where the next value starts. Raises DecodeError."""
+    """Return the message or correlation id at `at` as text, and where the next value starts. Raises DecodeError."""
     code = data[at]
     value, after = decode(data, at, end)
     if value is None:
@@ -62,7 +62,7 @@ def id_text(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def id_value(text: bytes) -> bytes:
-    """The encoded id of a header: the prefix's type, else a string if it is UTF-8, else a binary."""
+    """Encode an id from a header in the type of its prefix; without one, as a string if it is UTF-8, else a binary."""
     if text.startswith(ID_PREFIX):
         try:
             if text.startswith(BINARY_ID):
@@ -76,12 +76,12 @@ def id_value(text: bytes) -> bytes:
             if text.startswith(STRING_ID):
                 return primitives.string(text[len(STRING_ID) :].decode())
         except ValueError:
-            pass  # written by somebody else: it only looks like ours, so it is a plain string
+            pass  # another producer wrote it and it only looks like a prefix, so it is a plain string
     return text_or_binary(text)
 
 
 def text_or_binary(raw: bytes) -> bytes:
-    """An encoded string if `raw` is UTF-8, else an encoded binary."""
+    """Encode `raw` as a string if it is UTF-8, else as a binary."""
     try:
         return primitives.string(raw.decode())
     except UnicodeDecodeError:
@@ -89,7 +89,7 @@ def text_or_binary(raw: bytes) -> bytes:
 
 
 def header_name(raw: bytes) -> str:
-    """The header's name for an application property's. Raises DecodeError when it is not UTF-8."""
+    """Return the header name for an application property's name. Raises DecodeError when it is not UTF-8."""
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -101,7 +101,7 @@ def header_name(raw: bytes) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def property_name(stored: str) -> str | None:
-    """The application property's name for a header's; None when the header is one of ours."""
+    """Return the application property's name for a header's name; None when the header is one of the gateway's."""
     if stored.startswith(CLOUD_EVENTS_KAFKA) and len(stored) > len(CLOUD_EVENTS_KAFKA):
         return CLOUD_EVENTS[0] + stored[len(CLOUD_EVENTS_KAFKA) :]
     return own_name(stored)
@@ -141,14 +141,14 @@ FIXED: Final[dict[int, tuple[str, int, Callable[[bytes], bytes]]]] = {
     0x72: ("f", 4, lambda raw: repr(_FLOAT.unpack(raw)[0]).encode()),
     0x82: ("d", 8, lambda raw: repr(_DOUBLE.unpack(raw)[0]).encode()),
 }  # fmt: skip
-"""The types of a fixed width: (letter, bytes, text)."""
+"""The types of a fixed width, by constructor: (letter, size in bytes, conversion to text)."""
 
 
 def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, int]:
-    """(type letter, text, where the next value starts) of an application property's value.
+    """Decode an application property's value to (type letter, text, where the next value starts).
 
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
-    `UNREADABLE_TYPE`; it travels in the sections header alone. Raises DecodeError.
+    `UNREADABLE_TYPE`; it is stored only in the sections header. Raises DecodeError.
     """
     quick = FIXED.get(data[at])
     if quick is not None:
@@ -206,7 +206,10 @@ _VALUES: Final[dict[str, Callable[[str], bytes]]] = {
 
 
 def property_value(letter: str | None, text: bytes | None) -> bytes:
-    """The encoded application property of a header; without a (fitting) letter a string, else a binary."""
+    """Encode a header's value as an application property of the letter's type.
+
+    Without a letter, or when the text does not fit the type, it is a string if it is UTF-8, else a binary.
+    """
     if text is None:
         return primitives.NULL
     if letter == "x":
@@ -216,5 +219,5 @@ def property_value(letter: str | None, text: bytes | None) -> bytes:
         try:
             return convert(text.decode())
         except (ValueError, KeyError, OverflowError, TypeError):
-            pass  # the header was changed on its way: its text is worth more than its type
+            pass  # another producer changed the header: keep its text, ignore the type
     return text_or_binary(text)

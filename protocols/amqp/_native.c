@@ -1,37 +1,37 @@
 /*
- * What happens to every delivery, in one call for a run of them: proton's C functions are called from here, and no
- * Python code stands between two deliveries. `deliveries.py` has the same functions in Python.
+ * The work per delivery, for a run of deliveries in one call: this file calls proton's C functions directly, and no
+ * Python code runs between two deliveries. `deliveries.py` has the same functions in Python.
  *
- * The functions are those of the very library that `cproton` has loaded (`_native_proton.c`): cffi is asked for their
- * addresses, and for their types: another version of proton is refused at the import.
+ * The functions are those of the library that `cproton` has loaded (`_native_proton.c`): cffi returns their addresses
+ * and their types, and a version of proton with other types is refused at import.
  *
- * A delivery or a link is known to Python by its address, an int. Whatever is not usual is left where it stands, for
- * the engine: a run ends before it.
+ * Python identifies a delivery or a link by its address, an int. An unusual event ends the run and is left for the
+ * engine.
  */
 #include "protocols/amqp/_native.h"
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for the engine; done */
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to the engine; done */
 
 #define TAG_BYTES 4
 #define ACCEPTED 0x24             /* part 3.4.2 */
 #define TRANSACTIONAL_STATE 0x34  /* part 4.5.8 */
 
-/* What is taken from Python once. */
+/* Python objects that are looked up once. */
 static struct {
-    PyObject *transfers, *accepted; /* the types of events */
+    PyObject *transfers, *accepted; /* event types */
     PyObject *address, *attached, *incoming, *partial, *credit, *limit, *held, *held_bytes, *link, *deliveries, *messages;
 } py;
 
-/* Deliveries of one link that came one after the other, and what they have in common. */
+/* Consecutive deliveries of one link, and their shared state. */
 typedef struct {
     PyObject *links, *sent, *events; /* the engine's */
     bool transactional;
-    pn_link_t *handle;  /* NULL: no run */
-    PyObject *link;     /* of ours; owned */
+    pn_link_t *handle;  /* NULL when there is no run */
+    PyObject *link;     /* our Link; owned */
     bool incoming;
     Py_ssize_t credit, limit;          /* of an incoming link */
-    Py_ssize_t held, bytes;            /* by how much what the link holds has changed */
-    PyObject *deliveries, *messages;   /* of the event that the run belongs to; owned; NULL: no event yet */
+    Py_ssize_t held, bytes;            /* changes to the link's `held` and `held_bytes` */
+    PyObject *deliveries, *messages;   /* the lists of the run's event; owned; NULL when there is no event yet */
 } Run;
 
 /* Attributes of links and events */
@@ -54,7 +54,7 @@ write_size(PyObject *to, PyObject *name, Py_ssize_t value)
     return failed < 0 ? FAILED : TAKEN;
 }
 
-/* TAKEN when the attribute is `expected`, one of Python's constants; LEFT when it is another. */
+/* TAKEN when the attribute is the object `expected`; LEFT when it is another. */
 static Verdict
 is_constant(PyObject *from, PyObject *name, PyObject *expected)
 {
@@ -69,7 +69,7 @@ is_constant(PyObject *from, PyObject *name, PyObject *expected)
 
 /* Runs */
 
-/* Tell the link what the run has changed, and forget the run. It may be called with an error set, which is kept. */
+/* Write the run's changes to its link, and clear the run. An error that is set stays set. */
 static Verdict
 end_run(Run *run)
 {
@@ -106,7 +106,7 @@ end_run(Run *run)
     return verdict;
 }
 
-/* Begin a run of the deliveries of a link; LEFT when it is not known, or nothing may travel on it. */
+/* Start a run for a link; LEFT when the link is unknown, detached, or has an incomplete message. */
 static Verdict
 begin_run(Run *run, pn_link_t *handle)
 {
@@ -140,7 +140,7 @@ begin_run(Run *run, pn_link_t *handle)
     return TAKEN;
 }
 
-/* The lists of the last event, when it is one of `type` and of the run's link; else those of a new one. */
+/* Take the lists of the last event if it has this type and the run's link, else those of a new event. */
 static Verdict
 join_event(Run *run, PyObject *type)
 {
@@ -187,7 +187,7 @@ join_event(Run *run, PyObject *type)
     return TAKEN;
 }
 
-/* A complete message that came in one transfer. */
+/* Process a complete message that came in one transfer. */
 static Verdict
 take_transfer(Run *run, pn_delivery_t *delivery)
 {
@@ -230,7 +230,7 @@ take_transfer(Run *run, pn_delivery_t *delivery)
     return verdict;
 }
 
-/* A delivery of ours that the peer has accepted. It is settled here and at once, as in the engine. */
+/* Process the peer's `accepted` for a delivery that we sent: settle it before the next event, as the engine does. */
 static Verdict
 take_acceptance(Run *run, pn_delivery_t *delivery)
 {
@@ -242,7 +242,7 @@ take_acceptance(Run *run, pn_delivery_t *delivery)
         return FAILED;
     }
     Verdict verdict = LEFT;
-    PyObject *sent = PyDict_GetItemWithError(run->sent, address); /* its link, the token, its bytes */
+    PyObject *sent = PyDict_GetItemWithError(run->sent, address); /* link, token, size in bytes */
     if (sent && PyTuple_CheckExact(sent) && PyTuple_GET_SIZE(sent) == 3 && PyTuple_GET_ITEM(sent, 0) == run->link) {
         Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(sent, 2));
         verdict = size == -1 && PyErr_Occurred() ? FAILED : join_event(run, py.accepted);
@@ -344,7 +344,7 @@ accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
     Py_RETURN_NONE;
 }
 
-/* Note a delivery that was sent unsettled, as `take_acceptance` reads it. */
+/* Add a delivery that was sent unsettled to `sent`, in the form that `take_acceptance` reads. */
 static int
 note_sent(PyObject *sent, pn_delivery_t *delivery, PyObject *link, PyObject *token, Py_ssize_t size)
 {
@@ -358,7 +358,7 @@ note_sent(PyObject *sent, pn_delivery_t *delivery, PyObject *link, PyObject *tok
     return failed;
 }
 
-/* Send what `messages` holds; -1 with an exception. */
+/* Send `messages`, and return their size in bytes; -1 with an exception. */
 static Py_ssize_t
 send_all(pn_link_t *handle, unsigned long number, PyObject *messages, PyObject *tokens, PyObject *link, PyObject *sent)
 {

@@ -1,4 +1,4 @@
-/* proton's functions for the parts of `protocols.amqp._native`; `_native_proton.c` finds them. */
+/* proton's functions that `protocols.amqp._native` calls; `_native_proton.c` looks them up. */
 #ifndef TRIVIUM_PROTOCOLS_AMQP_NATIVE_H
 #define TRIVIUM_PROTOCOLS_AMQP_NATIVE_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* proton's, as its headers declare them; the structures are known by their addresses only. */
+/* As proton's headers declare them; the structures are opaque here. */
 typedef struct pn_collector_t pn_collector_t;
 typedef struct pn_event_t pn_event_t;
 typedef struct pn_delivery_t pn_delivery_t;
@@ -40,7 +40,7 @@ struct Proton {
 };
 extern struct Proton pn;
 
-/* The address that stands for one of proton's objects; NULL, with an exception, when it is none. */
+/* The pointer to one of proton's objects from its address as an int; NULL with an exception on failure. */
 void *pointer_of(PyObject *address);
 
 /* For Py_mod_exec, in this order. */

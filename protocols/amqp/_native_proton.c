@@ -1,4 +1,4 @@
-/* proton's functions: those of the very library that `cproton` has loaded, if they are of the types that are known here. */
+/* Looks up proton's functions in the library that `cproton` has loaded, and checks their types. */
 #include "protocols/amqp/_native.h"
 
 struct Proton pn;
@@ -13,7 +13,7 @@ pointer_of(PyObject *address)
     return found;
 }
 
-/* The address of one of proton's functions into `place`, if cffi says that it is of this type. */
+/* Store the address of one of proton's functions in `place`, if it has this type according to cffi. */
 static int
 find_function(PyObject *ffi, PyObject *lib, const char *name, const char *type, void *place)
 {
@@ -82,7 +82,7 @@ look_up_proton(PyObject *Py_UNUSED(module))
     return failed;
 }
 
-/* The collector that all connections have in common. */
+/* The collector that all connections share. */
 int
 look_up_events(PyObject *Py_UNUSED(module))
 {

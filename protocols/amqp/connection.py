@@ -1,7 +1,7 @@
-"""The server's side of one AMQP connection: protocol headers, the SASL layer, then the AMQP layer.
+"""The server side of one AMQP connection: protocol headers, the SASL layer, then the AMQP layer.
 
-It keeps the contract of `protocols.connection`. The verbs of the AMQP layer are `Connection.engine`'s; the SASL
-verdict's are here, because it decides which layer reads what comes next.
+`Connection` implements `protocols.connection.Connection`. The methods of the AMQP layer are on `Connection.engine`.
+Those of the SASL exchange are on `Connection` itself: the SASL outcome decides which layer reads the next bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocols.amqp.sasl import SaslCode, SaslLayer
 from protocols.connection import ConnectionFailed
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"  # part 2.2
-EARLY_LIMIT: Final = 65536  # bytes kept while a SASL verdict is awaited
+EARLY_LIMIT: Final = 65536  # bytes buffered while a SASL outcome is pending
 
 
 class Connection:
@@ -28,7 +28,7 @@ class Connection:
         "_passed", "_sasl", "allow_without_sasl", "engine", "mechanisms",
     )  # fmt: skip
 
-    engine: Engine  # the AMQP layer; its verbs may be used from `ConnectionOpened` on
+    engine: Engine  # the AMQP layer; usable from `ConnectionOpened` on
 
     def __init__(
         self,
@@ -39,24 +39,24 @@ class Connection:
         allow_without_sasl: bool = True,
         open_timeout_s: float = 10.0,
     ) -> None:
-        """Wait for a peer, which has `open_timeout_s` from connecting to open; `container_id` is our name."""
+        """Expect the peer's open within `open_timeout_s` of the first tick; `container_id` names this gateway."""
         self._container_id = container_id
         self._limits = limits
         self.mechanisms = mechanisms  # SASL mechanisms to offer, in order; read when the peer asks for SASL
-        # whether a peer may begin with AMQP at once (part 5.3: it is then anonymous)
+        # whether a peer may skip SASL and start with the AMQP header (part 5.3: it is then anonymous)
         self.allow_without_sasl = allow_without_sasl
         self._open_timeout_s = open_timeout_s
         self._open_by: float | None = None
         self._deadline: float | None = None
         self._now = 0.0
-        self._buffer: bytearray | None = bytearray()  # until the AMQP layer reads
-        self._output = b""  # of the layers before AMQP's
+        self._buffer: bytearray | None = bytearray()  # None once the AMQP layer reads
+        self._output = b""  # from the layers before AMQP
         self._sasl: SaslLayer | None = None
         self._passed = False  # the SASL outcome was OK
         self._dead = False
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Take bytes as they came, split anywhere."""
+        """Process received bytes, split anywhere."""
         if self._buffer is None:
             return self.engine.receive_data(data)
         if self._dead:
@@ -67,7 +67,7 @@ class Connection:
         return self._advance()
 
     def receive_eof(self) -> list[Any]:
-        """The peer will send no more."""
+        """Handle the end of the peer's stream."""
         if self._buffer is None:
             return self.engine.receive_eof()
         if self._dead:
@@ -75,7 +75,7 @@ class Connection:
         return self._die("the peer left before it opened")
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that wait to be written."""
+        """Return the bytes to write, and forget them."""
         if self._buffer is None and not self._output:
             return self.engine.data_to_send()
         if self._sasl is not None:
@@ -84,11 +84,11 @@ class Connection:
         return data + self.engine.data_to_send() if self._buffer is None else data
 
     def next_deadline(self) -> float | None:
-        """When `tick` must be called at the latest."""
+        """Return the latest time for the next `tick`."""
         return self._deadline
 
     def tick(self, now: float) -> list[Any]:
-        """Tell the time: idle time-outs, heartbeats, the time limit for open."""
+        """Check idle time-outs and the time limit for open, and send heartbeats."""
         self._now = now
         if self._buffer is None and self.engine.opened:
             events, self._deadline = self.engine.tick(now)
@@ -102,47 +102,47 @@ class Connection:
 
     @property
     def closing(self) -> bool:
-        """Nothing more is to be read."""
+        """Whether nothing more is to be read."""
         return self._dead or (self._buffer is None and self.engine.closing)
 
     def open(self, offered: Sequence[str], properties: Sequence[tuple[str, str]]) -> None:
-        """Answer the peer's open; from now on silence is judged."""
+        """Answer the peer's open; from now on the idle time-out applies."""
         self.engine.open(offered, properties)
         self._open_by = None
         self._deadline = self.engine.schedule(self._now)
 
     def close(self, error: Error | None = None) -> None:
-        """Close, at whatever layer the connection is."""
+        """Close, whichever layer is reading."""
         if self._buffer is None:
             self.engine.close(error)
         self._dead = True
 
     def give_up(self) -> list[Any]:
-        """See `protocols.connection.Connection`; ahead of the AMQP layer there are no words for it."""
+        """See `protocols.connection.Connection`; before the AMQP layer there is no frame that could report an error."""
         return [] if self.closing else self._die("internal error", INTERNAL_ERROR)
 
     def release(self) -> None:
-        """The socket is gone, and no verb will be used any more."""
+        """Free the engine: the socket is closed, and no other method will be called."""
         self._dead = True
         if self._buffer is None:
             self.engine.release()
 
     def sasl_challenge(self, data: bytes) -> list[Any]:
-        """Ask the peer for another response; what it had sent ahead may give events."""
+        """Send a SASL challenge; frames that the peer has sent ahead may give events."""
         if self._sasl is None or self._dead:
             return []
         self._sasl.challenge(data)
         return self._advance()
 
     def sasl_outcome(self, code: SaslCode, additional: bytes | None = None) -> list[Any]:
-        """Give the verdict; what the peer had sent ahead may give events."""
+        """Send the SASL outcome; frames that the peer has sent ahead may give events."""
         if self._sasl is None or self._dead:
             return []
         self._sasl.outcome(code, additional)
         return self._advance()
 
     def _advance(self) -> list[Any]:
-        """Let the layer whose turn it is read the buffer."""
+        """Let the current layer read the buffer."""
         buffer = self._buffer
         assert buffer is not None
         if self._sasl is None or self._passed:
@@ -170,7 +170,7 @@ class Connection:
         return events
 
     def _start(self) -> list[Any]:
-        """The AMQP layer takes over; it reads the protocol header itself."""
+        """Hand over to the AMQP layer, which reads the protocol header itself."""
         assert self._buffer is not None
         data = bytes(self._buffer)
         if self._sasl is not None:

@@ -1,7 +1,7 @@
-"""What happens to every delivery: taken as proton's events tell, accepted, sent.
+"""The work per delivery: read it from proton's events, accept it, send it.
 
-This is the reference, and what runs where no C extension was built: `_native.c` has the same functions, and takes whole
-runs of deliveries in one call. Deliveries and links are known by their addresses.
+This is the reference, and it runs where no C extension was built: `_native.c` has the same functions, and reads whole
+runs of deliveries in one call. Deliveries and links are identified by their addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _peek, _event_type = lib.pn_collector_peek, lib.pn_event_type
 _new_delivery, _send, _advance = lib.pn_delivery, lib.pn_link_send, lib.pn_link_advance
 _update, _settle = lib.pn_delivery_update, lib.pn_delivery_settle
 
-# One delivery tag for the process: proton copies it.
+# One buffer for the delivery tags of the whole process: proton copies the tag.
 _tag_bytes: Final = bytearray(4)
 _tag_kept: Final = ffi.new("pn_delivery_tag_t *", (4, _from_buffer(_tag_bytes)))
 _tag: Final = _tag_kept[0]
@@ -27,25 +27,25 @@ _write_tag: Final = Struct(">I").pack_into
 
 
 def take_usual(
-    _links: dict[int, Any],  # the engine's: by address
-    _sent: dict[int, tuple[Any, Any, int]],  # likewise: the link, the token and the bytes of what was sent
+    _links: dict[int, Any],  # the engine's links by address
+    _sent: dict[int, tuple[Any, Any, int]],  # the engine's unsettled deliveries by address: link, token, size in bytes
     _transactional: bool,
-    _events: list[Any],  # what has happened is appended
+    _events: list[Any],  # new events are appended to it
 ) -> int:
-    """Take deliveries off proton's events as long as they are usual, in their order.
+    """Process usual deliveries from the front of proton's event queue, and stop at the first other event.
 
-    Usual are complete messages of one transfer within credit and limits, and acceptances of what was sent. Here none
-    is: the engine says what each means, and in C nothing else comes of those that are taken.
+    Usual are complete messages of one transfer within credit and limits, and `accepted` outcomes of sent deliveries.
+    The C version processes these with the same result as the engine; this version leaves every event to the engine.
 
     Returns:
-        The type of the first event that is left for the engine; 0: there is none.
+        The type of the first event that is left for the engine, or 0 when there is none.
     """
     event = _peek(EVENTS)
     return int(_event_type(event)) if event else 0
 
 
 def accept(deliveries: Sequence[int | None]) -> None:
-    """Settle received deliveries as accepted; None stands for one that came settled."""
+    """Settle received deliveries as accepted; None stands for one that the peer sent settled."""
     for address in deliveries:
         if address is not None:
             delivery = _cast("pn_delivery_t *", address)
@@ -54,13 +54,13 @@ def accept(deliveries: Sequence[int | None]) -> None:
 
 
 def send(
-    link: Any,  # the engine's
-    number: int,  # of the first message: its tag, of 32 bits
+    link: Any,
+    number: int,  # the first message's delivery tag, 32 bits; the next messages count on
     messages: Sequence[bytes],
-    tokens: Sequence[Any] | None,  # beside them; None: they are sent settled
-    sent: dict[int, tuple[Any, Any, int]],  # the engine's: what is sent unsettled is noted in it
+    tokens: Sequence[Any] | None,  # one for each message; None sends them settled
+    sent: dict[int, tuple[Any, Any, int]],  # the engine's unsettled deliveries; the new ones are added
 ) -> int:
-    """Send messages on a link that has credit for them; how many bytes they are."""
+    """Send messages on a link that has credit for them, and return their size in bytes."""
     handle = _cast("pn_link_t *", link.address)
     total = 0
     for place, data in enumerate(messages):

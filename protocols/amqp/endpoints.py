@@ -1,7 +1,7 @@
-"""The life of an AMQP connection, its sessions and its links, on proton's engine: all but what happens per delivery.
+"""The life cycle of an AMQP connection, its sessions and its links, on proton's engine: everything except deliveries.
 
-What a peer may put into open, begin and attach is read with care (`native`), because it may be no UTF-8 and no map.
-Limits on links are kept here, and memory of links and sessions is given back once nobody holds a delivery of theirs.
+The fields of open and attach are read through `native`, because a peer may send invalid UTF-8 or no map. This module
+enforces the limits on sessions and links, and frees the memory of both when none of their deliveries is in use.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from protocols.connection import ConnectionClosed, ConnectionFailed
 _event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_session, lib.pn_event_type
 
 
-LEAST_IDLE_MS: Final = 100  # of a peer's idle time-out
-UNANSWERED_LIMIT: Final = 1024  # links that were detached here and not by the peer; each takes memory until it does
-ATTACH_BYTES: Final = 128  # of an attach at most, without its name and its termini
+LEAST_IDLE_MS: Final = 100  # the shortest idle time-out that a peer may ask for
+UNANSWERED_LIMIT: Final = 1024  # links detached here and not yet by the peer; each uses memory until the peer detaches
+ATTACH_BYTES: Final = 128  # the largest attach without its name and its termini
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a peer may use. Bytes and seconds."""
+    """The limits of one connection, in bytes and seconds."""
 
     max_frame_bytes: int = 65536
     channel_max: int = 63
     links_per_session: int = 256
-    idle_timeout_s: float = 60.0  # proton announces the half of it; 0: none
+    idle_timeout_s: float = 60.0  # proton announces half of it; 0 means none
     session_window_bytes: int = 128 * 1024 * 1024
-    partial_bytes: int = 32 * 1024 * 1024  # of messages that are not complete, of all links together
+    partial_bytes: int = 32 * 1024 * 1024  # incomplete messages of all links together
 
 
 class Endpoints:
-    """The connection, its sessions and its links."""
+    """One connection with its sessions and links."""
 
     def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
         self.opened = False  # both sides have sent their open
-        self.over = False  # the last event was given; nothing more is read
+        self.over = False  # the last event was returned; nothing more is read
         self.closing = False  # nothing more is to be read, and our close is in the output
-        self.transactional = False  # a coordinator was asked for, so that transfers may carry a txn-id
+        self.transactional = False  # the peer attached a coordinator, so transfers may carry a txn-id
         self._limits = limits
         self._with_sasl = with_sasl
         self._remote_opened = False
@@ -61,19 +61,19 @@ class Endpoints:
         native.silence(io)
         lib.pn_transport_bind(io, conn)
         self._links: dict[int, Link] = {}  # by address
-        self._sessions: list[Session] = []  # few, and looked for rarely: a dict takes thrice as much
-        self._sent: dict[int, tuple[Link, Any, int]] = {}  # delivery -> its link, the sender's token, the bytes
-        self._stale = 0  # of these, how many are of links that were detached
+        self._sessions: list[Session] = []  # few and rarely searched: a dict would need three times the memory
+        self._sent: dict[int, tuple[Link, Any, int]] = {}  # unsettled deliveries by address: link, token, size in bytes
+        self._stale = 0  # entries of `_sent` whose link is detached
         self._stalled: list[Link] = []
-        self._untidy: list[Link] = []  # were answered, or are finished and nothing of them is held
+        self._untidy: list[Link] = []  # links whose termini, or which themselves, can be freed after the next output
         self._ended: list[Session] = []
         self._partial_bytes = 0
-        self._unanswered = 0  # links, see `UNANSWERED_LIMIT`
+        self._unanswered = 0  # see `UNANSWERED_LIMIT`
         self._tag = 0
 
     @property
     def is_empty_of_links(self) -> bool:
-        """Whether no link is left, not even one of which deliveries are held."""
+        """Whether no link is left, not even a detached one with deliveries in use."""
         return not self._links and not self._sent
 
     @property
@@ -81,7 +81,7 @@ class Endpoints:
         """Whether neither sessions nor links are left."""
         return not self._sessions and self.is_empty_of_links
 
-    # verbs: the connection
+    # commands: the connection
 
     def open(self, offered: Iterable[str], properties: Iterable[tuple[str, str]]) -> None:
         """Answer the peer's open."""
@@ -90,11 +90,11 @@ class Endpoints:
         native.put(lib.pn_connection_properties(self._conn), primitives.map_of(items))
         lib.pn_connection_open(self._conn)
         self.opened = True
-        for session in self._sessions:  # begun ahead of our open, which must come first (part 2.4.1)
+        for session in self._sessions:  # opened by a pipelining peer; our begin must follow our open (part 2.4.1)
             lib.pn_session_open(session.handle)
 
     def close(self, error: Error | None = None) -> None:
-        """Send close; nothing the peer still sends is looked at."""
+        """Send close; everything that the peer still sends is ignored."""
         if self.over:
             return
         self.over = self.closing = True
@@ -103,24 +103,24 @@ class Endpoints:
         native.set_condition(lib.pn_connection_condition(self._conn), error)
         lib.pn_connection_close(self._conn)
 
-    # verbs: links
+    # commands: links
 
     def accept_link(
         self,
         link: Link,  # as requested
         *,
         max_message_bytes: int = 0,  # incoming: announced and enforced
-        capabilities: Iterable[str] = (),  # of our terminus, those that are true
+        capabilities: Iterable[str] = (),  # the capabilities that our terminus has
         settled: bool = False,  # outgoing: every delivery is sent settled
-        filters: Iterable[Filter] = (),  # outgoing: those of the peer's that are applied
-        found: str | None = None,  # outgoing: the address of a durable source that the peer left to us to know
-        dynamic: str | None = None,  # the address of the node that the peer asked us to make
+        filters: Iterable[Filter] = (),  # outgoing: the requested filters that are applied
+        found: str | None = None,  # outgoing: address of the existing durable source of a peer that sent a null source
+        dynamic: str | None = None,  # the address of the dynamic node that was created for the peer
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
-        A filter in our answer says that it is applied (part 3.5.3): none is there but `filters`.
+        The answer contains only `filters`: a filter in it means that it is applied (part 3.5.3).
         """
-        if not link.attached or self.over:  # the peer has left meanwhile
+        if not link.attached or self.over:  # the peer has detached in the meantime
             return
         assert not link.accepted
         link.accepted = True
@@ -159,13 +159,13 @@ class Endpoints:
         else:
             lib.pn_terminus_copy(lib.pn_link_target(handle), lib.pn_link_remote_target(handle))
             lib.pn_terminus_set_type(lib.pn_link_source(handle), lib.PN_UNSPECIFIED)
-        # Proton leaves out null fields at the end of a list, and some clients (Azure's for Python) look at all of them.
+        # proton omits null fields at the end of a list, but some clients (Azure's for Python) read all of them.
         native.put(lib.pn_link_properties(handle), primitives.map_of(()))
         if self._answer(link):
             self.close_link(link, error)
 
     def close_link(self, link: Link, error: Error | None = None) -> None:
-        """Detach for good; deliveries on it are forgotten."""
+        """Detach with closed=true, and forget the link's deliveries."""
         if not link.attached:
             return
         link.attached = False
@@ -176,9 +176,9 @@ class Endpoints:
         lib.pn_link_close(link.handle)
 
     def release(self) -> None:
-        """The connection is gone and no verb will be used: sessions and links drop their references to each other."""
+        """Break the reference cycles between sessions and links; no other method will be called."""
         self.over = True
-        # What happens from now on, the end of proton's objects included, is told to nobody.
+        # Detach the collector: freeing proton's objects makes events, and no code would read them.
         native.discard_events()
         lib.pn_connection_collect(self._conn, native.ffi.NULL)
         for session in self._sessions:
@@ -190,7 +190,7 @@ class Endpoints:
         self._stalled.clear()
         self._untidy.clear()
 
-    # events of proton
+    # handlers of proton's events
 
     def _on_open(self, _event: Any, events: list[Any]) -> None:
         if self._remote_opened:
@@ -205,7 +205,7 @@ class Endpoints:
             self._fail(events, f"open: {error}", outcomes.DECODE_ERROR)
             return
         idle_ms = int(lib.pn_transport_get_remote_idle_timeout(self._io))
-        if 0 < idle_ms < LEAST_IDLE_MS:  # part 2.4.5: who cannot support it says so and closes
+        if 0 < idle_ms < LEAST_IDLE_MS:  # part 2.4.5: a peer that cannot support the time-out closes with an error
             self._fail(events, f"an idle time-out of {idle_ms} ms is too short", outcomes.NOT_ALLOWED)
             return
         events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
@@ -224,7 +224,7 @@ class Endpoints:
             self._fail(events, "a begin before the open", outcomes.ILLEGAL_STATE)
             return
         if sum(session.open for session in self._sessions) > self._limits.channel_max:
-            # proton lets a peer begin again on a channel that is in use, and keeps both sessions.
+            # proton accepts a second begin on a channel in use and keeps both sessions, so they are counted here.
             self._fail(events, f"more than {self._limits.channel_max + 1} sessions", outcomes.NOT_ALLOWED)
             return
         session = Session(handle)
@@ -308,7 +308,7 @@ class Endpoints:
             link.attached = False
             self._drop_partial(link)
             self._forget_sent(link)
-            # When it gave up before we had an answer, that comes first (part 2.6.3).
+            # If the peer detached before our attach, we must attach before we detach (part 2.6.3).
             if link.accepted or self._answer(link):
                 (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
             error = native.condition(lib.pn_link_remote_condition(link.handle))
@@ -319,7 +319,7 @@ class Endpoints:
         error = native.condition(lib.pn_transport_condition(self._io)) or Error(outcomes.FRAMING_ERROR)
         self._fail(events, error.description or error.condition, error.condition)
 
-    # inside, and for `engine`
+    # helpers, also for `engine`
 
     def _session(self, handle: Any) -> Session | None:
         return next((session for session in self._sessions if session.handle == handle), None)
@@ -331,7 +331,7 @@ class Endpoints:
         events.append(ConnectionFailed(reason, code))
 
     def _answer(self, link: Link) -> bool:
-        """Send our attach, or end the connection: it cannot be split, and may be larger than the peer takes."""
+        """Send our attach, or close the connection if it exceeds the peer's max-frame-size: it cannot be split."""
         handle = link.handle
         largest = int(lib.pn_transport_get_remote_max_frame(self._io))
         termini = (lib.pn_link_source(handle), lib.pn_link_target(handle))
@@ -344,7 +344,7 @@ class Endpoints:
         return True
 
     def _drop_partial(self, link: Link) -> bytearray:
-        """Keep nothing more of a message that is not complete; what there was of it."""
+        """Forget the link's incomplete message, and return the bytes received so far."""
         parts, link.partial = link.partial, None
         if parts is None:
             return bytearray()
@@ -357,24 +357,24 @@ class Endpoints:
         events.append(LinkDetached(link, True, error, by_us=True))
 
     def _forget_sent(self, link: Link) -> None:
-        """The outcomes of what was sent on `link` will not come any more."""
+        """Forget the deliveries sent on `link`: no outcome can arrive for them any more."""
         if link.incoming or not link.held:
             return
         self._stale += link.held
         link.held = link.held_bytes = 0
-        # All are looked through when half of them are forgotten: thousands of links may be detached one by one.
+        # Sweep `_sent` only when half of it is stale: thousands of links may be detached one by one.
         if self._stale * 2 >= len(self._sent):
             self._sent = {delivery: sent for delivery, sent in self._sent.items() if sent[0].attached}
             self._stale = 0
 
     def _finish(self, link: Link) -> None:
-        """Both sides have detached: the memory goes as soon as no delivery of it is held."""
+        """Mark a link as detached by both sides; its memory is freed when none of its deliveries is in use."""
         link.finished = True
         if not link.held:
             self._untidy.append(link)
 
     def _tidy(self) -> None:
-        """Give back what nobody asks for again; the output was taken to its end."""
+        """Free the memory of answered and finished links and of ended sessions; all output must have been taken."""
         untidy, self._untidy = self._untidy, []
         for link in untidy:
             if link.finished and not link.held:
@@ -382,7 +382,7 @@ class Endpoints:
                     link.session.links.pop(link, None)
                     link.context = None
                     lib.pn_link_free(link.handle)
-            elif self.opened:  # else our attach waits for our open
+            elif self.opened:  # else our attach is not written yet: it waits for our open
                 native.forget_termini(link.handle)
         for session in [session for session in self._ended if not session.links]:
             self._ended.remove(session)

@@ -1,10 +1,11 @@
-"""qpid-proton as a sans-io engine behind our own verbs: bytes, and what happens per delivery.
+"""qpid-proton as a sans-io engine: bytes in and out, transfers, dispositions and flow.
 
-The life of connections, sessions and links is rare and in `endpoints`. What happens per delivery is here and in
-`deliveries`, which are in C, too (ADR 0065): usual transfers and outcomes are taken there in runs, all others here, and
-no Python object of proton's is ever built for one. Only these three modules and `native` know proton.
+Connections, sessions and links open and close rarely; `endpoints` handles that. The work per delivery is here and in
+`deliveries`, which also exists in C (ADR 0065): it processes usual transfers and outcomes in runs, this module all
+others. None of proton's Python objects is ever built for a delivery. Only `endpoints`, `transacting`, `deliveries`,
+`native` and this module use proton.
 
-What proton leaves to its user is done here: link credit is enforced and partial deliveries are bounded.
+This module adds two checks that proton leaves to its user: it enforces link credit and limits incomplete deliveries.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
 try:
     from protocols.amqp._native import accept, send, take_usual
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built, or switched off; `gateway.native` reports which
     from protocols.amqp.deliveries import accept, send, take_usual
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
@@ -46,14 +47,14 @@ _outgoing_bytes, _link_credit = lib.pn_session_outgoing_bytes, lib.pn_link_credi
 _DELIVERY: Final = int(lib.PN_DELIVERY)
 _TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.RELEASED, outcomes.MODIFIED})
 
-# One scratch buffer for the process: it is filled and emptied within one call, and nothing here waits.
+# One scratch buffer for the process: each call fills and empties it without an await in between.
 _SCRATCH_BYTES: Final = 1 << 20
 _scratch: Final = ffi.new("char[]", _SCRATCH_BYTES)
 _from_buffer, _unpack, _buffer = ffi.from_buffer, ffi.unpack, ffi.buffer
 
-OUTGOING_HIGH: Final = 256 * 1024  # bytes that proton may hold for a session whose window is shut
+OUTGOING_HIGH: Final = 256 * 1024  # bytes that proton may buffer for a session whose window is shut
 REFUSABLE_FACTOR: Final = 4
-"""A message up to this times the limit is read to its end and rejected alone; above it, the link goes."""
+"""A message up to this multiple of the limit is read to its end and rejected; a larger one detaches the link."""
 
 
 class Engine(Transacting):
@@ -62,7 +63,7 @@ class Engine(Transacting):
     # bytes in, events out, bytes out
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Take bytes; proton takes only as many at a time as it has space for, and raises beyond."""
+        """Process received bytes, in pieces that fit proton's input buffer: more would be an error."""
         events: list[Any] = []
         native.discard_events()
         base = _from_buffer(data)
@@ -84,14 +85,14 @@ class Engine(Transacting):
         return events
 
     def receive_eof(self) -> list[Any]:
-        """The peer will send no more."""
+        """Handle the end of the peer's stream."""
         events: list[Any] = []
         if not self.over:
             self._fail(events, "the peer left without a close", outcomes.CONNECTION_FORCED)
         return events
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that wait to be written."""
+        """Return the bytes to write, and forget them."""
         parts: list[bytes] = []
         io = self._io
         while (size := _pending(io)) > 0:
@@ -104,17 +105,20 @@ class Engine(Transacting):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def schedule(self, now: float) -> float | None:
-        """Tell the time (seconds) and learn when to tell it again; heartbeats go to the output."""
+        """Let proton check its timers at `now` (seconds), and return the time of the next check or None.
+
+        Heartbeats go to the output.
+        """
         deadline = float(lib.pn_transport_tick(self._io, int(now * 1000)) / 1000)
         if deadline <= 0 or self.over:
             return None
-        # proton sends a heartbeat when a tick finds that nothing was sent since the tick before: between two of them
-        # the peer's half may pass twice. Looking four times as often keeps the silence below three quarters.
+        # proton sends a heartbeat when nothing was sent since the previous tick, so our silence can last almost two
+        # intervals. A tick every quarter of the peer's idle time-out keeps it below three quarters.
         peers = float(lib.pn_transport_get_remote_idle_timeout(self._io) / 1000)
         return min(deadline, now + peers / 4) if peers else deadline
 
     def tick(self, now: float) -> tuple[list[Any], float | None]:
-        """As `schedule`, and the events of a peer that fell silent."""
+        """Like `schedule`, and also return the events of an idle time-out."""
         native.discard_events()
         deadline = self.schedule(now)
         events: list[Any] = []
@@ -122,16 +126,16 @@ class Engine(Transacting):
             self._process(events)
         return events, deadline
 
-    # verbs: links
+    # commands: links
 
     def grant(self, link: Link, credit: int) -> None:
-        """Let the peer start `credit` more deliveries."""
+        """Grant the peer credit for `credit` more deliveries."""
         if link.attached:
             link.credit += credit
             lib.pn_link_flow(link.handle, credit)
 
     def accept_deliveries(self, link: Link, deliveries: Sequence[Any]) -> None:
-        """Settle received deliveries of one link as accepted; None stands for one that came settled."""
+        """Settle received deliveries of one link as accepted; None stands for one that the peer sent settled."""
         link.held -= len(deliveries) - deliveries.count(None)
         if link.attached:
             accept(deliveries)
@@ -139,7 +143,7 @@ class Engine(Transacting):
             self._untidy.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
-        """Settle one received delivery."""
+        """Settle one received delivery with `state`."""
         link.held -= 1
         if not link.attached:
             if link.finished and not link.held:
@@ -156,9 +160,9 @@ class Engine(Transacting):
         _settle(handle)
 
     def credit_of(self, link: Link) -> int:
-        """How many deliveries may be sent on an outgoing link now; 0 while the session's window is shut.
+        """Return how many deliveries may be sent on an outgoing link now.
 
-        `CreditChanged` follows when a shut window opens.
+        It is 0 while the session's window is shut; a `CreditChanged` follows when it opens.
         """
         if not link.attached or self.over:
             return 0
@@ -170,12 +174,9 @@ class Engine(Transacting):
         return int(_link_credit(link.handle))
 
     def send(self, link: Link, messages: Sequence[bytes], tokens: Sequence[Any] | None) -> int:
-        """Send messages; the token of each comes back with its outcome. Without tokens they are sent settled.
+        """Send messages, and return their size in bytes. The caller has checked `credit_of`.
 
-        The caller has checked `credit_of`.
-
-        Returns:
-            How many bytes the messages are.
+        Each token is returned in the event with the delivery's outcome. Without tokens the messages are sent settled.
         """
         count = len(messages)
         size = send(link, self._tag + 1, messages, tokens, self._sent)
@@ -186,15 +187,15 @@ class Engine(Transacting):
         return size
 
     def drains(self, link: Link) -> bool:
-        """Whether the peer wants an outgoing link's credit used up or given back (part 2.6.7)."""
+        """Whether the peer has set drain on an outgoing link: its credit must be used or given up (part 2.6.7)."""
         return bool(lib.pn_link_get_drain(link.handle))
 
     def drained(self, link: Link) -> None:
-        """Give the unused credit of an outgoing link back (part 2.6.7)."""
+        """Give up the unused credit of an outgoing link (part 2.6.7)."""
         if link.attached:
             lib.pn_link_drained(link.handle)
 
-    # events of proton
+    # handlers of proton's events
 
     def _process(self, events: list[Any]) -> None:
         collector = native.EVENTS
@@ -210,13 +211,13 @@ class Engine(Transacting):
                 if handler is not None:
                     handler(self, event, events)
             _pop(collector)
-        native.discard_events()  # the last event was given
+        native.discard_events()  # nothing may follow the last event
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
         if self._sent and _remote_state(delivery) == outcomes.ACCEPTED:
             sent = self._sent.pop(native.address(delivery), None)
-            if sent is not None and sent[0].attached:  # else of a link that is gone: its memory may be another's now
-                # Settled here and at once: proton reuses the handle, and a second disposition may already be queued.
+            if sent is not None and sent[0].attached:  # if detached, proton may have reused the address
+                # Settle before the next event: proton reuses the handle, and a second disposition may already wait.
                 _settle(delivery)
                 link, token, size = sent
                 link.release(1, size)
@@ -232,7 +233,7 @@ class Engine(Transacting):
             return
         if not found.incoming:
             self._on_disposition(found, delivery, events)
-        elif _readable(delivery):  # else the peer's own view of a delivery that we have yet to settle: nothing to do
+        elif _readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle: nothing to do
             self._on_transfer(found, delivery, events)
 
     def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
@@ -245,7 +246,7 @@ class Engine(Transacting):
         self._on_part(link, delivery, events)
 
     def _collect(self, link: Link, size: int) -> None:
-        """Keep what `_recv` put into the scratch buffer, unless the message is over its limit already."""
+        """Append the scratch buffer to the link's partial message, or drop it all if the message is too large."""
         if size <= 0:
             return
         assert link.partial is not None
@@ -258,7 +259,7 @@ class Engine(Transacting):
             link.partial += _buffer(_scratch, size)
 
     def _on_part(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """More of a message, which may span transfers (part 2.6.14)."""
+        """Read one transfer of a message, which may span several transfers (part 2.6.14)."""
         assert link.partial is not None
         handle = link.handle
         while (size := _recv(handle, _scratch, _SCRATCH_BYTES)) > 0:
@@ -304,7 +305,7 @@ class Engine(Transacting):
                 events.append(TransfersReceived(link, [token], [bytes(parts)]))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """An outcome that is not `accepted`, which `_on_delivery` takes by itself, or one that was heard before."""
+        """Handle a disposition that is not `accepted` (`_on_delivery` handles that), or a repeated one."""
         code = _remote_state(delivery)
         settled = bool(_remote_settled(delivery))
         if code == TRANSACTIONAL_STATE:
@@ -317,7 +318,7 @@ class Engine(Transacting):
             return
         state = self._read_state(delivery, code)
         link.release(1, sent[2])
-        _settle(delivery)  # at once, as what is accepted
+        _settle(delivery)  # before the next event, as in `_on_delivery`
         events.append(DispositionReceived(link, sent[1], state, settled))
 
     def _read_state(self, delivery: Any, code: int) -> State | None:
@@ -337,13 +338,13 @@ class Engine(Transacting):
         if link is not None and link.attached and not link.incoming:
             events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
 
-    # inside
+    # helpers
 
     def _unstall(self, events: list[Any]) -> None:
         waiting, self._stalled = self._stalled, []
         for link in waiting:
             link.stalled = False
-            credit = self.credit_of(link)  # puts it back when there is no change
+            credit = self.credit_of(link)  # adds the link to `_stalled` again if the window is still shut
             if credit:
                 events.append(CreditChanged(link, credit, self.drains(link)))
 
@@ -359,4 +360,4 @@ _HANDLERS: Final[dict[int, Callable[[Engine, Any, list[Any]], None]]] = {
     int(lib.PN_LINK_FLOW): Engine._on_flow,
     int(lib.PN_TRANSPORT_ERROR): Engine._on_error,
 }
-"""proton's events that mean something here; deliveries apart, they are hot."""
+"""The handled events of proton, except PN_DELIVERY: that is the hot path, and `_process` tests for it first."""

@@ -1,6 +1,6 @@
-"""What happened on an AMQP connection, in the order in which it happened.
+"""The events of an AMQP connection.
 
-`delivery` is the engine's handle of one delivery: opaque, hashable, valid until it is settled or its link is gone.
+`delivery` is the engine's handle of a delivery: opaque, hashable, valid until it is settled or its link is detached.
 The last event is `protocols.connection.ConnectionFailed` or `ConnectionClosed`.
 """
 
@@ -16,7 +16,7 @@ from protocols.amqp.primitives import Pairs
 
 
 class SaslInitReceived(msgspec.Struct, frozen=True, gc=False):
-    """The peer chose a mechanism (part 5.3.3.2); answer by `sasl_challenge` or `sasl_outcome`."""
+    """The peer chose a mechanism (part 5.3.3.2); answer with `sasl_challenge` or `sasl_outcome`."""
 
     mechanism: str
     response: bytes | None
@@ -30,7 +30,7 @@ class SaslResponseReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectionOpened(msgspec.Struct, frozen=True, gc=False):
-    """The peer's open (part 2.7.1); answer by `open` or `close`."""
+    """The peer's open (part 2.7.1); answer with `open` or `close`."""
 
     container_id: str
     hostname: str | None
@@ -46,89 +46,89 @@ class SessionOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class LinkRequested(msgspec.Struct, frozen=True, gc=False):
-    """The peer's attach; answer by `accept_link` or `refuse_link`."""
+    """The peer's attach; answer with `accept_link` or `refuse_link`."""
 
     link: Link
 
 
 class TransfersReceived(msgspec.Struct, frozen=True, gc=False):
-    """Complete messages that came on one link, one after the other."""
+    """Consecutive complete messages on one link."""
 
-    link: Link  # on which they came
-    deliveries: list[Any]  # None for one that the peer settled already: it needs no outcome
-    messages: list[bytes]  # beside them: each message's sections, undecoded
+    link: Link
+    deliveries: list[Any]  # None for one that the peer sent settled: it needs no outcome
+    messages: list[bytes]  # one for each delivery: its sections, undecoded
 
 
 class TransferOversized(msgspec.Struct, frozen=True, gc=False):
-    """A complete message above the link's max-message-size; its bytes were thrown away as they came."""
+    """A complete message above the link's max-message-size; its bytes were not kept."""
 
-    link: Link  # on which it came
-    delivery: Any  # None when the peer settled it already
+    link: Link
+    delivery: Any  # None when the peer sent it settled
     size: int  # of the message in bytes
-    txn_id: bytes | None = None  # of the transaction that it was for
+    txn_id: bytes | None = None  # of the transaction that it belongs to, if any
 
 
 class TransactionalTransfer(msgspec.Struct, frozen=True, gc=False):
-    """A complete message for a transaction (part 4.4.1); answer by `settle_posted`."""
+    """A complete message posted in a transaction (part 4.4.1); answer with `settle_posted`."""
 
-    link: Link  # on which it came
-    delivery: Any  # None when the peer settled it already: it needs no outcome
+    link: Link
+    delivery: Any  # None when the peer sent it settled: it needs no outcome
     data: bytes  # the message's sections, undecoded
     txn_id: bytes  # as the peer wrote it
 
 
 class TransferAborted(msgspec.Struct, frozen=True, gc=False):
-    """The peer took back a message that it had begun (part 2.6.14); it used a credit."""
+    """The peer aborted a delivery between two transfers (part 2.6.14); the delivery used one credit."""
 
     link: Link
 
 
 class DeliveriesAccepted(msgspec.Struct, frozen=True, gc=False):
-    """The peer accepted deliveries of ours, one after the other or in a range (part 2.7.6)."""
+    """The peer accepted deliveries that we sent, in one disposition or in consecutive ones (part 2.7.6)."""
 
-    link: Link  # on which we sent them
-    deliveries: list[Any]  # the tokens that `send` was given, in the peer's order
+    link: Link
+    deliveries: list[Any]  # the tokens passed to `send`, in the order of the peer's dispositions
 
 
 class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
-    """The peer's word on a delivery of ours that it did not accept; its state is terminal, or it is settled."""
+    """The peer's disposition, other than accepted, of a delivery that we sent: a terminal state, or settled."""
 
-    link: Link  # on which we sent it
-    delivery: Any  # the token that `send` was given
+    link: Link
+    delivery: Any  # the token passed to `send`
     state: State | None  # None when the peer settled without a state
-    settled: bool  # whether the peer has forgotten it
+    settled: bool  # whether the peer has settled it
 
 
 class Retired(msgspec.Struct, frozen=True, gc=False):
-    """The peer gave a delivery of ours an outcome within a transaction (part 4.4.2)."""
+    """The peer retired a delivery that we sent: it gave it an outcome within a transaction (part 4.4.2)."""
 
-    link: Link  # on which we sent it
-    token: Any  # what `send` was given
-    delivery: Any  # for `settle_retired`; None when the peer has settled it, and will not hear of it again
+    link: Link
+    token: Any  # the token passed to `send`
+    delivery: Any  # for `settle_retired`; None when the peer has already settled it
     txn_id: bytes  # as the peer wrote it
-    state: State | None  # the outcome; None: it has settled without one
+    state: State | None  # the outcome; None when the peer settled without one
 
 
 class CreditChanged(msgspec.Struct, frozen=True, gc=False):
     """The peer changed an outgoing link's credit, or its session window opened again."""
 
-    link: Link  # the link
-    credit: int  # how many more deliveries it takes now
-    drain: bool  # use it at once or give it back (part 2.6.7): send what there is, then call `drained`
+    link: Link
+    credit: int  # how many deliveries may be sent now
+    drain: bool  # part 2.6.7: send the messages that are available now, then call `drained`
 
 
 class LinkDetached(msgspec.Struct, frozen=True, gc=False):
-    """A link is gone: the peer detached it, or the engine did for a fault of the peer."""
+    """A link was detached, by the peer or by the engine for a fault of the peer."""
 
-    link: Link  # handles of its deliveries are dead from now on
-    closed: bool  # False when the peer keeps the terminus (a durable subscription)
-    error: Error | None  # why, if anybody said
-    by_us: bool = False  # True when the peer broke a limit
+    link: Link  # the handles of its deliveries are invalid from now on
+    closed: bool  # False when the terminus is kept (a durable subscription)
+    error: Error | None  # the reason, if there is one
+    by_us: bool = False  # True when the engine detached it, because the peer violated a limit or sent invalid data
 
 
 class SessionEnded(msgspec.Struct, frozen=True, gc=False):
-    """A session is gone, and its links with it: there is no `LinkDetached` for them."""
+    """The peer ended a session, and its links with it: no `LinkDetached` follows for them."""
 
-    session: Session  # the session
+    session: Session
     links: tuple[Link, ...]  # the links that were attached
-    error: Error | None  # why, if the peer said
+    error: Error | None  # the peer's reason, if it sent one

@@ -1,4 +1,4 @@
-"""What the engine knows of a peer's sessions and links: plain facts beside proton's handles."""
+"""The engine's state of sessions, links and termini, beside proton's handles."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ MIXED: Final = 2
 
 
 class TerminusKind(enum.IntEnum):
-    """What stands in the place of a source or target."""
+    """The type of a source or target field."""
 
     NONE = 0
     SOURCE = 1
     TARGET = 2
-    COORDINATOR = 3  # of transactions (part 4.5.1)
+    COORDINATOR = 3  # the target for transactions (part 4.5.1)
 
 
 class Filter(msgspec.Struct, frozen=True, gc=False):
     """One entry of a source's filter set (part 3.5.8)."""
 
-    name: str  # the peer's name for it
-    # what kind of filter it is: a symbol or a number; None when the value is not described
+    name: str  # the peer's key in the filter set
+    # the filter's type, as a symbol or a number; None when the value is not described
     descriptor: str | int | None
-    value: Any  # of the described value
+    value: Any  # without its descriptor
     encoded: tuple[bytes, bytes]  # name and value as the peer wrote them, for the answer
 
 
 class Terminus(msgspec.Struct, frozen=True, gc=False):
     """A source or a target (parts 3.5.3 and 3.5.4) as the peer wrote it."""
 
-    kind: TerminusKind  # `NONE` is null: no terminus at all
+    kind: TerminusKind  # `NONE` is a null terminus
     address: str | None = None  # None is a null address; with `dynamic` the peer asks for a temporary node
     durable: int = 0  # terminus-durability, 0 to 2
     expiry: str = "session-end"  # the expiry policy, such as `never`
     dynamic: bool = False
-    filters: tuple[Filter, ...] = ()  # of a source: the filter set
-    outcomes: tuple[str, ...] = ()  # of a source: the outcomes the peer can take
+    filters: tuple[Filter, ...] = ()  # source only: the filter set
+    outcomes: tuple[str, ...] = ()  # source only: the outcomes the peer supports
     capabilities: tuple[str, ...] = ()  # such as `queue`
-    copies: bool = False  # of a source: distribution-mode `copy`: what is received stays there for others (a browser)
+    copies: bool = False  # source only: distribution-mode `copy`, a browser that leaves messages for other receivers
 
 
 class Session:
-    """One AMQP session (part 2.5). `links` are the ones that are attached or being attached."""
+    """One AMQP session (part 2.5). `links` holds every link whose memory is not freed yet."""
 
     __slots__ = ("handle", "links", "open")
 
@@ -59,12 +59,7 @@ class Session:
 
 
 class Link:
-    """One link (part 2.6), seen from our side.
-
-    Attributes:
-        source, target: as the peer asked.
-        initial_delivery_count: unused by us; proton does the serial arithmetic.
-    """
+    """One link (part 2.6), seen from our side; `source` and `target` are those of the peer's attach."""
 
     __slots__ = (
         "accepted", "address", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming",
@@ -88,9 +83,9 @@ class Link:
         properties: Pairs = Pairs(),  # noqa: B008 - an immutable constant
     ) -> None:
         self.handle = handle  # proton's
-        self.address = address  # likewise, as a number
+        self.address = address  # of proton's handle
         self.session = session
-        self.name = name  # the peer's name for it
+        self.name = name  # chosen by the peer
         self.incoming = incoming  # True when the peer sends to us
         self.source = source
         self.target = target
@@ -99,18 +94,18 @@ class Link:
         self.peer_max_message_bytes = peer_max_message_bytes  # 0 means no limit
         self.properties = properties
         self.accepted = False  # whether we answered the attach with a terminus
-        self.attached = True  # whether deliveries may travel
-        self.finished = False
-        self.credit = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Connection.credit_of`.
-        self.held = 0  # deliveries whose handle somebody keeps; the handle's memory stays until it is 0
-        self.held_bytes = 0  # of an outgoing link: their messages
-        self.limit = 0  # max-message-size, ours, announced (bytes)
-        self.partial: bytearray | None = None  # of a delivery that is not complete
+        self.attached = True  # whether transfers may be sent or received
+        self.finished = False  # both sides have detached, or the session has ended
+        self.credit = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Engine.credit_of`.
+        self.held = 0  # deliveries whose handle is in use; the link's memory is not freed before this is 0
+        self.held_bytes = 0  # outgoing: the size of their messages
+        self.limit = 0  # the max-message-size that we announced, in bytes
+        self.partial: bytearray | None = None  # the incomplete message, if there is one
         self.partial_size = 0
         self.stalled = False  # outgoing: waits for the peer's session window
-        self.context: Any = None  # the owner's own object; the engine never looks at it, and forgets it with the link
+        self.context: Any = None  # the owner's object for this link; the engine only drops it together with the link
 
     def release(self, count: int, size: int) -> None:
-        """Nobody keeps the handles of `count` deliveries any more that were sent, of `size` bytes together."""
+        """Count `count` sent deliveries of `size` bytes together as no longer in use."""
         self.held -= count
         self.held_bytes -= size

@@ -1,8 +1,8 @@
-"""Reading and writing proton's C objects: what a peer put there is taken as bytes, never trusted to be text.
+"""Reading and writing proton's C objects; a peer's fields are read as bytes, because they may be invalid UTF-8.
 
-proton's Python wrappers decode as UTF-8 and raise for anything else; here that is a `DecodeError`, the peer's fault.
-`cproton` is shipped by python-qpid-proton but is no public API: the version is pinned, and a missing symbol stops the
-start, because each one used is looked up at import or in the tests.
+proton's Python wrappers decode as UTF-8 and raise an error of their own; here invalid data raises `DecodeError`.
+`cproton` is shipped by python-qpid-proton but is no public API, so its version is pinned. Every symbol that is used is
+looked up at import or in the tests, so that a missing one is found early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocols.amqp.primitives import DecodeError, Described, Pairs
 ffi: Final[Any] = cproton.ffi
 lib: Final[Any] = cproton.lib
 
-DESCRIPTION_LIMIT: Final = 200  # characters of our error texts: they must fit a frame of 512 bytes
+DESCRIPTION_LIMIT: Final = 200  # characters of an error description that we send: it must fit a frame of 512 bytes
 _EXPIRY: Final = {
     int(lib.PN_EXPIRE_WITH_LINK): "link-detach",
     int(lib.PN_EXPIRE_WITH_SESSION): "session-end",
@@ -29,11 +29,11 @@ _EXPIRY: Final = {
 
 
 _SILENT: Final = {"_tracer": lambda _transport, _message: None}
-_SILENT_HANDLE: Final = ffi.new_handle(_SILENT)  # one for all: cproton's own way makes one for each transport
+_SILENT_HANDLE: Final = ffi.new_handle(_SILENT)  # shared: cproton itself would make one for each transport
 
 
 def owned(handle: Any) -> Any:
-    """A connection, a collector or a transport that was just made; it goes with its last reference here.
+    """Return a new proton object (connection, collector, transport) as one that is freed with its last reference.
 
     proton's Python objects around them would cost a kilobyte for each connection.
     """
@@ -41,26 +41,23 @@ def owned(handle: Any) -> Any:
 
 
 def address(handle: Any) -> int:
-    """What a delivery or a link is known by: a number can be handed to C, and is found in a dict."""
+    """Return the address of a delivery or a link, which identifies it in dicts and in C."""
     return int(ffi.cast("uintptr_t", handle))
 
 
 def delivery_at(address: int) -> Any:
-    """The delivery that is known by `address`."""
+    """Return the delivery at `address`."""
     return ffi.cast("pn_delivery_t *", address)
 
 
 def discard_events() -> None:
-    """Make `EVENTS` empty before something comes in, whose events count.
-
-    What is there is what a connection's own verbs and its output did, and tells nobody anything.
-    """
+    """Empty `EVENTS` before new input: it only holds events of our own commands and output, which are not handled."""
     while lib.pn_collector_pop(EVENTS):
         pass
 
 
 def silence(transport: Any) -> None:
-    """Drop proton's own log lines about its peer, which could fill our standard error: errors come as a condition."""
+    """Drop proton's log lines about its peer: they could flood standard error, and conditions report the errors."""
     record = lib.pn_transport_attachments(transport)
     lib.pn_record_def_py(record)
     lib.pn_record_set_py(record, _SILENT_HANDLE)
@@ -68,21 +65,23 @@ def silence(transport: Any) -> None:
 
 
 EVENTS: Final = owned(lib.pn_collector())
-"""What happened on whichever connection was given something last: one for all, as a collector keeps the memory of the
-most events that it ever held, which is a kilobyte after the opening frames. See `discard_events`."""
+"""The collector of all connections; it holds the events of the one that is being processed.
+
+It is shared because a collector keeps the memory of the most events it ever held, a kilobyte after the opening frames.
+"""
 _NOWHERE: Final = owned(lib.pn_connection())
 _TERMINI: Final = (lib.pn_link_source, lib.pn_link_target, lib.pn_link_remote_source, lib.pn_link_remote_target)
 _NOTHING: Final = lib.pn_link_remote_source(lib.pn_sender(lib.pn_session(_NOWHERE), b""))
 
 
 def forget_termini(link: Any) -> None:
-    """Give back what a link's termini take, both ours and the peer's: half a kilobyte each."""
+    """Free the memory of a link's termini, ours and the peer's: half a kilobyte each."""
     for terminus in _TERMINI:
         lib.pn_terminus_copy(terminus(link), _NOTHING)
 
 
 def terminus(handle: Any) -> Terminus:
-    """A source or target as the peer wrote it. Raises DecodeError."""
+    """Read a source or target of the peer. Raises DecodeError."""
     kind = TerminusKind(int(lib.pn_terminus_get_type(handle)))
     if kind is TerminusKind.NONE:
         return Terminus(kind)
@@ -92,7 +91,7 @@ def terminus(handle: Any) -> Terminus:
         durable=int(lib.pn_terminus_get_durability(handle)),
         expiry=_EXPIRY.get(int(lib.pn_terminus_get_expiry_policy(handle)), "session-end"),
         dynamic=bool(lib.pn_terminus_is_dynamic(handle)),
-        # To ask for what is not there makes it; a target has neither.
+        # Only for a source: the getters allocate the field when it is missing, and a target has neither.
         filters=filters(lib.pn_terminus_filter(handle)) if kind is TerminusKind.SOURCE else (),
         outcomes=symbols(lib.pn_terminus_outcomes(handle)) if kind is TerminusKind.SOURCE else (),
         capabilities=symbols(lib.pn_terminus_capabilities(handle)),
@@ -101,7 +100,7 @@ def terminus(handle: Any) -> Terminus:
 
 
 def terminus_size(handle: Any) -> int:
-    """At most how many bytes a terminus of ours takes in an attach."""
+    """Return the largest possible encoded size, in bytes, of our terminus in an attach."""
     address = lib.pn_terminus_get_address(handle)
     parts = [lib.pn_terminus_capabilities(handle), lib.pn_terminus_properties(handle)]
     if lib.pn_terminus_get_type(handle) == lib.PN_SOURCE:
@@ -110,7 +109,7 @@ def terminus_size(handle: Any) -> int:
 
 
 def text(chars: Any) -> str | None:
-    """A C string. Raises DecodeError."""
+    """Decode a C string; NULL gives None. Raises DecodeError."""
     if not chars:
         return None
     try:
@@ -120,8 +119,8 @@ def text(chars: Any) -> str | None:
 
 
 def _encoded(data: Any) -> bytes:
-    """A pn_data in its encoded form; empty when it is."""
-    size = lib.pn_data_encoded_size(data) if data else 0  # NULL: the field was null
+    """Encode a pn_data; an empty one gives no bytes."""
+    size = lib.pn_data_encoded_size(data) if data else 0  # NULL when the field was null
     if size <= 0:
         return b""
     space = ffi.new("char[]", size)
@@ -130,13 +129,13 @@ def _encoded(data: Any) -> bytes:
 
 
 def value(data: Any) -> Any:
-    """What is in a pn_data, through its encoded form: our decoder takes any bytes. Raises DecodeError."""
+    """Decode the value of a pn_data with our own decoder, which is safe for any bytes. Raises DecodeError."""
     encoded = _encoded(data)
     return primitives.decode(encoded, 0, len(encoded))[0] if encoded else None
 
 
 def filters(data: Any) -> tuple[Filter, ...]:
-    """A filter set (part 3.5.8); null is an empty one. Raises DecodeError."""
+    """Decode a filter set (part 3.5.8); null is an empty one. Raises DecodeError."""
     encoded = _encoded(data)
     if not encoded or encoded == primitives.NULL:
         return ()
@@ -162,7 +161,7 @@ def filters(data: Any) -> tuple[Filter, ...]:
 
 
 def mapping(data: Any) -> Pairs:
-    """A map; null is an empty one. Raises DecodeError."""
+    """Decode a map; null is an empty one. Raises DecodeError."""
     found = value(data)
     if isinstance(found, Pairs):
         return found
@@ -172,7 +171,7 @@ def mapping(data: Any) -> Pairs:
 
 
 def symbols(data: Any) -> tuple[str, ...]:
-    """One symbol or an array of them (`multiple="true"`, part 1.4). Raises DecodeError."""
+    """Decode one symbol or an array of them (`multiple="true"`, part 1.4). Raises DecodeError."""
     found = value(data)
     if isinstance(found, Described):
         found = found.value
@@ -181,7 +180,7 @@ def symbols(data: Any) -> tuple[str, ...]:
 
 
 def condition(handle: Any) -> Error | None:
-    """An error of the peer, if there is one; for logs, so bad text is replaced."""
+    """Return the peer's error, if it sent one; for logs, so invalid UTF-8 is replaced."""
     if not lib.pn_condition_is_set(handle):
         return None
     name, description = (
@@ -192,7 +191,7 @@ def condition(handle: Any) -> Error | None:
 
 
 def set_condition(handle: Any, error: Error | None) -> None:
-    """Say why an endpoint is closed or a delivery is rejected."""
+    """Set the error with which an endpoint is closed or a delivery is rejected; None leaves it unset."""
     if error is not None:
         lib.pn_condition_set_name(handle, error.condition.encode())
         description = error.description[:DESCRIPTION_LIMIT].replace("\0", " ")
@@ -210,14 +209,14 @@ def set_condition(handle: Any, error: Error | None) -> None:
 
 
 def put(data: Any, encoded: bytes) -> None:
-    """Fill a pn_data from encoded bytes of ours."""
+    """Fill a pn_data from bytes that we encoded."""
     lib.pn_data_clear(data)
     taken = lib.pn_data_decode(data, ffi.from_buffer(encoded), len(encoded))
     assert taken == len(encoded)
 
 
 def set_durable_source(handle: Any, address: str) -> None:
-    """Make a terminus the durable source at `address`, which never expires."""
+    """Set a terminus to the durable source at `address`, which never expires."""
     lib.pn_terminus_set_type(handle, lib.PN_SOURCE)
     lib.pn_terminus_set_address(handle, address.encode())
     lib.pn_terminus_set_durability(handle, lib.PN_DELIVERIES)

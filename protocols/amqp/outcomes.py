@@ -1,4 +1,4 @@
-"""How deliveries end (AMQP 1.0 part 3.4) and the names of errors (part 2.8.15-18)."""
+"""Delivery states (AMQP 1.0 part 3.4) and error conditions (part 2.8.15-18)."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ MODIFIED: Final = 0x27
 
 
 class Error(msgspec.Struct, frozen=True, gc=False):
-    """An AMQP error (part 2.8.14): a condition and a line for people."""
+    """An AMQP error (part 2.8.14): a condition and a human-readable description."""
 
     condition: str
     description: str = ""
-    info: tuple[tuple[str, str | int], ...] = ()  # symbols, each with a string or a number; only of ours
+    info: tuple[tuple[str, str | int], ...] = ()  # symbol keys with their values; only in errors that we send
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """The state that settles a delivery."""
+    """A terminal delivery state."""
 
-    code: int  # its descriptor, such as `ACCEPTED`; 0 is a settlement without a state
-    error: Error | None = None  # of `REJECTED`
-    delivery_failed: bool = False  # of `MODIFIED`: it counts as a failed attempt
-    undeliverable_here: bool = False  # of `MODIFIED`: not to this link again
+    code: int  # its descriptor, such as `ACCEPTED`; 0 means settled without a state
+    error: Error | None = None  # only of `REJECTED`
+    delivery_failed: bool = False  # only of `MODIFIED`: counts as a failed attempt
+    undeliverable_here: bool = False  # only of `MODIFIED`: do not send it to this link again
 
 
 STATE_ACCEPTED: Final = State(ACCEPTED)
@@ -60,5 +60,5 @@ STATE_FAILED: Final = State(MODIFIED, delivery_failed=True)
 
 
 def rejected(condition: str, description: str) -> State:
-    """The state that refuses a delivery for good."""
+    """Return a `rejected` state with this error."""
     return State(REJECTED, error=Error(condition, description))

@@ -1,7 +1,7 @@
-"""AMQP 1.0 types (part 1): one value from bytes, one value to bytes.
+"""Decoding and encoding of AMQP 1.0 values (part 1).
 
-Needed where proton's own decoding would lose something or raise: the sections of messages, the SASL frames, and
-whatever the peer puts into open and attach. Any bytes give a value or `DecodeError`, nothing else.
+It is needed where proton's own decoding loses information or raises: message sections, SASL frames, and the fields of
+open and attach. Any bytes give a value or `DecodeError`, nothing else.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Final, NamedTuple
 
 from protocols.amqp.outcomes import DECODE_ERROR
 
-DEPTH_LIMIT: Final = 32  # nested compounds; Artemis has the same bound
+DEPTH_LIMIT: Final = 32  # nested compounds; Artemis has the same limit
 
 
 class DecodeError(ValueError):
-    """The peer's bytes are no AMQP value or no message."""
+    """The peer's bytes are no valid AMQP value or message."""
 
     condition: Final = DECODE_ERROR
 
 
 class Symbol(str):
-    """An AMQP symbol: ASCII, a name from a fixed vocabulary."""
+    """An AMQP symbol: an ASCII name from a fixed vocabulary."""
 
     __slots__ = ()
 
@@ -43,18 +43,18 @@ class Described(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A value without a Python form (decimals, chars outside Unicode), as it was encoded."""
+    """The encoded form of a value without a Python type (decimals, chars outside Unicode)."""
 
     data: bytes
 
 
 class Pairs(tuple[tuple[Any, Any], ...]):
-    """An AMQP map: order and duplicates as received. Frozen, so that hostile keys cannot break a dict."""
+    """An AMQP map with order and duplicates as received; no dict, because a peer may send unhashable keys."""
 
     __slots__ = ()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The first value of `key`."""
+        """Return the first value of `key`."""
         for have, value in self:
             if have == key:
                 return value
@@ -123,14 +123,14 @@ _ARRAYS: Final = frozenset({0xE0, 0xF0})
 KNOWN_CODES: Final = frozenset({0x45, *_CONSTANTS, *_FIXED, *_VARIABLE, *_COMPOUND, *_ARRAYS})
 """Every constructor of part 1.6."""
 
-_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}  # part 1.2, by the high half of the constructor
+_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}  # part 1.2, by the constructor's upper four bits
 
 
 def skip(data: bytes, at: int, end: int) -> int:
-    """Where the value that starts at `at` ends; the value itself is not looked at.
+    """Return where the value that starts at `at` ends, without decoding it.
 
     Raises:
-        DecodeError: it does not fit into `end`, or its constructor is unknown.
+        DecodeError: the value reaches beyond `end`, or its constructor is unknown.
     """
     try:
         code = data[at]
@@ -157,13 +157,13 @@ def skip(data: bytes, at: int, end: int) -> int:
 
 
 def decode(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> tuple[Any, int]:
-    """The value at `at` and where the next one starts.
+    """Decode the value at `at`; return it and where the next one starts.
 
-    Integers of every width are int, floats float, lists list, maps `Pairs`, arrays tuple, described values
-    `Described`; decimals stay `Raw`.
+    Integers of every width give int, floats float, lists list, maps `Pairs`, arrays tuple, described values
+    `Described`, decimals `Raw`.
 
     Raises:
-        DecodeError: the bytes are no value.
+        DecodeError: the bytes are no valid value.
     """
     if at >= end:
         raise DecodeError("a value ends too early")
@@ -198,7 +198,7 @@ def decode(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> tuple[An
 
 
 def compound(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """(count, first item's place, end) of the list or map at `at`."""
+    """Return (count, offset of the first item, end) of the list or map at `at`."""
     after = skip(data, at, end)
     code = data[at]
     if code == 0x45:
@@ -214,10 +214,10 @@ def compound(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 def decode_items(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> list[Any]:
-    """The items of the list or map at `at`; a map gives keys and values in turn."""
+    """Decode the items of the list or map at `at`; a map gives keys and values alternately."""
     count, place, after = compound(data, at, end)
     if count > after - place:
-        raise DecodeError("a count beyond the size")  # every item takes a byte at least
+        raise DecodeError("a count beyond the size")  # every item takes at least one byte
     items: list[Any] = []
     for _ in range(count):
         item, place = decode(data, place, after, depth)
@@ -228,7 +228,7 @@ def decode_items(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> li
 
 
 def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> tuple[Any, ...]:
-    """An array: one constructor, then the bare values (part 1.6.23)."""
+    """Decode an array: one constructor, then the values without theirs (part 1.6.23)."""
     try:
         count, at = (_U32.unpack_from(data, start)[0], start + 4) if wide else (data[start], start + 1)
         descriptors: list[Any] = []
@@ -267,7 +267,7 @@ def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> 
     return tuple(values)
 
 
-# Encoding: the smallest form of each type.
+# Encoding, in the smallest form of each type.
 
 NULL: Final = b"\x40"
 TRUE: Final = b"\x41"
@@ -282,113 +282,113 @@ def _sized(small: int, data: bytes) -> bytes:
 
 
 def binary(value: bytes) -> bytes:
-    """A binary."""
+    """Encode a binary."""
     return _sized(0xA0, value)
 
 
 def string(value: str) -> bytes:
-    """A string."""
+    """Encode a string."""
     return _sized(0xA1, value.encode())
 
 
 def symbol(value: str) -> bytes:
-    """A symbol; UnicodeEncodeError when it is not ASCII."""
+    """Encode a symbol. Raises UnicodeEncodeError when it is not ASCII."""
     return _sized(0xA3, value.encode("ascii"))
 
 
 def ubyte(value: int) -> bytes:
-    """An unsigned byte."""
+    """Encode an unsigned byte."""
     return bytes((0x50, value))
 
 
 def uint(value: int) -> bytes:
-    """An unsigned integer of 32 bits."""
+    """Encode an unsigned 32-bit integer."""
     if value == 0:
         return b"\x43"
     return bytes((0x52, value)) if value < 256 else b"\x70" + _U32.pack(value)
 
 
 def ulong(value: int) -> bytes:
-    """An unsigned integer of 64 bits."""
+    """Encode an unsigned 64-bit integer."""
     if value == 0:
         return b"\x44"
     return bytes((0x53, value)) if value < 256 else b"\x80" + _U64.pack(value)
 
 
 def integer(value: int) -> bytes:
-    """A signed integer of 32 bits."""
+    """Encode a signed 32-bit integer."""
     return b"\x54" + _I8.pack(value) if -128 <= value < 128 else b"\x71" + _I32.pack(value)
 
 
 def long(value: int) -> bytes:
-    """A signed integer of 64 bits."""
+    """Encode a signed 64-bit integer."""
     return b"\x55" + _I8.pack(value) if -128 <= value < 128 else b"\x81" + _I64.pack(value)
 
 
 def timestamp(value: int) -> bytes:
-    """A timestamp, milliseconds since the epoch."""
+    """Encode a timestamp, in milliseconds since the epoch."""
     return b"\x83" + _I64.pack(value)
 
 
 def ushort(value: int) -> bytes:
-    """An unsigned integer of 16 bits."""
+    """Encode an unsigned 16-bit integer."""
     return b"\x60" + _U16.pack(value)
 
 
 def byte(value: int) -> bytes:
-    """A signed byte."""
+    """Encode a signed byte."""
     return b"\x51" + _I8.pack(value)
 
 
 def short(value: int) -> bytes:
-    """A signed integer of 16 bits."""
+    """Encode a signed 16-bit integer."""
     return b"\x61" + _I16.pack(value)
 
 
 def float_value(value: float) -> bytes:
-    """A 32-bit float."""
+    """Encode a 32-bit float."""
     return b"\x72" + _F32.pack(value)
 
 
 def char(value: str) -> bytes:
-    """A single character; TypeError when it is not one."""
+    """Encode a single character. Raises TypeError when it is not exactly one."""
     return b"\x73" + _U32.pack(ord(value))
 
 
 def boolean(value: bool) -> bytes:
-    """A boolean."""
+    """Encode a boolean."""
     return TRUE if value else FALSE
 
 
 def double(value: float) -> bytes:
-    """A 64-bit float."""
+    """Encode a 64-bit float."""
     return b"\x82" + _F64.pack(value)
 
 
 def uuid_value(value: uuid.UUID) -> bytes:
-    """A UUID."""
+    """Encode a UUID."""
     return b"\x98" + value.bytes
 
 
 def list_of(items: Iterable[bytes]) -> bytes:
-    """A list of encoded items."""
+    """Encode a list from encoded items."""
     return _compound(0xC0, list(items))
 
 
 def map_of(items: Iterable[bytes]) -> bytes:
-    """A map of encoded keys and values in turn."""
+    """Encode a map from encoded keys and values, alternately."""
     return _compound(0xC1, list(items))
 
 
 def symbols(values: Iterable[str]) -> bytes:
-    """An array of symbols."""
+    """Encode an array of symbols."""
     data = [value.encode("ascii") for value in values]
     body = b"".join(bytes((len(item),)) + item for item in data)
     return _array(0xE0, len(data), b"\xa3" + body)
 
 
 def described(code: int, value: bytes) -> bytes:
-    """A value with a numeric descriptor of the specification."""
+    """Encode a described value: `code` is a descriptor of the specification, `value` is encoded."""
     return b"\x00" + ulong(code) + value
 
 

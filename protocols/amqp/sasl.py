@@ -1,7 +1,7 @@
-"""The SASL layer (AMQP 1.0 part 5.3), server side, before the engine: proton's own knows only ANONYMOUS.
+"""The server side of the SASL layer (AMQP 1.0 part 5.3); proton's own supports only ANONYMOUS.
 
-Sans-io: bytes in, events out, bytes out. The mechanism's meaning is the session's: it gets the initial response and
-each further one as an event, and answers by `challenge` or `outcome`.
+Sans-io: bytes in, events out, bytes out. The mechanisms are implemented by the caller: it gets the initial response and
+each further response as an event, and answers with `challenge` or `outcome`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 from protocols.amqp.primitives import DecodeError, Described, Symbol
 
 HEADER: Final = b"AMQP\x03\x01\x00\x00"  # part 5.3.1
-FRAME_LIMIT: Final = 16384  # part 5.3.1 says 512, but OAUTHBEARER peers send a longer token in one frame
+FRAME_LIMIT: Final = 16384  # part 5.3.1 says 512, but OAUTHBEARER clients send longer tokens in one frame
 
 MECHANISMS, INIT, CHALLENGE, RESPONSE, OUTCOME = 0x40, 0x41, 0x42, 0x43, 0x44  # part 5.3.3
 
@@ -31,19 +31,19 @@ class SaslCode(enum.IntEnum):
 
 
 class SaslLayer:
-    """One SASL exchange, after its protocol header was read."""
+    """One SASL exchange, from the end of the peer's protocol header on."""
 
     def __init__(self, mechanisms: Sequence[str]) -> None:
         self._mechanisms = tuple(mechanisms)
         self._output: list[bytes] = [HEADER]
-        self._waiting = False  # for our side's word
+        self._waiting = False  # an event is unanswered: `challenge` or `outcome` must follow
         self._started = False
-        self.failure: str | None = None  # set when the peer broke the protocol or was refused: nothing more may follow
-        self.done = False  # the outcome was OK; what is left in the buffer belongs to the next layer
+        self.failure: str | None = None  # set when the peer broke the protocol or failed to log in; reading ends
+        self.done = False  # the outcome was OK; the rest of the buffer belongs to the next layer
         self._send(MECHANISMS, [primitives.symbols(self._mechanisms)])
 
     def receive(self, buffer: bytearray) -> list[Any]:
-        """Take whole frames off `buffer`, at most up to the point where our side must speak."""
+        """Remove complete frames from `buffer` and return their events, up to the first that needs an answer."""
         events: list[Any] = []
         while not (self._waiting or self.done or self.failure) and len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big")
@@ -65,13 +65,13 @@ class SaslLayer:
         return events
 
     def challenge(self, data: bytes) -> None:
-        """Ask the peer for another response."""
+        """Send a challenge, which asks the peer for another response."""
         assert self._waiting
         self._waiting = False
         self._send(CHALLENGE, [primitives.binary(data)])
 
     def outcome(self, code: SaslCode, additional: bytes | None = None) -> None:
-        """End the exchange."""
+        """Send the outcome, which ends the exchange."""
         assert self._waiting
         self._waiting = False
         items = [primitives.ubyte(code)]
@@ -84,7 +84,7 @@ class SaslLayer:
             self.failure = f"SASL outcome {code.name.lower()}"
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that wait."""
+        """Return the bytes to write, and forget them."""
         data = b"".join(self._output)
         self._output.clear()
         return data

@@ -1,4 +1,4 @@
-"""The sections of an AMQP message (part 3.2), found without decoding what is in them.
+"""Finding the sections of an AMQP message (part 3.2) without decoding them.
 
 proton's own decoding loses sections and types; here a message stays bytes, and each section is a slice of it.
 """
@@ -30,31 +30,32 @@ _NAMES: Final = {
     "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
 }
-_SHORT: Final = frozenset({0xA0, 0xC0, 0xC1})  # the forms of nearly all sections, measured here without a call
+_SHORT: Final = frozenset({0xA0, 0xC0, 0xC1})  # constructors of nearly all sections; their size is read without a call
 _WIDE: Final = frozenset({0xB0, 0xD0, 0xD1})
 _BODY: Final = frozenset({DATA, SEQUENCE, VALUE})
 
 Section = tuple[int, int, int, int]
-"""(code, start, start of the value, end) in the message."""
+"""(descriptor, start, start of the value, end); the last three are offsets in the message."""
 
 
 def scan(data: bytes) -> list[Section]:
-    """The sections in order.
+    """Return the sections in order.
 
     Raises:
-        DecodeError: not a message: an unknown section, a wrong order, a repetition, a value that does not fit.
+        DecodeError: a section is unknown, repeated or out of order, or its value reaches beyond the message.
     """
     found: list[Section] = []
     at, end = 0, len(data)
     last = 0
     while at < end:
-        if data[at : at + 2] == b"\x00\x53" and at + 2 < end:  # the form that everybody writes
+        if data[at : at + 2] == b"\x00\x53" and at + 2 < end:  # a smallulong descriptor, as all common clients write it
             code, value = data[at + 2], at + 3
         else:
             code, value = _descriptor(data, at, end)
         if not HEADER <= code <= FOOTER:
             raise DecodeError(f"no section of a message has descriptor 0x{code:x}")
-        # Part 3.2: in this order, each at most once; a body is one value, or any number of data or of sequences.
+        # Part 3.2: sections come in this order, each at most once. A body is one amqp-value section, or any number of
+        # data sections, or any number of amqp-sequence sections.
         if code < last or (code == last and code not in (DATA, SEQUENCE)) or (last in _BODY and last < code < FOOTER):
             raise DecodeError(f"section 0x{code:x} after 0x{last:x}")
         after = value_end(data, value, end)
@@ -65,7 +66,7 @@ def scan(data: bytes) -> list[Section]:
 
 
 def value_end(data: bytes, at: int, end: int) -> int:
-    """Where a section's value that starts at `at` ends. Raises DecodeError."""
+    """Return where the section's value that starts at `at` ends. Raises DecodeError."""
     form = data[at] if at < end else 0
     if form in _WIDE and at + 5 <= end:
         after = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
@@ -90,7 +91,7 @@ def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def binary_at(data: bytes, at: int, end: int) -> bytes:
-    """The binary whose constructor is at `at`; it must end at `end`. Raises DecodeError."""
+    """Return the binary from `at`, its constructor, to `end`. Raises DecodeError when it is no binary."""
     code = data[at]
     if code == 0xA0:
         return data[at + 2 : end]

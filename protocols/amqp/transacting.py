@@ -1,7 +1,7 @@
-"""The engine's part in transactions (part 4.4): transfers and dispositions that carry a txn-id, and answers with one.
+"""The engine's part in transactions (part 4.4): transfers, dispositions and answers that carry a txn-id.
 
-Only a connection on which a coordinator was attached looks for them: a txn-id can come from nowhere else, and nobody
-else pays for it.
+The engine looks for txn-ids only on a connection where the peer has attached a coordinator: without one a peer has no
+txn-id, and other connections do not pay for the check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocols.amqp.primitives import DecodeError
 
 
 class Transacting(Endpoints):
-    """The rare verbs and events of transactions."""
+    """Adds the commands and events of transactions, which are rare."""
 
     def settle_declared(self, link: Link, delivery: Any, txn_id: bytes) -> None:
         """Answer a declare (part 4.2)."""
@@ -41,10 +41,10 @@ class Transacting(Endpoints):
         lib.pn_delivery_settle(handle)
 
     def settle_retired(self, link: Link, delivery: Any, state: State) -> bool:
-        """Settle a delivery of ours whose outcome a transaction has applied (part 4.4.2).
+        """Settle a delivery that we sent and that a committed transaction retired (part 4.4.2).
 
         Returns:
-            False when there is none: the peer has settled it meanwhile, or the link is gone.
+            False when it is no longer unsettled: the peer has settled it in the meantime, or the link is detached.
         """
         sent = self._sent.pop(delivery, None)
         if sent is None:
@@ -56,7 +56,7 @@ class Transacting(Endpoints):
         return True
 
     def _txn_of(self, link: Link, delivery: Any, events: list[Any]) -> bytes | None:
-        """The txn-id of a transfer; None when it has none that can be read, which ends the link."""
+        """Return the txn-id of a transfer. If it is malformed, detach the link and return None."""
         try:
             return self._read_txn(delivery)[0]
         except DecodeError as error:
@@ -64,7 +64,7 @@ class Transacting(Endpoints):
             return None
 
     def _on_retirement(self, link: Link, delivery: Any, settled: bool, events: list[Any]) -> None:
-        """The peer gives a delivery of ours an outcome within a transaction."""
+        """Handle a disposition that gives a delivery that we sent an outcome within a transaction."""
         address = native.address(delivery)
         sent = self._sent.get(address)
         if sent is None:

@@ -1,7 +1,4 @@
-"""Transactions on the wire (AMQP 1.0 part 4): what a controller commands, the states that carry a txn-id.
-
-Nothing here keeps a transaction: that is its owner's. These are the types of part 4.5, to and from bytes.
-"""
+"""Encoding and decoding of the transaction types (AMQP 1.0 part 4.5); the coordinator keeps the transactions."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from protocols.amqp.outcomes import Error, State
 from protocols.amqp.primitives import DecodeError, Described
 from protocols.amqp.sections import VALUE, scan
 
-# Descriptors of part 4.5; proton hands the states' numbers through.
+# Descriptors of part 4.5; proton passes the states' numbers through.
 DECLARE: Final = 0x31
 DISCHARGE: Final = 0x32
 DECLARED: Final = 0x33
@@ -47,23 +44,23 @@ _TERMINAL: Final = frozenset(_OUTCOMES.values())
 
 
 class Declare(msgspec.Struct, frozen=True, gc=False):
-    """Begin a transaction (part 4.5.2)."""
+    """The command to start a transaction (part 4.5.2)."""
 
-    is_global: bool  # it names a global transaction, which a local coordinator has none of
+    is_global: bool  # it has a global-id, which a coordinator of local transactions does not support
 
 
 class Discharge(msgspec.Struct, frozen=True, gc=False):
-    """End a transaction (part 4.5.3)."""
+    """The command to end a transaction (part 4.5.3)."""
 
-    txn_id: bytes  # which one
-    fail: bool  # roll it back
+    txn_id: bytes
+    fail: bool  # True asks for a rollback
 
 
 def read_command(message: bytes) -> Declare | Discharge:
-    """What a message to a coordinator says (part 4.2: the body is one amqp-value).
+    """Decode a message to a coordinator (part 4.2: the body is one amqp-value).
 
     Raises:
-        DecodeError: it is no message, or says something else.
+        DecodeError: it is no message, or neither a declare nor a discharge.
     """
     for code, _, value, end in scan(message):
         if code != VALUE:
@@ -84,10 +81,10 @@ def read_command(message: bytes) -> Declare | Discharge:
 
 
 def read_state(fields: Any) -> tuple[bytes, State | None]:
-    """The txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.6).
+    """Return the txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.6).
 
     Raises:
-        DecodeError: it has another form.
+        DecodeError: the fields do not match part 4.5.6.
     """
     if not isinstance(fields, list):
         raise DecodeError("a transactional-state that is no list")
@@ -95,12 +92,12 @@ def read_state(fields: Any) -> tuple[bytes, State | None]:
 
 
 def declared(txn_id: bytes) -> bytes:
-    """The fields of a `declared` outcome (part 4.5.5), encoded."""
+    """Encode the fields of a `declared` outcome (part 4.5.5)."""
     return primitives.list_of([primitives.binary(txn_id)])
 
 
 def transactional_state(txn_id: bytes, state: State | None) -> bytes:
-    """The fields of a transactional-state, encoded."""
+    """Encode the fields of a transactional-state (part 4.5.6)."""
     items = [primitives.binary(txn_id)]
     if state is not None:
         items.append(primitives.described(state.code, _fields(state)))
@@ -108,7 +105,7 @@ def transactional_state(txn_id: bytes, state: State | None) -> bytes:
 
 
 def _fields(state: State) -> bytes:
-    """The fields of an outcome (part 3.4), encoded."""
+    """Encode the fields of an outcome (part 3.4)."""
     if state.code == outcomes.REJECTED and state.error is not None:
         error = state.error
         described = [primitives.symbol(error.condition), primitives.string(error.description)]
@@ -137,7 +134,7 @@ def _outcome(value: Any) -> State | None:
 
 
 def _error(value: Any) -> Error | None:
-    """A peer's error (part 2.8.14); for logs and dead letters, so that a strange one is none."""
+    """Return a peer's error (part 2.8.14). It is only for logs and dead letters, so a malformed one gives None."""
     if not isinstance(value, Described) or not isinstance(value.value, list):
         return None
     condition, description = _item(value.value, 0), _item(value.value, 1)
@@ -153,5 +150,5 @@ def _txn_id(value: Any) -> bytes:
 
 
 def _item(fields: list[Any], position: int) -> Any:
-    """A field of a composite; trailing ones may be left out (part 1.4)."""
+    """Return a field of a composite; null fields at its end may be omitted (part 1.4)."""
     return fields[position] if position < len(fields) else None

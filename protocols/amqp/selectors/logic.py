@@ -1,7 +1,7 @@
-"""What the parts of a JMS selector do with a message: functions that make functions (see `selectors`).
+"""The operators of JMS selectors: each function here builds a function that evaluates a message (see `parser`).
 
-Logic has three values (JMS 2.0, 3.8.1.2); unknown is None. Values of different kinds are never equal and never
-unequal: such a comparison is FALSE (3.8.1.1).
+Logic has three values (JMS 2.0, 3.8.1.2); unknown is None. A comparison of values of different types is FALSE, for `=`
+and for `<>` (3.8.1.1).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-LIKE_LIMIT: Final = 8192  # characters of a text that LIKE looks at; a longer one gives unknown
+LIKE_LIMIT: Final = 8192  # characters; LIKE on a longer text is unknown
 _LONG_LOW, _LONG_HIGH = -(1 << 63), 1 << 63
 
 Value = bool | int | float | str | bytes | None
-"""What a name can stand for; None when there is none. Bytes are present, and like nothing."""
+"""The value of a name; None when the message has none. Bytes are not NULL, but match nothing."""
 
 Truth = bool | None
 Getter = Callable[[Any], Value]
@@ -23,13 +23,16 @@ Calculate = Callable[[Any, Any], int | float | None]
 
 
 class Untyped(str):
-    """A text that came without a type (a Kafka header): beside a number or a boolean it is read as one."""
+    """A text without a type (a Kafka header): compared with a number or a boolean, it is parsed as one."""
 
     __slots__ = ()
 
 
 def combination(parts: Sequence[Getter], *, decisive: bool) -> Getter:
-    """OR is decided by the first TRUE, AND by the first FALSE; else an unknown part makes the whole unknown."""
+    """Build OR (`decisive` is True) or AND (`decisive` is False).
+
+    The first decisive part decides; without one, an unknown part makes the whole unknown.
+    """
 
     def combined(message: Any) -> Truth:
         result: Truth = not decisive
@@ -45,7 +48,7 @@ def combination(parts: Sequence[Getter], *, decisive: bool) -> Getter:
 
 
 def negation(part: Getter) -> Getter:
-    """NOT; of unknown it is unknown."""
+    """Build NOT; NOT unknown is unknown."""
 
     def negated(message: Any) -> Truth:
         truth = part(message)
@@ -55,7 +58,7 @@ def negation(part: Getter) -> Getter:
 
 
 def as_condition(get: Getter) -> Getter:
-    """A name as a condition: what is no boolean is unknown."""
+    """Build a condition from a name; a value that is no boolean is unknown."""
     return lambda message: _boolean(get(message))
 
 
@@ -66,14 +69,14 @@ _DECIMAL: Final = re.compile(
 
 
 def _boolean(value: Value) -> Truth:
-    """The value as a truth, if it is one."""
+    """Return the value as a boolean, or None if it is none."""
     if type(value) is bool:
         return value
     return _BOOLEANS.get(value.lower()) if type(value) is Untyped else None
 
 
 def _number(value: Value) -> int | float | None:
-    """The value as a number, if it is one."""
+    """Return the value as a number, or None if it is none."""
     kind = type(value)
     if kind is int or kind is float:
         return value  # type: ignore[return-value]
@@ -85,14 +88,14 @@ def _number(value: Value) -> int | float | None:
 
 
 def text_equality(get: Getter, text: str, *, equal: bool) -> Getter:
-    """A name beside a text, as in nearly all selectors: a text equals no value of another kind."""
+    """Build `=` or `<>` of a name and a string literal, the fast case of nearly all selectors."""
     if equal:
         return lambda message: None if (value := get(message)) is None else value == text
     return lambda message: None if (value := get(message)) is None else isinstance(value, str) and value != text
 
 
 def equality(left: Getter, right: Getter, *, equal: bool) -> Getter:
-    """Values of one kind are equal or unequal; of two kinds they are neither, and the comparison is FALSE."""
+    """Build `=` or `<>`; with values of different types both are FALSE."""
 
     def compared(message: Any) -> Truth:
         first = left(message)
@@ -106,7 +109,7 @@ def equality(left: Getter, right: Getter, *, equal: bool) -> Getter:
 
 
 def _same(first: Value, second: Value) -> bool | None:
-    """Whether two values are equal; None when they are of different kinds."""
+    """Whether two values are equal; None when their types differ."""
     if isinstance(first, str) and isinstance(second, str):
         return first == second
     if type(first) is bool or type(second) is bool:
@@ -122,7 +125,7 @@ _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 def ordering(sign: str, left: Getter, right: Getter) -> Getter:
-    """Numbers have an order; other values have none (3.8.1.1), and the comparison is FALSE."""
+    """Build a comparison by order; it is FALSE if a value is no number (3.8.1.1)."""
     holds = _ORDERS[sign]
 
     def compared(message: Any) -> Truth:
@@ -137,7 +140,7 @@ def ordering(sign: str, left: Getter, right: Getter) -> Getter:
 
 
 def membership(get: Getter, texts: frozenset[str], numbers: frozenset[int | float]) -> Getter:
-    """IN: equal to one of the literals."""
+    """Build IN: whether the value equals one of the literals."""
 
     def member(message: Any) -> Truth:
         value = get(message)
@@ -155,7 +158,7 @@ def _fitted(number: int | float) -> int | float:
 
 
 def _divided(number: Any, by: Any) -> int | float | None:
-    """Java's division: of integers it is cut off towards zero. By zero it is unknown."""
+    """Divide as Java does: integers are truncated towards zero. Division by zero is unknown."""
     if by == 0:
         return None
     if type(number) is int and type(by) is int:
@@ -170,7 +173,7 @@ ARITHMETIC: Final[dict[str, Calculate]] = {
 
 
 def calculation(first: Getter, steps: Sequence[tuple[Calculate, Getter]]) -> Getter:
-    """From left to right; what is no number makes the whole unknown."""
+    """Build an expression that is calculated from left to right; an operand that is no number makes it unknown."""
 
     def calculated(message: Any) -> int | float | None:
         total = _number(first(message))
@@ -187,7 +190,7 @@ def calculation(first: Getter, steps: Sequence[tuple[Calculate, Getter]]) -> Get
 
 
 def matches_like(get: Getter, fits: Callable[[str], bool]) -> Getter:
-    """LIKE; `fits` is of `pattern`."""
+    """Build LIKE; `fits` comes from `pattern`."""
 
     def like(message: Any) -> Truth:
         text = get(message)
@@ -201,15 +204,15 @@ def matches_like(get: Getter, fits: Callable[[str], bool]) -> Getter:
 
 
 def pattern(text: str, escape: str) -> tuple[Callable[[str], bool], int]:
-    """The test for a LIKE pattern, and how many characters stand in parts with an _.
+    """Compile a LIKE pattern; return its test and the total length of the parts that contain `_`.
 
-    % is any text, _ any character. Parts between two % have a fixed length, so that the first place where one fits is
-    the best one, and no way back is ever tried. A part with an _ costs its length at every place.
+    `%` matches any text, `_` any character. The parts between two `%` have a fixed length, so the first place where one
+    matches is the best one, and no backtracking is needed. A part with `_` costs its length at every position.
 
     Raises:
-        ValueError: nothing stands behind an escape character.
+        ValueError: the pattern ends with an escape character.
     """
-    parts: list[list[str | None]] = [[]]  # None stands for any character
+    parts: list[list[str | None]] = [[]]  # None matches any character
     characters = iter(text)
     for character in characters:
         if character == escape:

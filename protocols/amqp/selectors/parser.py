@@ -1,16 +1,16 @@
 """JMS message selectors (JMS 2.0, 3.8.1), a subset of SQL-92's conditions: parsed once, evaluated for each message.
 
-The language knows nothing of messages: what a name means tells `resolve`, once for each time it stands in the text.
+The parser does not know the message's type: `resolve` is called for each name in the text and returns its getter.
 
     matches = compile_selector("colour = 'red' AND weight > 2.5", resolve)
     matches(message)
 
-Logic has three values (3.8.1.2); here unknown is None, and a message is selected when the whole is TRUE. Values of
-different kinds are never equal and never unequal: such a comparison is FALSE (3.8.1.1). Beyond JMS: names in double
-quotes may hold any character, and IN takes numbers too.
+Logic has three values (3.8.1.2); unknown is None here, and a message is selected only when the whole selector is TRUE.
+A comparison of values of different types is FALSE, for `=` and for `<>` (3.8.1.1). Extensions to JMS: names in double
+quotes may contain any character, and IN accepts numbers.
 
-Nothing grows beyond what the text's length bounds: nesting has a limit, chains are loops, a LIKE goes through its text
-once, and integers that leave 64 bits become floating point.
+The cost of a selector is limited by its text's length: nesting has a limit, chains are loops, LIKE does not backtrack,
+and integers beyond 64 bits become floating point.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from protocols.amqp.selectors.logic import (
 
 TEXT_LIMIT: Final = 8192  # characters of a selector
 DEPTH_LIMIT: Final = 50  # nested parentheses
-WILD_LIMIT: Final = 256  # characters of all its LIKE patterns that stand between two % together with an _
-_LONG: Final = 1 << 63  # the magnitude of the least long
+WILD_LIMIT: Final = 256  # total length of the parts between two % that contain _, in all LIKE patterns of a selector
+_LONG: Final = 1 << 63  # the magnitude of Java's smallest long
 
 
 class SelectorError(ValueError):
-    """The text is no selector."""
+    """The text is no valid selector."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(f"{reason}, at character {position + 1}")
@@ -52,12 +52,12 @@ class SelectorError(ValueError):
 
 
 def compile_selector(text: str, resolve: Callable[[str], Getter]) -> Callable[[Any], bool]:
-    """The function that tells whether a message is selected.
+    """Compile a selector into a function that returns whether a message is selected.
 
-    `resolve` gives the function that fetches a name's value from a message; ValueError when there is no such name.
+    `resolve` returns a function that reads a name's value from a message, or raises ValueError for an unknown name.
 
     Raises:
-        SelectorError: the only one, whatever the text is.
+        SelectorError: the text is no valid selector; no text raises another error.
     """
     if len(text) > TEXT_LIMIT:
         raise SelectorError(f"longer than {TEXT_LIMIT} characters", TEXT_LIMIT)
@@ -65,7 +65,7 @@ def compile_selector(text: str, resolve: Callable[[str], Getter]) -> Callable[[A
     return lambda message: condition(message) is True
 
 
-# Words.
+# Lexer.
 
 _KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE", "NULL", "TRUE", "FALSE"})
 _WORDS: Final = re.compile(
@@ -82,11 +82,11 @@ _WORDS: Final = re.compile(
     )""",
     re.VERBOSE,
 )
-_JOINED: Final = re.compile(r"[\w$.]")  # what may not stand right behind a number
+_JOINED: Final = re.compile(r"[\w$.]")  # characters that may not follow a number directly
 
 
 class _Word(NamedTuple):
-    """One word: `kind` is `number`, `text`, `name`, `end`, or the keyword or sign itself."""
+    """One token: `kind` is `number`, `text`, `name`, `end`, or the keyword or sign itself."""
 
     kind: str
     value: Any
@@ -122,7 +122,7 @@ def _words(text: str) -> list[_Word]:
 
 
 def _literal(kind: str, text: str, position: int) -> int | float:
-    """Java's literals (3.8.1.1): decimal, octal with a leading 0, hexadecimal; floating point."""
+    """Parse a numeric literal as Java does (3.8.1.1): decimal, octal with a leading 0, hexadecimal, floating point."""
     if kind == "float":
         number = float(text.rstrip("fFdD"))
         if number in (float("inf"), float("-inf")):
@@ -139,14 +139,14 @@ def _literal(kind: str, text: str, position: int) -> int | float:
     return whole
 
 
-# Grammar.
+# Parser.
 
 
 class _Kind(enum.Enum):
     CONDITION = "a condition"
     NUMBER = "a number"
     TEXT = "a string"
-    ANY = "a name"  # whose kind is each message's
+    ANY = "a name"  # its type depends on the message
 
 
 class _Node(NamedTuple):
@@ -157,7 +157,7 @@ class _Node(NamedTuple):
 
 
 class _Parser:
-    """One method for each level of the grammar; parentheses alone nest."""
+    """A recursive-descent parser: one method for each level of the grammar; only parentheses recurse."""
 
     def __init__(self, text: str, resolve: Callable[[str], Getter]) -> None:
         self._words = _words(text)
@@ -176,7 +176,7 @@ class _Parser:
         return self._words[self._next]
 
     def _take(self, *kinds: str) -> _Word | None:
-        """The next word if it is one of these."""
+        """Consume and return the next token if it is one of `kinds`, else return None."""
         word = self._words[self._next]
         if word.kind not in kinds:
             return None
