@@ -1,4 +1,4 @@
-"""Where the audit trail goes: a file, a Kafka topic. Neither holds anybody up, and what they do not take is counted."""
+"""Destinations of the audit trail: a file and a Kafka topic. Neither blocks; lines that they drop are counted."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ log = structlog.get_logger(__name__)
 WAITING: Final = 4 * 1024 * 1024  # bytes of lines that wait for the disk
 ON_THE_WAY: Final = 1_000  # lines that wait for Kafka
 MODE: Final = 0o600
-TELL_S: Final = 60.0  # between two lines of the log about a file that cannot be written
+TELL_S: Final = 60.0  # between two log lines about a file that cannot be written
 LAST_S: Final = 1.0  # for the last lines, when the gateway stops
 
 
 class FileSink:
-    """A file that is appended to, by a thread, so that a slow disk holds nobody up."""
+    """Appends to a file, in a thread, so that a slow disk blocks nothing."""
 
     def __init__(self, path: Path, audit: Audit, spawn: Spawn) -> None:
-        """Open it; ConfigError: it cannot be."""
+        """Open the file; raises ConfigError on failure."""
         self._path = path
         self._audit = audit
         self._spawn = spawn
@@ -41,7 +41,7 @@ class FileSink:
         self._size = 0
         self._writing: asyncio.Task[None] | None = None
         self._reopens = False
-        self._torn = False  # the last line is not whole
+        self._torn = False  # the last line is incomplete
         self._told = float("-inf")
         try:
             self._file = self._open()
@@ -62,13 +62,13 @@ class FileSink:
         return True
 
     def reopen(self) -> None:
-        """The file may have another name by now: open it again before the next line."""
+        """Reopen the file before the next line, because it may have been renamed (log rotation)."""
         self._reopens = True
         if self._writing is None:
             self._writing = self._spawn(self._write())
 
     async def _write(self) -> None:
-        """Write until nothing waits."""
+        """Write until no line is waiting."""
         try:
             while self._waiting or self._reopens:
                 lines, self._waiting = self._waiting, []
@@ -82,7 +82,7 @@ class FileSink:
             self._writing = None
 
     def _append(self, lines: Sequence[bytes], *, reopen: bool) -> None:
-        """In a thread; OSError."""
+        """Append lines; runs in a thread and raises OSError."""
         if reopen or self._file < 0:
             old, self._file = self._file, -1
             if old >= 0:
@@ -95,9 +95,9 @@ class FileSink:
                 data = data[os.write(self._file, data) :]
             self._torn = False
         except OSError:
-            self._torn |= len(data) < whole  # what comes next is a line of its own all the same
+            self._torn |= len(data) < whole  # the next line must still start on a new line
             os.close(self._file)
-            self._file = -1  # it is opened anew for the next lines
+            self._file = -1  # reopened for the next lines
             raise
 
     def _failed(self, error: OSError, lines: int) -> None:
@@ -109,7 +109,7 @@ class FileSink:
             log.error("the audit file cannot be written", file=str(self._path), reason=error.strerror, lines=lines)
 
     async def stop(self) -> None:
-        """Write the last lines, for `LAST_S` seconds, and close the file."""
+        """Write the remaining lines, for at most `LAST_S` seconds, and close the file."""
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=LAST_S)
         if self._writing is None and self._file >= 0:
@@ -118,10 +118,10 @@ class FileSink:
 
 
 class TopicSink:
-    """A topic of the gateway's own, which no client can read or write; the owner of its records."""
+    """Publishes to an internal topic, which clients can neither read nor write. Owns the records that it submits."""
 
     def __init__(self, topic: str, audit: Audit, publisher: Publisher, topics: Topics) -> None:
-        """The topic is made with the first line."""
+        """Declare the topic, which is created with the first line."""
         self._topic = topic
         self._audit = audit
         self._publisher = publisher
@@ -138,7 +138,7 @@ class TopicSink:
         return True
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
+        """Count lines that Kafka did not store; see `gateway.kafka.contracts.Owner`."""
         self._waiting -= len(tokens)
         if result.outcome is not Outcome.STORED:
             self._audit.counts.dropped_total += len(tokens)

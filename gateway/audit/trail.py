@@ -1,10 +1,10 @@
-"""The audit trail: a line for each login, each refusal and each act of an administrator (ADR 0082).
+"""The audit trail: one line for each login, each refusal and each administrative action (ADR 0082).
 
-Whoever refuses or admits somebody says so here; nothing is said per message that is allowed. Off, it is a look at
-`audit.enabled`. Refusals are limited for each client, so that one that is refused in a loop fills nothing: what is left
-out is counted, and told as `more`. There is one `audit` for the process, as there is one log.
+The code that accepts or refuses a client reports it here; allowed messages are not reported. While the trail is off, a
+call costs a check of `audit.enabled`. Refusals are limited per client, so that a client that is refused in a loop does
+not fill the disk; suppressed lines are counted and reported as `more`. The process has one `audit`, like one log.
 
-No line has a secret. Of a login that was refused the name is told only when somebody has logged in by it before, for
+No line contains a secret. The name of a refused login is written only if a client has logged in with it before, because
 people type passwords into the wrong field.
 """
 
@@ -27,11 +27,11 @@ from gateway.security.throttle import host_of
 from gateway.statistics import counter
 
 VERSION: Final = 1
-TEXT: Final = 256  # characters of a text of somebody else's
-AT_ONCE: Final = 5  # refusals of one client within `PERIOD_S` that are told
+TEXT: Final = 256  # characters of a text from outside
+AT_ONCE: Final = 5  # refusals of one client that are written within `PERIOD_S`
 PERIOD_S: Final = 10.0
-CLIENTS: Final = 10_000  # whose refusals are counted; beyond, the one that was first is told
-EVERY_S: Final = 1_000  # refusals of all clients that are told within `PERIOD_S`
+CLIENTS: Final = 10_000  # clients whose refusals are counted; above this the oldest is flushed
+EVERY_S: Final = 1_000  # refusals of all clients that are written within `PERIOD_S`
 KNOWN: Final = 10_000  # names that have logged in
 
 Event = Literal["login", "right", "act"]
@@ -39,28 +39,28 @@ Result = Literal["accepted", "refused", "busy", "done"]
 
 
 class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line."""
+    """One line of the trail (wire format)."""
 
-    v: int  # of this form: 1
+    v: int  # version of this format: 1
     at: str  # ISO 8601, UTC
     gateway: str  # the gateway's id
-    event: Event  # what it is about
-    result: Result  # how it went
+    event: Event  # a login, a right, an administrative act
+    result: Result  # the result
     protocol: str = ""  # mqtt, amqp, http, management; "" for a signal
     listener: str = ""  # the listener at which the client has connected, by its name
-    address: str = ""  # the client's, `host:port`
-    client: str = ""  # its id
-    principal: str = ""  # who that is
-    name_digest: str = ""  # in its place, of a name that nobody has logged in by: tells equal ones apart
+    address: str = ""  # of the client, `host:port`
+    client: str = ""  # the client's id
+    principal: str = ""  # the authenticated name
+    name_digest: str = ""  # instead of a name that has never logged in; equal names have equal digests
     method: str = ""  # anonymous, password, scram, token, certificate
-    what: str = ""  # what was not allowed, or was done
-    on: str = ""  # what that was about: a topic, a client, a group
-    reason: str = ""  # why not
-    more: int = 0  # so many like this were left out before
+    what: str = ""  # the operation that was refused or performed
+    on: str = ""  # its object: a topic, a client, a group
+    reason: str = ""  # why it was refused
+    more: int = 0  # number of suppressed lines like this one
 
 
 class AuditStatistics(msgspec.Struct):
-    """What became of the lines, since the start."""
+    """Counts of lines since the start."""
 
     lines_total: Annotated[int, counter("lines of the audit trail")] = 0
     left_out_total: Annotated[int, counter("refusals that were counted and not told, because there were too many")] = 0
@@ -69,15 +69,15 @@ class AuditStatistics(msgspec.Struct):
 
 
 class Sink(Protocol):
-    """Where lines go."""
+    """A destination of lines."""
 
     def write(self, line: bytes) -> bool:
-        """Take a line, without waiting; False: it is lost."""
+        """Accept a line without waiting. Returns False if the line is lost."""
         ...
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Whose connection something is about."""
+    """The connection that a line is about."""
 
     protocol: str
     address: str = ""
@@ -86,18 +86,18 @@ class Where(msgspec.Struct, frozen=True):
 
 
 def where_of(protocol: str, socket: Any, client: str = "") -> Where:
-    """Where a pump's or an HTTP connection's client is."""
+    """Return the `Where` of a pump or an HTTP connection."""
     return Where(protocol, socket.peer, socket.entrance.name, client)
 
 
 def _shown(text: str) -> str:
-    """A text of somebody else's, as far as it is told; a half of a surrogate pair is none."""
+    """Shorten a text from outside and replace lone surrogates."""
     short = text if len(text) <= TEXT else text[:TEXT] + "…"
     return short.encode("utf-8", "replace").decode()
 
 
 class _Refusals:
-    """Those of one client and kind within a period."""
+    """The refusals of one client and event within a period."""
 
     __slots__ = ("last", "left_out", "told", "until")
 
@@ -109,12 +109,12 @@ class _Refusals:
 
 
 class Audit:
-    """Makes the lines."""
+    """Formats the lines and passes them to the sinks."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Off; `clock`: seconds, `wall_clock`: epoch seconds."""
+        """Create a disabled trail. `clock` returns monotonic seconds, `wall_clock` epoch seconds."""
         self.enabled = False
         self.counts = AuditStatistics()
         self._clock = clock
@@ -125,19 +125,19 @@ class Audit:
         self._secret = b""
         self._known: OrderedDict[str, None] = OrderedDict()
         self._refusals: OrderedDict[tuple[str, str], _Refusals] = OrderedDict()
-        self._told = 0  # refusals within the period of all
+        self._told = 0  # refusals of all clients in the current period
         self._told_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, gateway: str, sinks: tuple[Sink, ...], redactor: Redactor) -> None:
-        """Write from now on; `redactor` blanks the configuration's own secrets."""
+        """Start writing. `redactor` blanks the configuration's secrets."""
         self.counts = AuditStatistics()
         self._gateway, self._sinks, self._redactor = gateway, sinks, redactor
         self._secret = secrets.token_bytes(32)
         self.enabled = bool(sinks)
 
     def end(self) -> None:
-        """Tell what was left out, and write no more."""
+        """Write the summaries of suppressed lines and stop."""
         for key in list(self._refusals):
             self._tell_rest(self._refusals.pop(key))
         if self._timer is not None:
@@ -147,10 +147,10 @@ class Audit:
         self._sinks = ()
         self._known.clear()
 
-    # what is told
+    # events
 
     def accepted(self, where: Where, principal: str, method: str) -> None:
-        """A client has logged in."""
+        """Record a successful login."""
         if not self.enabled:
             return
         if principal in self._known:
@@ -162,7 +162,7 @@ class Audit:
         self._write("login", "accepted", where, principal=principal, method=method)
 
     def refused(self, where: Where, reason: str, *, name: str = "", method: str = "", busy: bool = False) -> None:
-        """A login was refused; `name`: who it said it was, `busy`: it was not looked at."""
+        """Record a refused login. `name` is the claimed name; `busy` means that the login was not checked."""
         if not self.enabled:
             return
         facts: dict[str, Any] = {"reason": reason, "method": method}
@@ -174,20 +174,20 @@ class Audit:
         self._limited(host_of(where.address), "login", "busy" if busy else "refused", where, facts)
 
     def denied(self, where: Where, principal: str, what: str, on: str = "", reason: str = "") -> None:
-        """A client that has logged in was refused something."""
+        """Record that a logged-in client was refused an operation."""
         if self.enabled:
             facts = {"principal": principal, "what": what, "on": on, "reason": reason}
             self._limited(where.client or host_of(where.address) or principal, "right", "refused", where, facts)
 
     def act(self, where: Where, principal: str, what: str, on: str = "") -> None:
-        """An administrator has done something; `principal` "": somebody on this machine."""
+        """Record an administrative action. `principal` is "" for an action from this machine without a login."""
         if self.enabled:
             self._write("act", "done", where, principal=principal, what=what, on=on)
 
     # inside
 
     def _limited(self, whose: str, event: Event, result: Result, where: Where, facts: dict[str, Any]) -> None:
-        """Tell a refusal, or count it."""
+        """Write a refusal, or only count it if there are too many."""
         now = self._clock()
         if now >= self._told_until:
             self._told, self._told_until = 0, now + PERIOD_S
@@ -214,7 +214,7 @@ class Audit:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, until - self._clock()) + 0.1, self._look)
 
     def _look(self) -> None:
-        """Periods are over: what was left out in them is told."""
+        """Write the summaries of suppressed lines whose period is over."""
         self._timer = None
         now = self._clock()
         while self._refusals:
@@ -250,9 +250,9 @@ class Audit:
                 self.counts.dropped_total += 1
 
     def statistics(self) -> AuditStatistics:
-        """Counts so far."""
+        """Return the current counts."""
         return self.counts
 
 
 audit: Final = Audit()
-"""The process's."""
+"""The process's audit trail."""

@@ -1,8 +1,8 @@
-"""What is spent of a limit in one direction, and who waits for more: in turn, however many share it.
+"""Rate limits at run time: counts what a client sends and receives, and makes clients in debt wait in turn.
 
-What was sent or read is there and cannot be unsent: it is spent, and who owes something waits (ADR 0051). Those who
-wait for the same limit are let go on in the order in which they came, as many as it has something for; who owes again
-is behind the others. Nobody has a timer of its own (ADR 0078).
+Messages that were sent or read cannot be undone: they are charged, and a client in debt waits (ADR 0051). Waiters at
+the same limit continue in the order of their arrival, as many as the limit covers; a waiter that is in debt again
+queues behind the others. No waiter has its own timer (ADR 0078).
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from gateway.failures import failures
 from gateway.pauses import pauses
 
 AHEAD_S: Final = 0.05
-"""Who waits is let go on when so many seconds' worth is there, and not message by message."""
+"""A waiter continues when this many seconds' worth of the rate is available, not after each message."""
 OUT_AHEAD_S: Final = 0.2
-"""The same of what clients are sent: who goes on reads the log from where it was, which costs more than a message."""
+"""The same for sending: a receiver that continues reads the log from its position, which costs more than a message."""
 
 
 class Waiter(Protocol):
-    """Somebody who owes something."""
+    """A connection or task that waits at a brake."""
 
-    mean: float  # bytes of a message, about
+    mean: float  # average bytes of a message
 
     def go_on(self, brake: Brake) -> tuple[int, int]:
-        """It is its turn: how many messages, of how many bytes, it will probably spend before others had theirs."""
+        """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend meanwhile."""
 
 
 class Brake:
-    """One direction of one limit."""
+    """One direction of one limit, and the waiters in it."""
 
     __slots__ = ("_ahead_s", "_clock", "_timer", "_waiting", "disconnects", "limit", "reason")
 
     def __init__(
         self, limit: RateLimit, reason: str, ahead_s: float, clock: Callable[[], float], *, disconnects: bool = False
     ) -> None:
-        """Nobody waits. `reason` is one of `gateway.pauses`; `clock`: seconds, monotonic."""
+        """`reason` is one of `gateway.pauses`; `clock` returns monotonic seconds."""
         self.limit = limit
         self.reason = reason
-        self.disconnects = disconnects  # an MQTT client that owes is sent away
+        self.disconnects = disconnects  # an MQTT client in debt is disconnected
         self._ahead_s = ahead_s
         self._clock = clock
         self._waiting: collections.OrderedDict[Waiter, None] = collections.OrderedDict()
@@ -50,18 +50,18 @@ class Brake:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits: who comes now is behind them."""
+        """Whether there are waiters, so that a new one queues behind them."""
         return bool(self._waiting)
 
     def wait(self, waiter: Waiter) -> None:
-        """Call `go_on` when it is this one's turn; without effect while it waits already."""
+        """Call the waiter's `go_on` when it is its turn. No effect while it is already waiting."""
         if waiter not in self._waiting:
             self._waiting[waiter] = None
             if self._timer is None:
                 self._arm()
 
     def forget(self, waiter: Waiter) -> None:
-        """It waits no more."""
+        """Remove a waiter."""
         self._waiting.pop(waiter, None)
         if not self._waiting and self._timer is not None:
             self._timer.cancel()
@@ -73,17 +73,17 @@ class Brake:
         self._timer = asyncio.get_running_loop().call_later(wait_s or self._ahead_s, self._turn)
 
     def _turn(self) -> None:
-        """Let go on who is first, and others as long as something is left behind what those before will spend."""
+        """Let the first waiters continue, as many as the limit covers given the expected spending of each."""
         self._timer = None
         now = self._clock()
         messages = size = 0
-        for _ in range(len(self._waiting)):  # who waits again meanwhile has another turn
+        for _ in range(len(self._waiting)):  # a waiter that waits again gets another turn later
             if not self._waiting or not self.limit.covers(messages, size, now):
                 break
             waiter, _ = self._waiting.popitem(last=False)
             try:
                 more, bytes_more = waiter.go_on(self)
-            except Exception as error:  # our bug, in one connection: the others behind it must go on
+            except Exception as error:  # a bug in one connection must not stop the others
                 failures.tell("connection", error, self.reason)
                 continue
             messages += more
@@ -93,38 +93,39 @@ class Brake:
 
 
 class Pace:
-    """One direction of one client's connection: all limits that hold for it."""
+    """One direction of one connection: all limits that apply to it."""
 
     __slots__ = ("_clock", "brakes")
 
     def __init__(self, brakes: tuple[Brake, ...], clock: Callable[[], float]) -> None:
-        """One at least."""
+        """`brakes` has at least one element."""
         self.brakes = brakes
         self._clock = clock
 
     def spend(self, messages: int, size: int) -> None:
-        """Messages went, of `size` bytes together."""
+        """Charge messages of `size` bytes in total."""
         now = self._clock()
         for brake in self.brakes:
             brake.limit.spend(messages, size, now)
 
     def give_back(self, messages: int) -> None:
-        """So many were counted that will not come."""
+        """Credit messages that were charged but will not come."""
         now = self._clock()
         for brake in self.brakes:
             brake.limit.give_back(messages, now)
 
     def burst(self, mean: float) -> int:
-        """How many messages of some `mean` bytes are a burst; one at least."""
+        """Return how many messages of about `mean` bytes make a burst, at least one."""
         bursts = (
             min(most, largest / max(mean, 1.0)) for most, largest in (brake.limit.bursts for brake in self.brakes)
         )
         return max(1, int(min(bursts)))
 
     def page(self, messages: int, size: int) -> tuple[int, int]:
-        """Of so many messages and bytes, how many may be one answer: half of a burst.
+        """Limit the messages and bytes of one response to half of a burst.
 
-        So the wait behind it is less than a burst lasts, and nothing of the rate is lost by waiting whole seconds.
+        The wait after it is then shorter than a burst lasts, so no part of the rate is lost when a client waits in
+        whole seconds.
         """
         for brake in self.brakes:
             most, largest = brake.limit.bursts
@@ -132,24 +133,25 @@ class Pace:
         return max(1, messages), size
 
     def owed(self) -> tuple[float, Brake]:
-        """The brake that is the longest in debt, and for how many seconds; 0: nothing is owed."""
+        """Return the longest remaining debt in seconds and its brake; 0 means no debt."""
         now = self._clock()
         waits = [brake.limit.wait_s(now) for brake in self.brakes]
         longest = max(waits)
         return longest, self.brakes[waits.index(longest)]
 
     def owing(self) -> Iterator[Brake]:
-        """Those that something is owed to."""
+        """Return the brakes with a debt."""
         now = self._clock()
         return (brake for brake in self.brakes if brake.limit.wait_s(now) > 0)
 
     def grant(self, most: int, mean: float, turns: tuple[Brake, ...]) -> int | Brake:
-        """How many messages of some `mean` bytes may come now, at most `most`; they count as if they had come.
+        """Grant up to `most` messages of about `mean` bytes and charge them in advance.
 
-        Their bytes do not: `spend` these. `turns`: brakes at which it is this one's turn, whoever waits there.
+        Their bytes are not charged: `spend` these. At the brakes in `turns` it is the caller's turn, so other waiters
+        there do not count.
 
         Returns:
-            A number above 0; else the brake that has nothing, or for which others wait.
+            A number above 0, or else the brake that is in debt or has other waiters.
         """
         now = self._clock()
         for brake in self.brakes:
@@ -163,7 +165,7 @@ class Pace:
 
 
 class ReadingPause:
-    """Pauses the reading of one connection while its client owes something for what was read."""
+    """Pauses reading from one connection while the client is in debt for messages that were read."""
 
     __slots__ = ("_disconnect", "_messages", "_pace", "_pause", "_resume", "_size", "_waits", "mean")
 
@@ -174,17 +176,17 @@ class ReadingPause:
         resume: Callable[[str], None],
         disconnect: Callable[[], None] | None = None,
     ) -> None:
-        """`pause` and `resume` are called with a reason; `disconnect` where the limit wants that instead."""
-        self.mean = 0.0  # what is read next is not chosen by its size
+        """`pause` and `resume` are called with a reason, `disconnect` instead if the limit's rule says so."""
+        self.mean = 0.0  # the size of what is read next is unknown
         self._pace = pace
         self._pause = pause
         self._resume = resume
         self._disconnect = disconnect
         self._waits: Brake | None = None
-        self._messages = self._size = 0  # since it went on
+        self._messages = self._size = 0  # since the last resume
 
     def spend(self, messages: int, size: int) -> None:
-        """Messages were read, of `size` bytes together."""
+        """Charge messages of `size` bytes in total that were read."""
         self._pace.spend(messages, size)
         self._messages += messages
         self._size += size
@@ -218,34 +220,35 @@ class ReadingPause:
         return spent
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stop waiting: the connection is closed."""
         if self._waits is not None:
             self._waits.forget(self)
             self._waits = None
 
 
 class CreditPause:
-    """The links of one connection that get no credit while its client owes something."""
+    """Withholds credit from the links of one connection while its client is in debt."""
 
     __slots__ = ("_pace", "_subject", "_turns", "_waiting", "_waits", "mean")
 
     def __init__(self, pace: Pace, subject: str) -> None:
-        """Nobody waits; `subject`: what the connection's pauses are told of."""
+        """`subject` identifies the connection in `gateway.pauses`."""
         self.mean = 0.0
         self._pace = pace
         self._subject = subject
         self._waiting: dict[Callable[[], None], None] = {}
         self._waits: Brake | None = None
-        self._turns: tuple[Brake, ...] = ()  # brakes at which its turn has come
+        self._turns: tuple[Brake, ...] = ()  # brakes at which it is this connection's turn
 
     def spend(self, size: int) -> None:
-        """Messages came for which credit was granted, of `size` bytes together."""
+        """Charge the bytes of messages that came; the messages were charged with their credit."""
         self._pace.spend(0, size)
 
     def grant(self, most: int, mean: float, again: Callable[[], None], held: int) -> int:
-        """How much credit may be granted now, at most `most`; `again` is called when there may be more.
+        """Return how much credit may be granted now, at most `most`. If none, `again` is called when there may be more.
 
-        A link that has a burst's worth (`held`) gets no more: else who sends little could save up a whole window.
+        A link that already holds a burst of credit (`held`) gets none: otherwise a slow sender could save up a whole
+        window.
         """
         most = min(most, self._pace.burst(mean) - held)
         if most <= 0:
@@ -272,16 +275,16 @@ class CreditPause:
             again()
         if self._waits is None:
             self._turns = ()
-        # The messages are spent by now; of the bytes it is known how many come with one for each link.
+        # The messages are charged already. The bytes are estimated as one message for each link that got credit.
         return 0, int((len(waiting) - len(self._waiting)) * self.mean)
 
     def forget(self, again: Callable[[], None], credit: int) -> None:
-        """A link is gone, with credit that it has not used."""
+        """Remove a detached link and return its unused credit."""
         self._waiting.pop(again, None)
         self._pace.give_back(credit)
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stop waiting: the connection is closed."""
         self._waiting.clear()
         if self._waits is not None:
             self._waits.forget(self)
@@ -290,23 +293,23 @@ class CreditPause:
 
 
 class SendingPause:
-    """One connection that is sent nothing more while its client owes something for what it was sent."""
+    """Stops sending to one connection while its client is in debt for messages that were sent."""
 
     __slots__ = ("_again", "_messages", "_pace", "_size", "_subject", "_turns", "_waits", "mean")
 
     def __init__(self, pace: Pace, subject: str, again: Callable[[], None]) -> None:
-        """`again` is called when something may be sent again, if anybody has asked meanwhile."""
+        """`again` is called when sending may continue, if `is_open` was False in between."""
         self.mean = 1.0
         self._pace = pace
         self._subject = subject
         self._again: Callable[[], None] | None = again
         self._waits: Brake | None = None
-        self._turns: tuple[Brake, ...] = ()  # of brakes for which others wait behind this one
-        self._messages = self._size = 0  # since it went on
+        self._turns: tuple[Brake, ...] = ()  # brakes at which it is this connection's turn
+        self._messages = self._size = 0  # since the last resume
 
     @property
     def is_open(self) -> bool:
-        """Whether something may be sent; when not, `again` will be called."""
+        """Whether sending is allowed. If not, `again` will be called."""
         if self._waits is not None:
             return False
         for brake in self._pace.owing():
@@ -318,7 +321,7 @@ class SendingPause:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing may be sent, as `gateway.pauses` has it."""
+        """The reason of the current pause, one of `gateway.pauses`, or None."""
         return None if self._waits is None else self._waits.reason
 
     def _wait(self, brake: Brake) -> bool:
@@ -330,7 +333,7 @@ class SendingPause:
         return False
 
     def spend(self, messages: int, size: int) -> None:
-        """Messages were sent, of `size` bytes together."""
+        """Charge messages of `size` bytes in total that were sent."""
         self._pace.spend(messages, size)
         self._messages += messages
         self._size += size
@@ -348,11 +351,11 @@ class SendingPause:
         waits: Brake | None = self._waits
         if waits is not None:
             return 0, 0
-        # What was sent from within the call is spent already; what the log's readers bring comes later.
+        # Messages sent during the call are charged already; those of the log readers come later.
         return max(0, spent[0] - self._messages), max(0, spent[1] - self._size)
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stop waiting: the connection is closed."""
         self._again = None
         if self._waits is not None:
             self._waits.forget(self)
@@ -361,7 +364,7 @@ class SendingPause:
 
 
 class Turn:
-    """One wait of a task: an upload's, between two parts of its body."""
+    """One wait of a task: an upload between two parts of its body."""
 
     __slots__ = ("_over", "mean")
 
@@ -370,14 +373,14 @@ class Turn:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def go_on(self, brake: Brake) -> tuple[int, int]:
-        """See `Waiter`; what a part of a body brings is not known."""
+        """See `Waiter`. The size of the next part of a body is unknown."""
         if not self._over.done():
             self._over.set_result(None)
         return 0, 0
 
     @classmethod
     async def come(cls, pace: Pace, what: object, subject: str) -> None:
-        """Wait until nothing is owed; `what` is paused meanwhile, which is called `subject`."""
+        """Wait until there is no debt. Meanwhile `what` is noted as paused under the name `subject`."""
         while True:
             wait_s, brake = pace.owed()
             if wait_s <= 0:

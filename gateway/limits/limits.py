@@ -1,8 +1,8 @@
-"""Limits of clients: connections, logins, messages and bytes a second, both ways (`limits.rules`).
+"""Limits of clients: connections, logins, and messages and bytes a second in each direction (`limits.rules`).
 
-A rule's limits are shared by what it is per: the connections of a principal, of a tenant, of a listener; or each
-connection has its own. What is shared is remembered while somebody has it, and as long as something is owed, up to a
-bound. Without rules, which is the default, nothing here is called for a message.
+A rule's limits are shared by the connections of a principal, a tenant or a listener (`per`), or each connection has its
+own. A share is kept while connections use it and while it has a debt, up to `REMEMBERED`. Without rules, which is the
+default, nothing here is called per message.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gateway.settings.limits import LimitRule, LimitsConfig, Per
 from gateway.statistics import counter, gauge
 
 REMEMBERED: Final = 10_000
-"""Shares that nobody has now and that still owe something: who comes back still owes."""
+"""Unused shares that are kept because of their debt, so that a client cannot escape it by reconnecting."""
 FULL_RETRY_S: Final = 1
-"""Whoever has too many connections is told to come again then; when one of them ends is not known."""
+"""Retry time for clients with too many connections: the time when one of them closes is unknown."""
 _REASONS: Final = {per: (RATES[number], OUTGOING_RATES[number]) for number, per in enumerate(get_args(Per))}
 
 Kind = Literal["connections", "connects"]
 
 
 class LimitStatistics(msgspec.Struct, frozen=True):
-    """Who is limited; who waits is among the pauses (`gateway.pauses`)."""
+    """Shares and refusals; waiting clients are counted in `gateway.pauses`."""
 
     shares: Annotated[dict[str, int], gauge("what has limits in common, as far as it is remembered", "per")]
     refused_connections_total: Annotated[
@@ -42,22 +42,22 @@ class LimitStatistics(msgspec.Struct, frozen=True):
 
 
 class LimitExceeded(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """A client may not connect now; the text says why, for the client."""
+    """The client may not connect now. The text is for the client."""
 
     def __init__(self, kind: Kind, per: Per, wait_s: float) -> None:
         what = "connections" if kind == "connections" else "connects a second"
         super().__init__(f"too many {what} of the {per}")
         self.kind = kind
-        self.wait_s = wait_s  # until it may try again
+        self.wait_s = wait_s  # seconds until it may try again
 
 
 class Share:
-    """What all clients of one key of a rule have together, or one connection for itself."""
+    """The state of a rule's limits, shared by all clients with the same key or used by one connection."""
 
     __slots__ = ("_connects", "_rule", "connections", "incoming", "key", "outgoing")
 
     def __init__(self, rule: LimitRule, key: Key | None, burst_s: float, clock: Callable[[], float]) -> None:
-        """Nobody has it yet."""
+        """Start without connections or debts."""
         now = clock()
         reason, outgoing_reason = _REASONS[rule.per]
         self.key = key
@@ -77,11 +77,11 @@ class Share:
 
     @property
     def per(self) -> Per:
-        """Its rule's kind."""
+        """The `per` of its rule."""
         return self._rule.per
 
     def check(self, now: float, *, replacing: bool) -> None:
-        """Raise LimitExceeded when one more may not connect; `replacing`: one of its connections is about to end."""
+        """Raise LimitExceeded if no more may connect. `replacing`: one of its connections is about to close."""
         rule = self._rule
         if rule.connections and self.connections >= rule.connections + replacing:
             raise LimitExceeded("connections", rule.per, FULL_RETRY_S)
@@ -89,13 +89,13 @@ class Share:
             raise LimitExceeded("connects", rule.per, wait_s)
 
     def enter(self, now: float) -> None:
-        """One more has connected."""
+        """Count a new connection."""
         self.connections += 1
         if self._connects is not None:
             self._connects.spend(1, now)
 
     def is_new(self, now: float) -> bool:
-        """Whether it is as if it had just been made."""
+        """Return whether the share is unused and without debt, so that it can be dropped."""
         return (
             not self.connections
             and (self._connects is None or self._connects.level(now) >= self._connects.burst)
@@ -107,16 +107,18 @@ class Limits:
     """The limits of all clients."""
 
     def __init__(self, config: LimitsConfig, clock: Callable[[], float], listeners: Iterable[str]) -> None:
-        """Nobody is connected. `clock`: seconds, monotonic; `listeners`: the names that rules may have.
+        """`clock` returns monotonic seconds; `listeners` are the names that rules may use.
 
         Raises:
-            ConfigError: a rule is for another listener.
+            ConfigError: a rule names an unknown listener.
         """
         self.clock = clock
         self._rules = LimitRules(config.rules, listeners)
         self._burst_s = config.burst_s
         self._shares: dict[Key, Share] = {}
-        self._left: collections.OrderedDict[Key, None] = collections.OrderedDict()  # of these, whom nobody has
+        self._left: collections.OrderedDict[Key, None] = (
+            collections.OrderedDict()
+        )  # shares without connections, oldest first
         self._refused_connections: dict[str, int] = {"connections": 0, "connects": 0}
         self.refused = 0
         self.disconnected = 0
@@ -124,15 +126,15 @@ class Limits:
     def enter(
         self, identity: Identity, address: str, listener: str, former: ClientLimits | None = None
     ) -> ClientLimits | None:
-        """A client has logged in on a connection that came to a listener; anonymous ones are told by `address`.
+        """Count a client that has logged in at a listener. Anonymous clients are identified by `address`.
 
-        `former`: those of a connection that ends when this one is admitted.
+        `former` are the limits of a connection that closes when this one is admitted.
 
         Returns:
-            What holds for it; None: there are no limits at all.
+            The client's limits, or None if there are no rules.
 
         Raises:
-            LimitExceeded: it may not; nothing was counted.
+            LimitExceeded: the client may not connect; nothing was counted.
         """
         if not len(self._rules):
             return None
@@ -156,7 +158,7 @@ class Limits:
         return ClientLimits(self, identity, tuple(shares))
 
     def leave(self, shares: tuple[Share, ...]) -> None:
-        """A connection is gone. What nobody has any more is remembered while it is not as new."""
+        """Count a closed connection. Shares without connections are kept while they have a debt."""
         for share in shares:
             share.connections -= 1
             if share.key is not None and not share.connections:
@@ -169,7 +171,7 @@ class Limits:
             del self._left[oldest], self._shares[oldest]
 
     def statistics(self) -> LimitStatistics:
-        """As of now."""
+        """Return the current counts."""
         self.leave(())
         return LimitStatistics(
             shares=dict(collections.Counter(share.per for share in self._shares.values())),
@@ -180,7 +182,7 @@ class Limits:
 
 
 class ClientLimits:
-    """What holds for one client on one connection, until `leave`."""
+    """The limits of one client on one connection, until `leave`."""
 
     __slots__ = ("_left", "_limits", "identity", "incoming", "outgoing", "shares")
 
@@ -191,11 +193,11 @@ class ClientLimits:
         self._left = False
         incoming = tuple(share.incoming for share in shares if share.incoming is not None)
         outgoing = tuple(share.outgoing for share in shares if share.outgoing is not None)
-        self.incoming = Pace(incoming, limits.clock) if incoming else None  # what it publishes; None: any amount
-        self.outgoing = Pace(outgoing, limits.clock) if outgoing else None  # what it is sent
+        self.incoming = Pace(incoming, limits.clock) if incoming else None  # for publishing; None: unlimited
+        self.outgoing = Pace(outgoing, limits.clock) if outgoing else None  # for receiving
 
     def leave(self) -> None:
-        """The connection is gone."""
+        """Count the connection as closed; only the first call has an effect."""
         if not self._left:
             self._left = True
             self._limits.leave(self.shares)

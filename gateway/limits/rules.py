@@ -1,4 +1,4 @@
-"""Which limits hold for a client: of each kind (`per`) the first rule that is for it."""
+"""Selects the limits of a client: for each kind (`per`) the first matching rule."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gateway.security.identity import Identity
 from gateway.settings.limits import LimitRule, Per
 
 Key = tuple[int, str, str]
-"""What shares a limit: the rule's number, the tenant, and the name in it."""
+"""Identifies a share: the rule's number, the tenant, and the name within it."""
 
 
 class Chosen(NamedTuple):
-    """A rule that holds for a client."""
+    """A rule that applies to a client."""
 
     rule: LimitRule
-    key: Key | None  # what has its limits together; None: the connection has them to itself
+    key: Key | None  # the share; None: the connection does not share its limits
 
 
 class LimitRules:
-    """All rules, and those that hold for a client."""
+    """All rules, by kind."""
 
     def __init__(self, rules: Sequence[LimitRule], listeners: Iterable[str]) -> None:
-        """`listeners`: the names that there are. ConfigError: a rule is for another one."""
+        """`listeners` are the existing names; raises ConfigError if a rule names another one."""
         known = set(listeners)
         for number, rule in enumerate(rules):
             if rule.listener is not None and rule.listener not in known:
@@ -32,19 +32,19 @@ class LimitRules:
                     f"limits.rules.{number}.listener: there is no listener {rule.listener!r}, but"
                     f" {', '.join(sorted(known))}"
                 )
-        # By kind: a rule without any limit is one too, an exception from those behind it.
+        # By kind. A rule without any limit counts too: it is an exception to the rules after it.
         self._kinds = [
             found for per in get_args(Per) if (found := [one for one in enumerate(rules) if one[1].per == per])
         ]
 
     def __len__(self) -> int:
-        """How many kinds of limits there are."""
+        """Return the number of kinds that have rules."""
         return len(self._kinds)
 
     def choose(self, identity: Identity, address: str, listener: str) -> list[Chosen]:
-        """The rules that hold for a client at a listener, at most one of each kind; anonymous ones are told by address.
+        """Return the rules for a client at a listener, at most one per kind.
 
-        A rule per tenant is for nobody who has none.
+        Anonymous clients are identified by address. A rule per tenant does not apply to clients without a tenant.
         """
         principals = identity.principals
         found = []
@@ -73,5 +73,5 @@ def _key(number: int, rule: LimitRule, identity: Identity, address: str, listene
     tenant = identity.tenant or ""
     if rule.per == "tenant":
         return number, tenant, ""
-    # Many names of logins have a slash, but none of an anonymous client is in front of it.
+    # A leading slash marks an address and a trailing one a login's name, so the two never collide.
     return number, tenant, f"/{address}" if identity.method == "anonymous" else f"{identity.name}/"

@@ -1,4 +1,4 @@
-"""`/clients` of the management listener: the list, one client, and its end."""
+"""`/clients` of the management listener: lists, inspects and closes clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
 
 
 class ClientPages:
-    """The three operations."""
+    """The routes for clients."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """Return the routes."""
         one = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
         return [Route("GET", PATH, self._list), Route("GET", one, self._look), Route("DELETE", one, self._kick)]
 
@@ -55,10 +55,10 @@ class ClientPages:
 
 
 def _id(request: web.Request) -> str:
-    """A client's id, as it is: a path's own rules (dots, slashes in a row) say nothing here."""
+    """Return the client id from the raw path, because path normalization (dots, repeated slashes) would change it."""
     return unquote(request.raw_path.partition("?")[0].removeprefix(PATH + "/"))
 
 
 def _nobody(wanted: str) -> web.Response:
-    """404; a name that somebody has made up is not repeated but in JSON."""
+    """Return 404. The requested name is repeated only as JSON, because it may be anything."""
     return web.Response(status=404, text=f"no client has the id {msgspec.json.encode(wanted[:200]).decode()} here\n")

@@ -1,4 +1,4 @@
-"""`trivium clients` and `trivium kick`: what `/clients` tells, in a terminal."""
+"""`trivium clients` and `trivium kick`: prints the responses of `/clients` in a terminal."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _Closed(msgspec.Struct):
 
 
 def closed_in(document: bytes) -> int:
-    """How many clients a DELETE has closed; NoAnswer."""
+    """Return how many clients a DELETE has closed; raises NoAnswer."""
     return _decoded(document, _Closed).closed
 
 
 def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
-    """Print a page of the list, or all about one client; NoAnswer."""
+    """Print a page of the list, or with `whole` every detail of the clients; raises NoAnswer."""
     if as_json:
-        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII: nothing that a terminal would obey
+        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII, so no escape sequences
         return
     page = _decoded(document, Page)
     console = Console()
@@ -52,7 +52,7 @@ def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
 
 
 def _details(view: ClientView) -> Table:
-    """A line for each thing that is known."""
+    """Return a table with one line per known detail."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(width=DETAIL_COLUMN)
     table.add_column(overflow="fold")

@@ -1,6 +1,6 @@
-"""The clients of all protocols in one list: found, looked at and closed by operators.
+"""The clients of all protocols in one list, for operators: listed, inspected and closed.
 
-Nothing is kept: the listeners are asked, in slices of the event loop's turns.
+No list is stored: the listeners are asked, in slices over several turns of the event loop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gateway.turns import Slices
 
 log = structlog.get_logger(__name__)
 
-PAGE: Final = 100  # clients, unless somebody asks for more
+PAGE: Final = 100  # default number of clients in a page
 LARGEST_PAGE: Final = 1_000
-BETWEEN: Final = 64  # clients between two looks at the clock
+BETWEEN: Final = 64  # clients between two checks of the clock
 MQTT: Final = "mqtt/"
 
 
 class Query(msgspec.Struct, frozen=True):
-    """Which clients are wanted."""
+    """The filter and position of a requested page."""
 
     protocol: str = ""
     principal: str = ""
-    prefix: str = ""  # how their names begin: an id behind its protocol
-    after: str = ""  # only ids behind this one
+    prefix: str = ""  # prefix of the name, which is the id without its protocol
+    after: str = ""  # only ids greater than this one
     limit: int = PAGE
 
 
@@ -37,18 +37,18 @@ class Page(msgspec.Struct, frozen=True):
     """A part of the list, sorted by id."""
 
     clients: list[ClientView]
-    next: str | None = None  # what to give as `after` for the next part; None: this was the last
+    next: str | None = None  # the value of `after` for the next page; None: the last page
 
 
 class SessionLook(Protocol):
     """`gateway.mqtt.registry.session_views.SessionViews`."""
 
     def of(self, client_id: str) -> Awaitable[SessionView | None]:
-        """The session of a client id."""
+        """Return the session of a client id."""
         ...
 
     def away(self, client_id: str) -> Awaitable[ClientView | None]:
-        """The client of a session that has no connection here."""
+        """Return the client of a session without a connection here."""
         ...
 
 
@@ -58,13 +58,13 @@ class Clients:
     def __init__(
         self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionLook, pauses: Pauses
     ) -> None:
-        """Each of `listeners` gives those of one; `sessions` knows MQTT's."""
+        """Each of `listeners` returns its clients; `sessions` finds MQTT sessions."""
         self._listeners = listeners
         self._sessions = sessions
         self._pauses = pauses
 
     async def all(self) -> AsyncIterator[Connected]:
-        """Everybody, also those that have not logged in."""
+        """Yield all clients, including those that have not logged in."""
         slices = Slices()
         for clients in self._listeners:
             for number, client in enumerate(clients()):
@@ -73,11 +73,11 @@ class Clients:
                 yield client
 
     async def page(self, query: Query) -> Page:
-        """A part of the list; who comes or goes meanwhile may be in it or not, and nobody else is missed or doubled."""
+        """Return a page. Only clients that come or go meanwhile may be missing; none is listed twice."""
         start = f"{query.protocol}/{query.prefix}" if query.protocol else ""
         chosen: list[tuple[str, Connected]] = []
         most = query.limit + 1
-        last: str | None = None  # ids behind it are not on the page
+        last: str | None = None  # greater ids are not on the page
         async for client in self.all():
             name = client.identifier
             if not name or name <= query.after or not name.startswith(start) or (last is not None and name > last):
@@ -87,7 +87,7 @@ class Clients:
             if query.principal and client.principal != query.principal:
                 continue
             chosen.append((name, client))
-            if len(chosen) >= 4 * most:  # sorted in pieces: fifty thousand at once would take a while
+            if len(chosen) >= 4 * most:  # sort in parts: fifty thousand clients in one go take too long
                 chosen = sorted(chosen, key=_by_id)[:most]
                 last = chosen[-1][0]
         chosen = sorted(chosen, key=_by_id)[:most]
@@ -96,7 +96,7 @@ class Clients:
         return Page([client.view(whole=False) for client in there], chosen[query.limit - 1][0] if more else None)
 
     async def find(self, wanted: str) -> list[Connected]:
-        """The connected clients of an id; of a container id, without an address, all its connections."""
+        """Return the connected clients with an id. A container id without an address gives all its connections."""
         exact: list[Connected] = []
         others: list[Connected] = []
         async for client in self.all():
@@ -108,7 +108,7 @@ class Clients:
         return exact or others
 
     async def look(self, wanted: str) -> list[ClientView]:
-        """All about the clients of an id; an MQTT session without a connection is one."""
+        """Return all details of the clients with an id, including an MQTT session without a connection."""
         found = [client for client in await self.find(wanted) if client.identifier]
         paused = self._pauses.open() if found else {}
         views = []
@@ -126,7 +126,7 @@ class Clients:
         return views
 
     async def kick(self, wanted: str) -> int:
-        """Close the clients of an id; how many there were."""
+        """Close the clients with an id and return their number."""
         found = [client for client in await self.find(wanted) if client.identifier]
         for client in found:
             client.kick()

@@ -1,9 +1,9 @@
-"""When Python looks for reference cycles: seldom while there is work, and when there is none (ADR 0030).
+"""Garbage collection policy: collect reference cycles rarely under load, and when idle (ADR 0030).
 
-The C library is tidied in the same breath: what broken TLS handshakes leave behind is holes between what is held.
+The C library's heap is trimmed at the same time, because failed TLS handshakes fragment it.
 
-What connections and messages are made of is freed by counting (`tests/gateway/test_cycles.py`). Cycles are left by rare
-things: a Kafka consumer that ends, an assignment that changes, an exception with its traceback.
+The objects of connections and messages are freed by reference counting (`tests/gateway/test_cycles.py`). Only rare
+events leave cycles: a Kafka consumer that stops, an assignment that changes, an exception with its traceback.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import msgspec
 from gateway.statistics import counter, gauge
 
 THRESHOLDS: Final = (20_000, 20, 50)
-"""New objects between two looks at the youngest; such looks between two at the middle ones; those between two at all.
-Python's 700 would look at the young 30 times as often, and find nothing."""
+"""Thresholds of the three generations. Python's default of 700 would collect the youngest one 30 times as often and
+find nothing."""
 LOOK_S: Final = 1.0
-IDLE_CPU: Final = 0.05  # share of the processor below which a second counts as idle
-WORTH: Final = 1000  # young objects that are worth a look
-FULL_S: Final = 30.0  # between two full collections when idle, and
-FULL_SHARE: Final = 500  # so many times as long as the last one took: a large heap is looked at less often
+IDLE_CPU: Final = 0.05  # CPU share below which a second counts as idle
+WORTH: Final = 1000  # young objects that justify a collection
+FULL_S: Final = 30.0  # minimum time between two full collections when idle
+FULL_SHARE: Final = 500  # and this multiple of the last one's duration: large heaps are collected less often
 
 
 class CollectorStatistics(msgspec.Struct):
-    """What the collector did since the start; its pauses are turns of the loop."""
+    """The collector's work since the start; its pauses block the event loop."""
 
     collections_total: Annotated[int, counter("times that Python looked for reference cycles")] = 0
     idle_collections_total: Annotated[int, counter("looks for cycles because there was nothing else to do")] = 0
@@ -41,7 +41,7 @@ class CollectorStatistics(msgspec.Struct):
 
 
 class Collector:
-    """The collector's policy; one timer of the loop."""
+    """Applies the policy with one timer of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -54,15 +54,15 @@ class Collector:
         self._trim = trimmer()
 
     def start(self) -> None:
-        """What there is now lives as long as the process, and is never looked at again; look at the rest when idle."""
-        if gc.isenabled():  # whoever has switched it off looks for cycles in another way
+        """Freeze the existing objects, which live as long as the process, and start collecting when idle."""
+        if gc.isenabled():  # if it is disabled, another party collects in its own way
             gc.collect()
             gc.freeze()
         gc.callbacks.append(self._note)
         self._arm()
 
     def stop(self) -> None:
-        """Leave it to Python."""
+        """Stop the policy; Python's own thresholds stay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -88,7 +88,7 @@ class Collector:
         self._arm()
 
     def _note(self, phase: str, information: dict[str, Any]) -> None:
-        """Called by the collector."""
+        """Measure a collection; called by Python's collector."""
         if phase == "start":
             self._began = time.perf_counter()
             return
@@ -100,12 +100,12 @@ class Collector:
         counts.longest_pause_s = max(counts.longest_pause_s, pause)
 
     def statistics(self) -> CollectorStatistics:
-        """Since the start."""
+        """Return the counts since the start."""
         return msgspec.structs.replace(self._counts)
 
 
 def trimmer() -> Callable[[int], int]:
-    """What gives free memory back to the system: glibc's `malloc_trim(3)`; elsewhere nothing is done."""
+    """Return glibc's `malloc_trim(3)`, which returns free memory to the system; elsewhere a function without effect."""
     with contextlib.suppress(OSError, AttributeError):
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
         return trim
@@ -113,5 +113,5 @@ def trimmer() -> Callable[[int], int]:
 
 
 def calm() -> None:
-    """Before the gateway is imported: what is made then lives for ever, and messages are freed by counting."""
+    """Set the thresholds. Call it before importing the gateway, whose objects live as long as the process."""
     gc.set_threshold(*THRESHOLDS)

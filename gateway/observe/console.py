@@ -1,7 +1,7 @@
-"""The console: one page for operators, and the stream of events (WHATWG HTML section 9.2) that keeps it live.
+"""The console: one page for operators, and the event stream (WHATWG HTML section 9.2) that updates it.
 
-The page is three files beside this module; nothing is fetched from anywhere else, nothing in it is inline, and what
-clients have chosen reaches it as text only. One snapshot is made for all pages that look at the same.
+The page consists of three files next to this module. It fetches nothing from elsewhere, has no inline code, and shows
+texts from clients as text only. Pages with the same filter share one snapshot.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gateway.observe.spark_jobs import SparkJob, SparkJobs
 
 PAGES: Final = Path(__file__).with_name("pages")
 PERIOD_S: Final = 1.0  # between two events
-REST: Final = 20  # and so many times as long as making one takes: looking on costs a twentieth of the processor at most
-MOST: Final = 16  # consoles at once
-EPISODES: Final = 200  # past pauses that a page shows
-STALL_S: Final = 30.0  # a browser that reads nothing for so long is gone
+REST: Final = 20  # pause at least this multiple of an event's CPU time, so consoles cost at most a twentieth of the CPU
+MOST: Final = 16  # concurrent consoles
+EPISODES: Final = 200  # past pauses in an event
+STALL_S: Final = 30.0  # a browser that reads nothing for this long is disconnected
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -70,11 +70,11 @@ FIGURES: Final = frozenset(
         "trivium_live_reader_lag",
     }
 )
-"""What the page shows of the metrics."""
+"""The metrics that the page shows."""
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """One look."""
+    """One event of the stream."""
 
     flow: Snapshot
     figures: dict[str, list[tuple[dict[str, str], float]]]
@@ -83,7 +83,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class Console:
-    """The console's page and its events."""
+    """The console's files and event streams."""
 
     def __init__(
         self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]], spark: SparkJobs
@@ -94,17 +94,17 @@ class Console:
         self._spark = spark
         self._files = {path: (PAGES.joinpath(name).read_bytes(), media) for path, (name, media) in FILES.items()}
         self._streams: set[asyncio.Task[Any]] = set()
-        self._last: dict[str, tuple[float, bytes]] = {}  # by what is looked for: when, and the event
+        self._last: dict[str, tuple[float, bytes]] = {}  # time and event, by filter
         self._making = asyncio.Lock()
         self._took_s = 0.0
 
     async def file(self, request: web.Request) -> web.Response:
-        """`GET /console`, and what the page needs."""
+        """Serve `GET /console` and the page's other files."""
         body, media = self._files[request.path]
         return web.Response(body=body, content_type=media, charset="utf-8", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """`GET /console/events`: an event each second, until the page is left."""
+        """Serve `GET /console/events`: an event every second until the browser disconnects."""
         if len(self._streams) >= MOST:
             return web.Response(status=503, text="There are too many consoles\n", headers={"Retry-After": "5"})
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
@@ -124,7 +124,7 @@ class Console:
             self._streams.discard(task)
 
     def stop(self) -> None:
-        """End the streams, which have no end of their own."""
+        """End the streams, which otherwise never end."""
         for task in tuple(self._streams):
             task.cancel()
 
@@ -133,7 +133,7 @@ class Console:
         return max(PERIOD_S, REST * self._took_s)
 
     async def _event(self, client: str) -> bytes:
-        """The event of this moment, which others may have asked for as well."""
+        """Return the current event, shared by pages with the same filter."""
         async with self._making:
             now = time.monotonic()
             made_at, event = self._last.get(client, (float("-inf"), b""))
@@ -151,5 +151,7 @@ class Console:
         _, ready = self._ready()
         told = _Event(flow, self._metrics.figures(FIGURES), ready, self._spark.last())
         event = b"data: %b\n\n" % msgspec.json.encode(told)
-        self._took_s = time.thread_time() - cpu  # others' turns in between are in it too: then we rest longer
+        self._took_s = (
+            time.thread_time() - cpu
+        )  # includes other turns of the loop in between, which only lengthens the pause
         return event

@@ -1,7 +1,7 @@
-"""Who is on the way, who waits, and for what: the answer to "why is it slow", now and at 12:03.
+"""Flow: in-flight messages and paused connections with their reasons, now and in the recent past.
 
-Nothing is counted for it per message: connections are asked when an operator asks, in slices of the event loop's turns,
-and pauses are noted where they begin and end (`gateway.pauses`).
+Nothing is counted for it per message. Connections are inspected on request, in slices over several turns of the event
+loop; pauses are recorded when they start and end (`gateway.pauses`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
 from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
 from gateway.turns import Slices
 
-LOOK_S: Final = 1.0  # between two looks at Kafka
-CONNECTIONS: Final = 100  # that are told, unless somebody asks for more
+LOOK_S: Final = 1.0  # between two checks of Kafka
+CONNECTIONS: Final = 100  # default number of connections in a snapshot
 MOST_CONNECTIONS: Final = 1_000
-TOPICS: Final = 100  # budgets of topics that are told: those with the most in them
-PAUSED: Final = 1_000  # pauses that go on that are told: the longest
-BETWEEN: Final = 64  # connections between two looks at the clock
+TOPICS: Final = 100  # topic budgets in a snapshot: the fullest ones
+PAUSED: Final = 1_000  # current pauses in a snapshot: the longest ones
+BETWEEN: Final = 64  # connections between two checks of the clock
 KAFKA: Final = "Kafka"
 
 
 class PausedNow(msgspec.Struct, frozen=True):
-    """What is paused; see `gateway.pauses.Pause`."""
+    """A current pause; see `gateway.pauses.Pause`."""
 
     subject: str
     reason: str
@@ -36,18 +36,18 @@ class PausedNow(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The flow of a moment."""
+    """The flow at one moment (wire format of `/flow`)."""
 
     at: float  # epoch seconds
-    connections_total: int  # how many there are, of those that were asked for
-    connections: list[ConnectionFlow]  # those that are paused first, then those with the most bytes on the way
-    budgets: list[BudgetFlow]  # what goes to Kafka, what goes to clients, then the topics with the most in them
-    paused: list[PausedNow]  # what is paused, the longest first
-    episodes: list[Episode]  # the last pauses that are over, the newest first
+    connections_total: int  # how many connections match the request
+    connections: list[ConnectionFlow]  # paused ones first, then those with the most bytes in flight
+    budgets: list[BudgetFlow]  # to Kafka, to clients, then the fullest topics
+    paused: list[PausedNow]  # current pauses, the longest first
+    episodes: list[Episode]  # past pauses, the newest first
 
 
 class Flow:
-    """Asks all connections."""
+    """Collects snapshots from all connections."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Flow:
         budgets: Callable[[int], list[BudgetFlow]],
         pauses: Pauses,
     ) -> None:
-        """Each of `connections` gives those of one protocol; `budgets` the process's and those of so many topics."""
+        """Each of `connections` returns those of one protocol; `budgets` the process's and those of `n` topics."""
         self._connections = connections
         self._budgets = budgets
         self._pauses = pauses
 
     async def snapshot(self, limit: int = CONNECTIONS, client: str = "") -> Snapshot:
-        """The flow now, of at most `limit` connections: those in whose name or address `client` stands."""
+        """Return the current flow of at most `limit` connections whose name or address contains `client`."""
         paused = self._pauses.open()
         total = 0
         chosen: list[tuple[bool, int, int, Flowing]] = []
@@ -98,15 +98,15 @@ class Flow:
 
 
 class KafkaWatch:
-    """Notes, a second late at most, from when until when Kafka was silent or could not be reached."""
+    """Records, with at most a second's delay, when Kafka was silent or unreachable."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,  # for its timer
-        waiting: Callable[[], bool],  # whether Kafka has been given something and has not answered
-        answers: Callable[[], float],  # changes with each of its answers
-        reachable: Callable[[], bool],  # whether it has answered anything lately
-        pauses: Pauses,  # where it is noted
+        loop: asyncio.AbstractEventLoop,  # for the timer
+        waiting: Callable[[], bool],  # whether requests to Kafka are unanswered
+        answers: Callable[[], float],  # changes with each answer of Kafka
+        reachable: Callable[[], bool],  # whether Kafka has answered recently
+        pauses: Pauses,  # where the pauses are recorded
     ) -> None:
         self._loop = loop
         self._waiting = waiting
@@ -114,10 +114,10 @@ class KafkaWatch:
         self._reachable = reachable
         self._pauses = pauses
         self._timer: asyncio.TimerHandle | None = None
-        self._last: float | None = None  # what `answers` was when something waited already
+        self._last: float | None = None  # `answers` at the last check, if requests were unanswered then
 
     def start(self) -> None:
-        """Look, and go on doing so."""
+        """Check now and every `LOOK_S`."""
         answers = self._answers() if self._waiting() else None
         self._note(KAFKA_SILENT, answers is not None and answers == self._last)
         self._note(KAFKA_UNREACHABLE, not self._reachable())
@@ -125,7 +125,7 @@ class KafkaWatch:
         self._timer = self._loop.call_later(LOOK_S, self.start)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 

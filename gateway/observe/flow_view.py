@@ -1,4 +1,4 @@
-"""`trivium flow`: what `/flow` tells, in a terminal."""
+"""`trivium flow`: shows `/flow` in a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.observe.flow import Snapshot
 from gateway.observe.management_client import ManagementClient, NoAnswer
 
 PERIOD_S = 1.0
-PIPE_COLUMNS = 160  # where there is no terminal to ask
+PIPE_COLUMNS = 160  # width if the output is not a terminal
 NARROW = 120  # columns below which users and addresses are left out
 PAUSED = 8  # rows
 TOPICS = 5
@@ -28,22 +28,22 @@ _STEP = 1024
 
 
 class Source:
-    """A gateway's `/flow`."""
+    """Reads a gateway's `/flow`."""
 
     def __init__(self, gateway: ManagementClient, *, client: str, limit: int) -> None:
         self._gateway = gateway
         self._path = f"/flow?{urlencode({'limit': limit, 'client': client})}"
 
     def read(self) -> bytes:
-        """The document of this moment; NoAnswer says why there is none."""
+        """Return the current document; raises NoAnswer."""
         return self._gateway.ask(self._path)
 
 
 def print_once(source: Source, *, as_json: bool) -> None:
-    """Print the flow of this moment; NoAnswer."""
+    """Print the current flow; raises NoAnswer."""
     document = source.read()
     if as_json:
-        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII: nothing that a terminal would obey
+        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII, so no escape sequences
         return
     console = Console()
     if not console.is_terminal:
@@ -52,7 +52,7 @@ def print_once(source: Source, *, as_json: bool) -> None:
 
 
 def watch(source: Source) -> None:
-    """Show it live, until Ctrl-C; NoAnswer when the first answer fails, later ones are tried again."""
+    """Show the flow live until Ctrl-C. Raises NoAnswer if the first request fails; later requests are retried."""
     console = Console()
     shown = view(_decoded(source.read()), console.height, console.width)
     with Live(shown, console=console, screen=True, auto_refresh=False) as live:
@@ -72,7 +72,7 @@ def _decoded(document: bytes) -> Snapshot:
 
 
 def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
-    """All of it; as much as fits in `rows` lines, if that is given, of so many columns."""
+    """Render the snapshot for `columns`; with `rows`, only the part that fits."""
     process, outgoing, *topics = snapshot.budgets
     parts: list[RenderableType] = [
         Text(
@@ -98,7 +98,7 @@ def _paused(snapshot: Snapshot) -> Table:
 
 
 def _clients(connections: list[ConnectionFlow], now: float, *, wide: bool) -> Table:
-    """Messages from a client are unanswered, those to it unacknowledged; what its socket does not take is unwritten."""
+    """Render the clients: unanswered messages from them, unacknowledged messages to them, and unwritten bytes."""
     numbers = (
         ("to Kafka", "unanswered", "unacknowledged", "unwritten") if wide else ("to Kafka", "in", "out", "unwritten")
     )
@@ -157,12 +157,12 @@ def _or_nothing(table: Table, nothing: str) -> Table:
 
 
 def plain(text: str) -> Text:
-    """A name that a client has chosen: nothing in it is markup, or an order to the terminal."""
+    """Return a client's text without markup and control characters."""
     return Text("".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text))
 
 
 def size(count: float) -> str:
-    """Bytes, in units."""
+    """Format a number of bytes with a unit."""
     unit = 0
     while count >= _STEP and unit < len(_UNITS) - 1:
         count, unit = count / _STEP, unit + 1
@@ -170,7 +170,7 @@ def size(count: float) -> str:
 
 
 def since(began: float | None, now: float) -> str:
-    """For how long something has been so; "" when that is not known."""
+    """Format the time since `began`; "" if that is unknown."""
     return "" if began is None else f"{max(0.0, now - began):,.1f} s"
 
 

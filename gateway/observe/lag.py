@@ -1,9 +1,9 @@
-"""How late the event loop runs, and with how many tasks: the first thing to look at when everything is slow.
+"""Measures the event loop's lag and its slow turns: the first thing to check when everything is slow.
 
-A watchdog: one timer of the loop that notes when it is called, and one of the system that interrupts when it is not. A
-turn of the loop that takes long is counted, and one line in the log names what ran. Nothing is done per message or per
-callback. (No thread looks: it would hold the frames that it sees, and what it let go of last would end in it, proton's
-objects among them, while the loop is inside proton.)
+A watchdog of two timers: one of the loop, which measures how late it is called, and one of the system, whose signal
+interrupts the loop if the first is overdue. A slow turn is counted, and a log line names the running function. Nothing
+is done per message or per callback. (A watching thread would hold references to the frames that it samples, so objects,
+including proton's, could be freed in that thread while the loop is inside proton.)
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gateway.statistics import Histogram, gauge, histogram
 log = structlog.get_logger(__name__)
 
 BEAT_S: Final = 0.05
-WINDOW: Final = 1200  # measurements: the worst of the last minute is told
-SLOW_S: Final = 0.1  # of processor time in one turn: more is a fault of ours
+WINDOW: Final = 1200  # measurements: one minute
+SLOW_S: Final = 0.1  # of CPU time in one turn: more is a bug of ours
 SLOW_BOUNDS_S: Final = (0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-TELL_S: Final = 10.0  # between two lines in the log
-DEPTH: Final = 4  # functions that are named, from the inside
+TELL_S: Final = 10.0  # between two log lines
+DEPTH: Final = 4  # functions in the log line, innermost first
 OURS: Final = ("gateway.", "protocols.", "mapping.", "flowcontrol.")
 
 
 class LagStatistics(msgspec.Struct, frozen=True):
-    """How long a callback that was due waited for its turn, how long turns take, and how much runs."""
+    """Delay of due callbacks, duration of turns, and number of tasks."""
 
     lag_s: Annotated[float, gauge("how long the last timer that was due waited for its turn")]
     worst_lag_s: Annotated[float, gauge("how long a timer waited for its turn, the longest of the last minute")]
@@ -43,10 +43,10 @@ class LagStatistics(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """Asks to be called at a time and looks how much later it is; two timers, no task.
+    """Measures how late a timer is called; two timers, no task.
 
-    What a turn took is what the loop's thread had of the processor while the timer was overdue: on a busy machine
-    that is less than the lag, and only what is ours counts as slow. (At most `BEAT_S` before the turn is in it too.)
+    A turn's duration is the CPU time of the loop's thread while the timer was overdue. On a busy machine that is less
+    than the lag, and only our own CPU time counts as slow. (It may include up to `BEAT_S` before the turn.)
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,15 +55,17 @@ class LoopLag:
         self._lags: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._slow = Histogram(SLOW_BOUNDS_S)
         self._longest = 0.0
-        self._former: Any = None  # handler of the signal
+        self._former: Any = None  # the previous signal handler
         self._interrupts = False
-        self._cpu = 0.0  # of the loop's thread when the timer was called last
-        self._seen: collections.Counter[str] = collections.Counter()  # what ran when the timer was overdue
+        self._cpu = 0.0  # CPU time of the loop's thread at the timer's last call
+        self._seen: collections.Counter[str] = (
+            collections.Counter()
+        )  # the functions that ran while the timer was overdue
         self._told = float("-inf")
         self._untold = 0
 
     def start(self) -> None:
-        """Begin to measure; called in the loop's thread."""
+        """Start measuring. Call it in the loop's thread."""
         if self._timer is not None:
             return
         self._interrupts = threading.current_thread() is threading.main_thread()  # signals are handled there only
@@ -72,7 +74,7 @@ class LoopLag:
         self._arm()
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -116,14 +118,14 @@ class LoopLag:
         self._untold = 0
 
     def _see(self, _number: int, frame: FrameType | None) -> None:
-        """So much of the processor was used since the timer was called last: what runs?
+        """Count the function that runs now: `SLOW_S` of CPU time has passed since the timer's last call.
 
-        What was seen most often is told: the last look may be behind what took long.
+        The function seen most often is logged, because the last sample may come after the slow part.
         """
         self._seen[running(frame)] += 1
 
     def statistics(self) -> LagStatistics:
-        """The last measurement, the worst of the last minute, the slow turns, and the tasks of this moment."""
+        """Return the current measurements."""
         last, worst = (self._lags[-1], max(self._lags)) if self._lags else (0.0, 0.0)
         return LagStatistics(
             lag_s=last,
@@ -135,7 +137,7 @@ class LoopLag:
 
 
 def running(frame: FrameType | None) -> str:
-    """The innermost functions of a stack, our own if there are any: `module.function:line < its caller`."""
+    """Format the innermost functions of a stack, ours if there are any, as `module.function:line < its caller`."""
     everything: list[str] = []
     ours: list[str] = []
     while frame is not None:

@@ -1,7 +1,7 @@
-"""Structured logs on standard error: for eyes on a terminal, JSON lines otherwise.
+"""Structured logs on standard error: readable text on a terminal, otherwise JSON lines.
 
-Secrets are kept out three times: no code of ours logs one, values under telling names are blanked here, and so are the
-configuration's secrets wherever they stand in a line. Tracebacks show no local variables, since those hold passwords.
+Secrets are kept out in three ways: our code logs none, values under the name of a secret are blanked here, and so are
+the configuration's secrets anywhere in a line. Tracebacks show no local variables, because those may hold passwords.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from gateway.kafka.driver.outage import outage
 from gateway.secret import BLANK, Redactor, is_secret_name
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
-REPEAT_S: Final = 30.0  # the same line of a library at most once in it: aiokafka repeats itself while a broker is away
+REPEAT_S: Final = (
+    30.0  # a library's line is written at most once in this time: aiokafka repeats itself while a broker is down
+)
 REPEAT_LINES: Final = 256
 
 
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: blank the values of keys that name a secret, at any depth."""
+    """Blank the values of keys that name a secret, at any depth (a structlog processor)."""
     for key, value in event.items():
         event[key] = BLANK if is_secret_name(key) else _cleaned(value)
     return event
@@ -39,9 +41,9 @@ def _cleaned(value: Any) -> Any:
 
 
 class RepeatFilter(logging.Filter):
-    """Passes the same line of a library once in a while, and says then how often it was held back.
+    """Passes the same line of a library once per interval, with the number of suppressed repetitions.
 
-    The same line is the same text before its values are filled in.
+    Lines are the same if their texts are the same before values are filled in.
     """
 
     def __init__(self, interval_s: float = REPEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +53,7 @@ class RepeatFilter(logging.Filter):
         self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether `record` is written."""
+        """Return whether `record` is written."""
         line = (record.name, record.levelno, str(record.msg))
         now = self._clock()
         written, held = self._seen.get(line, (float("-inf"), 0))
@@ -70,11 +72,11 @@ class RepeatFilter(logging.Filter):
 def configure_logs(
     config: LogConfig, stream: TextIO | None = None, *, cache: bool = True, secrets: Iterable[str] = ()
 ) -> None:
-    """Set up structlog and the standard library's logging; call it once, at the start.
+    """Set up structlog and the standard library's logging. Call it once, at the start.
 
-    Libraries speak from WARNING on, and through the same format. `stream` is standard error by default. `cache`: keep
-    a logger once it was used (faster); tests that configure anew say no. `secrets` are blanked wherever they stand in a
-    line, whoever wrote it.
+    Libraries log from WARNING on, in the same format. `stream` is standard error by default. `cache` keeps a logger
+    after its first use (faster); tests that reconfigure logging turn it off. `secrets` are blanked anywhere in a line,
+    including lines of libraries.
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[config.level.upper()]
@@ -105,24 +107,24 @@ def configure_logs(
     for name in QUIET_LIBRARIES:
         library = logging.getLogger(name)
         library.setLevel(max(level, logging.WARNING))
-    # A filter of a logger is not asked for what its children log, one of the handler is.
+    # A logger's filter does not see lines of its child loggers; a handler's filter does.
     handler.addFilter(_LibraryRepeats())
 
 
 class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
-    """Blanks known secrets in the finished line: libraries write what they like, in texts and tracebacks."""
+    """Blanks known secrets in the finished line, because libraries may log them in texts and tracebacks."""
 
     def __init__(self, redactor: Redactor, **options: Any) -> None:
         super().__init__(**options)
         self._redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format a line."""
         return self._redactor.clean(super().format(record))
 
 
 class _LibraryRepeats(RepeatFilter):
-    """Holds back repeated lines of libraries, never ours, and all of aiokafka's while we say that Kafka is away."""
+    """Suppresses repeated lines of libraries, and all of aiokafka's while we report an outage; never our own."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         library = record.name.partition(".")[0]

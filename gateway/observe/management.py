@@ -1,9 +1,9 @@
 """The management listener: `/healthy`, `/ready`, `/metrics`, `/flow`, `/topics`, `/clients`, `/console`, and so on.
 
-`/healthy` and `/ready` say yes or no to everybody, since what asks them (a container's runtime, a load balancer) has
-no name. Everything else is free on loopback, that is, where the listener's address is in 127.0.0.0/8, ::1 or localhost:
-whoever asks is on this machine. Seen from elsewhere it needs a password and the right `admin`: figures, what is told of
-clients, and what is done to them (`POST /drain`, `DELETE /clients/{id}`, `POST /trace`).
+`/healthy` and `/ready` answer everyone, because container runtimes and load balancers have no login. Everything else is
+open if the listener's address is loopback (127.0.0.0/8, ::1 or localhost), because only this machine can reach it. On
+any other address, all figures, client data and operations (`POST /drain`, `DELETE /clients/{id}`, `POST /trace`) need a
+password and the right `admin`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ server_log: Final = logging.getLogger(f"{__name__}.server")
 server_log.addFilter(_is_our_fault)
 
 Ready = Callable[[], tuple[bool, dict[str, Any]]]
-"""Whether every listener accepts and Kafka answers, and what to say about it."""
+"""Returns whether every listener accepts connections and Kafka answers, and the details."""
 
 Topics = Callable[[], Awaitable[TopicsReport]]
-"""Asks Kafka which topics are safe; Refused: it does not answer."""
+"""Asks Kafka which topics are safe; raises Refused if Kafka does not answer."""
 
 Admit = Callable[[str, str, str], Awaitable[bool]]
-"""Whether this user, password and peer (`host:port`) may look."""
+"""Returns whether this user with this password at this peer (`host:port`) has access."""
 
 
 class Route(NamedTuple):
-    """An operation of another part, for those who may look."""
+    """A guarded route that another part provides."""
 
     method: str
     path: str
@@ -65,29 +65,29 @@ class Route(NamedTuple):
 
 
 def answer(told: object, status: int = 200) -> web.Response:
-    """An answer in JSON, of this moment."""
+    """Return a JSON response that must not be cached."""
     headers = {"Cache-Control": "no-store"}
     return web.Response(status=status, body=msgspec.json.encode(told), content_type=JSON, headers=headers)
 
 
 def where_of_request(request: web.Request) -> Where:
-    """Who asks, for the audit trail."""
+    """Return the requester for the audit trail."""
     return Where("management", peer_of(request), "management")
 
 
 def acted(request: web.Request, what: str, on: str) -> None:
-    """An administrator has done something: the audit trail has it. Whoever may ask without a login has no name."""
+    """Record an administrative action in the audit trail. The principal is "" for a request without a login."""
     if audit.enabled:
         audit.act(where_of_request(request), login_of(request)[0], what, on)
 
 
 def bad(why: str, status: int = 400) -> web.Response:
-    """A refusal, with a sentence."""
+    """Return an error response with one sentence."""
     return web.Response(status=status, text=f"{why}\n")
 
 
 def login_of(request: web.Request) -> tuple[str, str]:
-    """User and password of HTTP Basic [RFC 7617]; two empty ones where there are none."""
+    """Return user and password of HTTP Basic [RFC 7617], or two empty strings."""
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return "", ""
@@ -99,29 +99,29 @@ def login_of(request: web.Request) -> tuple[str, str]:
 
 
 def peer_of(request: web.Request) -> str:
-    """Who asks, as `host:port`; "" when he is gone."""
+    """Return the requester's `host:port`, or "" if it has disconnected."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     return throttle.peer_of(peer) if peer else ""
 
 
 class Management:
-    """An HTTP server for operators."""
+    """The HTTP server for operators."""
 
     def __init__(
         self,
-        metrics: Metrics,  # what `/metrics` renders
-        ready: Ready,  # asked by `/ready`; must be quick and must not wait
-        flow: Flow,  # what `/flow` and `/console` tell
+        metrics: Metrics,  # for `/metrics`
+        ready: Ready,  # for `/ready`; must be fast and must not wait
+        flow: Flow,  # for `/flow` and `/console`
         *,
-        # who may see `/metrics`, `/flow` and `/console` on a listener beyond loopback; None: everybody
+        # checks access on a listener beyond loopback; None: everyone has access
         admit: Admit | None = None,
-        hosts: Hosts,  # the names that the listener may be called by
-        origins: Origins,  # whose pages may look
+        hosts: Hosts,  # the allowed host names
+        origins: Origins,  # the allowed origins of web pages
         ssl_context: ssl.SSLContext | None = None,  # for TLS
-        spark_jobs: Sequence[Address] = (),  # whose metrics `/console` shows too
-        drain: Callable[[], None] | None = None,  # sends the clients away, then stops the gateway; None: nobody may
-        topics: Topics,  # what `/topics` tells
-        more: Sequence[Route] = (),  # what other parts serve here
+        spark_jobs: Sequence[Address] = (),  # jobs whose metrics `/console` shows too
+        drain: Callable[[], None] | None = None,  # disconnects the clients, then stops the gateway; None: no `/drain`
+        topics: Topics,  # for `/topics`
+        more: Sequence[Route] = (),  # routes of other parts
     ) -> None:
         self._more = more
         self._topics = topics
@@ -140,7 +140,7 @@ class Management:
         self._bound: tuple[str, int] | None = None
 
     async def start(self, address: Address) -> None:
-        """Listen on `address`; OSError when that is not possible."""
+        """Listen on `address`; raises OSError."""
         self._guarded = self._admit is not None and not address.is_loopback
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
@@ -171,7 +171,7 @@ class Management:
 
     @property
     def port(self) -> int:
-        """The port really bound."""
+        """The bound port."""
         if self._bound is None:
             raise RuntimeError("the management listener is not open")
         return self._bound[1]
@@ -205,7 +205,7 @@ class Management:
         return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
 
     def _guard(self, handler: Handler) -> Handler:
-        """Answer those only who may look."""
+        """Wrap a handler with the access check."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
@@ -223,7 +223,7 @@ class Management:
 
     async def _begin_drain(self, request: web.Request) -> web.Response:
         assert self._drain is not None
-        if self._ready()[1]["stopping"]:  # a second one would end it at once, as a second signal does
+        if self._ready()[1]["stopping"]:  # a second drain would stop the gateway immediately, as a second signal does
             return web.Response(status=409, text="the gateway is stopping already\n")
         acted(request, "drain", "")
         self._drain()

@@ -1,4 +1,4 @@
-"""Asks a gateway's management port, for commands."""
+"""Client of a gateway's management port, for the commands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of ours
-    """The gateway does not say what it was asked; the text says why."""
+    """The gateway gives no usable answer; the text says why."""
 
 
 class ManagementClient:
     """A gateway's management port."""
 
     def __init__(self, base: str, login: tuple[str, str] | None) -> None:
-        """`base`: the management address, as `http://HOST:PORT`; `login`: user and password."""
+        """`base` is the management address as `http://HOST:PORT`, `login` is user and password."""
         self._base = base.rstrip("/")
         self._headers = {}
         if login is not None:
             self._headers["Authorization"] = f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
 
     def ask(self, path: str, method: str = "GET") -> bytes:
-        """The answer's body; NoAnswer says why there is none."""
+        """Return the body of the response; raises NoAnswer."""
         url = self._base + path
         request = urllib.request.Request(url, headers=self._headers, method=method)  # noqa: S310 - checked by the command
         try:
@@ -43,7 +43,7 @@ class ManagementClient:
             raise NoAnswer(f"{url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
 
     def stream(self, path: str, document: Mapping[str, object], limit_s: float) -> Iterator[bytes]:
-        """The lines of an answer that goes on for so many seconds; NoAnswer, also from within."""
+        """Yield the lines of a response that lasts up to `limit_s` seconds; raises NoAnswer, also between lines."""
         url = self._base + path
         headers = {**self._headers, "Content-Type": "application/json"}
         body = json.dumps(document).encode()
@@ -57,7 +57,7 @@ class ManagementClient:
             raise NoAnswer(f"{url}: {getattr(error, 'reason', error)}") from error
 
     def wait_gone(self, limit_s: float) -> bool:
-        """Wait until nobody answers any more; False when somebody does after so many seconds."""
+        """Wait until the gateway no longer answers; returns False if it still does after `limit_s` seconds."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             try:
@@ -69,6 +69,6 @@ class ManagementClient:
 
 
 def _refused(error: urllib.error.HTTPError) -> NoAnswer:
-    """What the gateway says instead."""
+    """Convert an HTTP error to NoAnswer, with the gateway's text."""
     with error:
         return NoAnswer(error.read(500).decode(errors="replace").strip() or str(error))

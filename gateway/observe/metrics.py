@@ -1,14 +1,14 @@
-"""Metrics: what the parts of the gateway count themselves, turned into Prometheus families when somebody asks.
+"""Metrics: converts the counters of the gateway's parts to Prometheus families at scrape time.
 
-Nothing here is called per message. A part keeps plain integers and gives them out by `statistics()`, a struct whose
-fields say what they are (`gateway.statistics`); `Metrics` reads it at scrape time. Names follow from fields:
+Nothing here is called per message. Each part keeps plain integers and returns them from `statistics()` as a struct
+whose fields declare their metrics (`gateway.statistics`). Names follow from the fields:
 
-- `trivium_<source>_<field>`; a struct inside a struct adds its field's name in between;
-- units stand in names as Prometheus wants them: `_s` becomes `_seconds`, `_ms` too (and the value is divided);
+- `trivium_<source>_<field>`; a nested struct adds its field's name in between;
+- units follow Prometheus' conventions: `_s` and `_ms` become `_seconds` (the value is divided);
 - a counter ends in `_total`, whether the field does or not;
-- a mapping (topic -> number or struct, or topic -> partition -> number) becomes a label, or two, each of at most
-  `LABEL_VALUES` values, the rest summed in `other`;
-- what is None, and a field that declares nothing, is left out.
+- a mapping (topic -> number or struct, or topic -> partition -> number) becomes one label or two, each with at most
+  `LABEL_VALUES` values; the rest is summed as `other`;
+- None values and fields without a declaration are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.statistics import Declared, Histogram, Kind, fields
 log = structlog.get_logger(__name__)
 
 PREFIX: Final = "trivium"
-LABEL_VALUES: Final = 200  # topics are few by design, and a scrape must stay small all the same
+LABEL_VALUES: Final = 200  # topics are few by design, but a scrape must stay small in any case
 OTHER: Final = "other"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 FAMILIES: Final[dict[Kind, Callable[..., Metric]]] = {
@@ -47,14 +47,14 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class _Samples(msgspec.Struct):
-    """One family on its way: all its samples, of all sources."""
+    """One family under construction, with the samples of all sources."""
 
     declared: Declared
     rows: list[tuple[dict[str, str], Any]]
 
 
 class Metrics(Collector):
-    """The process's metrics, in a registry of their own."""
+    """The process's metrics, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -66,19 +66,19 @@ class Metrics(Collector):
     def add_source(
         self, name: str, read: Callable[[], msgspec.Struct | None], *, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Register something that counts; several sources may share a name, with different constant `labels`.
+        """Register a source. Several sources may share a name, with different constant `labels`.
 
-        `read` gives a struct of declared fields, or None (nothing to tell now). It is called at each scrape, in the
-        event loop, and must be quick.
+        `read` returns a struct of declared fields, or None for no metrics. It runs in the event loop at each scrape and
+        must be fast.
         """
         self._sources.append(_Source(name, read, tuple(sorted((labels or {}).items()))))
 
     def render(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def figures(self, names: Collection[str]) -> dict[str, list[tuple[dict[str, str], float]]]:
-        """Some of it: the labels and values of the metrics of these names."""
+        """Return the labels and values of the metrics with these names."""
         found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in names}
         for family in self.collect():
             for sample in family.samples:
@@ -87,11 +87,11 @@ class Metrics(Collector):
         return found
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the sources say what there is."""
+        """Return nothing: the families are known only when the sources are read."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Ask every source. One that fails is left out and counted; the others are not touched."""
+        """Read every source. A source that fails is left out and counted."""
         families: dict[str, _Samples] = {}
         for source in self._sources:
             reading = _Reading()
@@ -117,12 +117,12 @@ class Metrics(Collector):
 
 
 class _Reading(msgspec.Struct, eq=False):
-    """The families that one source's statistics become."""
+    """Converts one source's statistics to families."""
 
     families: dict[str, _Samples] = {}
 
     def take(self, path: tuple[str, ...], labels: dict[str, str], struct: msgspec.Struct) -> None:
-        """Take the fields of a struct that are declared, and of the structs inside."""
+        """Add the declared fields of a struct and of its nested structs."""
         for field in fields(type(struct)):
             value = getattr(struct, field.name)
             self._take_field((*path, field.name), labels, value, field.declared)
@@ -145,18 +145,18 @@ class _Reading(msgspec.Struct, eq=False):
 
 
 def metric_name(path: Sequence[str], declared: Declared) -> tuple[str, int]:
-    """The metric's name with Prometheus' unit and ending, and what the value is divided by."""
+    """Return the metric's name with Prometheus' unit and suffix, and the divisor of the value."""
     name, divisor = "_".join(path).removesuffix("_total"), 1
     if name.endswith("_ms"):
         name, divisor = f"{name.removesuffix('_ms')}_seconds", 1000
     elif name.endswith("_s"):
         name = f"{name.removesuffix('_s')}_seconds"
-    # A gauge `connections` and a counter `connections_total` may stand side by side.
+    # A gauge `connections` and a counter `connections_total` may both exist.
     return f"{name}_total" if declared.kind == "counter" else name, divisor
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A metric as `docs/metrics.md` tells of it."""
+    """A metric as listed in `docs/metrics.md`."""
 
     name: str
     kind: Kind
@@ -165,7 +165,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 def describe(source: str, struct: type[msgspec.Struct]) -> Iterator[Described]:
-    """The metrics that a source of such structs has, in the order of the fields."""
+    """Yield the metrics of a source that returns such structs, in field order."""
     return _described((PREFIX, source), (), struct)
 
 
@@ -180,7 +180,7 @@ def _described(path: tuple[str, ...], labels: tuple[str, ...], struct: type[msgs
 
 
 def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """At most `LABEL_VALUES` keys: the first ones by name, and the sum of the rest (numbers only)."""
+    """Limit a mapping to `LABEL_VALUES` keys: the first ones by name, and the sum of the rest (numbers only)."""
     if len(values) <= LABEL_VALUES:
         return values
     ordered = sorted(values, key=str)
@@ -190,7 +190,7 @@ def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _family(name: str, samples: _Samples) -> Metric:
-    """One family; a label that only some of its sources have is empty for the others."""
+    """Build one family. A label that only some sources have is empty for the others."""
     names = sorted({label for labels, _ in samples.rows for label in labels})
     declared = samples.declared
     assert declared.kind is not None

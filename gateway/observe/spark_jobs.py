@@ -1,4 +1,4 @@
-"""What Spark jobs tell of themselves, for the console: asked only while somebody looks, and never waited for."""
+"""Metrics of Spark jobs for the console: fetched in the background, and only while a console is open."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gateway.settings.values import Address
 from gateway.spawn import aside
 from spark_sinks.figures import Figures, figures
 
-PERIOD_S: Final = 2.0  # between two questions
+PERIOD_S: Final = 2.0  # between two requests
 ANSWER_S: Final = 2.0
-LARGEST: Final = 256 * 1024  # bytes of an answer
-QUERIES: Final = 16  # of one job
+LARGEST: Final = 256 * 1024  # bytes of a response
+QUERIES: Final = 16  # per job
 
 
 class SparkJob(msgspec.Struct, frozen=True):
-    """A job at an address, or why there is none."""
+    """A job at an address, or the error in reaching it."""
 
     address: str
     queries: tuple[Figures, ...] = ()
@@ -30,27 +30,27 @@ class SparkJob(msgspec.Struct, frozen=True):
 
 
 class SparkJobs:
-    """The jobs at some addresses, as they last answered.
+    """The last responses of the jobs.
 
     Args:
-        addresses: of their metrics.
+        addresses: where the jobs serve their metrics.
     """
 
     def __init__(self, addresses: Sequence[Address]) -> None:
-        self._addresses = tuple(map(str, addresses))  # plain ones, as JSON takes them
+        self._addresses = tuple(map(str, addresses))  # plain `str`, which JSON accepts
         self._last: tuple[SparkJob, ...] | None = None if not addresses else ()
         self._next = 0.0
         self._asking: asyncio.Task[None] | None = None
 
     def last(self) -> tuple[SparkJob, ...] | None:
-        """What they last said, without waiting; asks them again for the next time. None: there are no addresses."""
+        """Return the last responses and request new ones in the background. None means no configured jobs."""
         if self._addresses and self._asking is None and time.monotonic() >= self._next:
             self._asking = aside(self._ask(), "SparkJobs._ask")
             self._asking.add_done_callback(self._asked)
         return self._last
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Cancel a running request."""
         if self._asking is not None:
             self._asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -62,7 +62,7 @@ class SparkJobs:
 
     async def _ask(self) -> None:
         limits = aiohttp.ClientTimeout(total=ANSWER_S)
-        # A job's address is no proxy's business.
+        # Jobs are reached directly, not through a proxy.
         async with aiohttp.ClientSession(timeout=limits, trust_env=False) as session:
             self._last = tuple(await asyncio.gather(*(_job(session, address) for address in self._addresses)))
 

@@ -1,4 +1,4 @@
-"""`POST /trace` of the management listener: a trace's lines, as they come."""
+"""`POST /trace` of the management listener: streams a trace's lines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gateway.observe.management import Route, acted, bad
 from gateway.trace.traces import TooManyTracesError, Trace, TraceError, Traces, Wanted
 
 LINES: Final = "application/x-ndjson"
-LOOK_S: Final = 1.0  # between two looks whether the reader is still there
+LOOK_S: Final = 1.0  # between two checks whether the reader is still connected
 LAST_S: Final = 1.0  # for the last line
 
 
 class TracePages:
-    """The operation."""
+    """The route for traces."""
 
     def __init__(self, clients: Clients, traces: Traces) -> None:
         self._clients = clients
         self._traces = traces
 
     def routes(self) -> list[Route]:
-        """Where it is."""
+        """Return the routes."""
         return [Route("POST", "/trace", self._trace)]
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
@@ -59,12 +59,12 @@ class TracePages:
                 await answer.write_eof()
                 return answer
         if request.transport is not None:
-            request.transport.abort()  # who has not read until now is not waited for
+            request.transport.abort()  # do not wait for a reader that has not read by now
         return answer
 
 
 async def _copy(trace: Trace, request: web.Request, answer: web.StreamResponse) -> str:
-    """Give the lines to the reader, until the trace is over or he has left: why."""
+    """Send lines until the trace ends or the reader disconnects; returns the reason."""
     while (lines := await trace.read(LOOK_S)) is not None:
         if request.transport is None or request.transport.is_closing():
             return "the reader left"

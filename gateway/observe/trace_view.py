@@ -1,4 +1,4 @@
-"""`trivium trace`: the lines of `POST /trace`, in a terminal."""
+"""`trivium trace`: prints the lines of `POST /trace` in a terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.text import Text
 from gateway.observe.flow_view import plain
 from gateway.observe.management_client import NoAnswer
 
-ARROWS = {"in": "->", "out": "<-", "": "--"}  # from the client, to it
+ARROWS = {"in": "->", "out": "<-", "": "--"}  # from and to the client
 KINDS = ("packet", "frame", "request", "answer", "message", "event", "body", "close", "connection", "end")
 HEAD = frozenset({"at", "client", "address", "dir"})
 
 
 def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
-    """Print lines as they come; NoAnswer when what comes is none."""
+    """Print lines as they arrive; raises NoAnswer for a line that is no JSON."""
     console = Console(soft_wrap=True, highlight=False)
     for line in lines:
         try:
@@ -27,7 +27,7 @@ def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
         except ValueError as error:
             raise NoAnswer("this is no gateway of this version") from error
         if as_json:
-            print(json.dumps(told), flush=True)  # noqa: T201 - ASCII: nothing that a terminal would obey
+            print(json.dumps(told), flush=True)  # noqa: T201 - ASCII, so no escape sequences
         else:
             console.print(_text(told))
 

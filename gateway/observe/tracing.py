@@ -1,7 +1,7 @@
-"""Spans with OpenTelemetry, where they are configured; nothing of it is imported otherwise.
+"""OpenTelemetry spans. Nothing of OpenTelemetry is imported unless spans are configured.
 
-A request over HTTP is a server's span, what it publishes a producer's span below it. The records carry the context of
-the latter (W3C Trace Context), so that who consumes them goes on with the same trace.
+An HTTP request is a server span; its publishing is a producer span below it. The records carry the producer span's
+context (W3C Trace Context), so that consumers can continue the trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SERVICE: Final = "trivium"
-STOP_S: Final = 2.0  # for the last spans; the collector may be away
+STOP_S: Final = 2.0  # for sending the last spans; the collector may be unreachable
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PATH: Final = "/v1/traces"
 _MISSING: Final = "spans need the packages of the extra otel: pip install trivium[otel]"
@@ -35,7 +35,7 @@ _SERVER_ERROR: Final = 500
 
 
 class RequestSpan:
-    """One request, and what it publishes."""
+    """The span of one request, and the span of its publishing."""
 
     __slots__ = ("_context", "_publish", "_span", "_tracing")
 
@@ -46,29 +46,29 @@ class RequestSpan:
         self._publish: Span | None = None
 
     def begin_publish(self, topic: str) -> Headers:
-        """Begin to publish; the headers for the records. It ends with `published`, at the latest with the request."""
+        """Start the publish span and return the records' headers. `published` ends it, at the latest `end`."""
         self.published()
         self._publish, headers = self._tracing.begin_publish(topic, self._context)
         return headers
 
     def published(self) -> None:
-        """Kafka has answered."""
+        """End the publish span: Kafka has answered."""
         if self._publish is not None:
             self._publish.end()
             self._publish = None
 
     def end(self, status: int | None) -> None:
-        """The request is answered; None: its client has left."""
+        """End the request's span. `status` is None if the client has disconnected."""
         self.published()
         self._tracing.finish(self._span, status)
 
 
 class Tracing:
-    """Makes spans."""
+    """Creates spans."""
 
     def __init__(self, provider: TracerProvider) -> None:
-        """`provider`: who takes the spans; it is ours to shut down."""
-        # An optional package: imported where it is known to be wanted and there.
+        """`provider` receives the spans; `stop` shuts it down."""
+        # An optional package, imported only where it is configured and installed.
         from opentelemetry import trace  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
@@ -78,9 +78,9 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, operation: str, method: str, route: str, fields: Mapping[str, str]) -> RequestSpan:
-        """Begin the span of a request: the contract's `operation`, and its path without values (`route`).
+        """Start the span of a request: the contract's `operation`, and its path template (`route`).
 
-        `fields` are the request's; its `traceparent` is the parent.
+        `fields` are the request's header fields; a `traceparent` gives the parent span.
         """
         parent = self._propagator.extract(fields)
         attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http", "trivium.op": operation}
@@ -90,7 +90,7 @@ class Tracing:
         return RequestSpan(self, span, self._trace.set_span_in_context(span, parent))
 
     def begin_publish(self, topic: str, context: Context) -> tuple[Span, Headers]:
-        """Begin the span of publishing below another one; and the headers for the records."""
+        """Start a publish span below another span; returns it and the records' headers."""
         attributes = {
             "messaging.system": "kafka",
             "messaging.operation.type": "send",
@@ -112,20 +112,20 @@ class Tracing:
         span.end()
 
     async def stop(self) -> None:
-        """Send what is left, as far as there is time."""
+        """Send the remaining spans, for at most `STOP_S` seconds."""
         ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         ending.start()
         await asyncio.to_thread(ending.join, STOP_S)
 
 
 def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """What makes spans, or None where nobody wants them.
+    """Create the tracing, or return None if spans are not configured.
 
-    They are wanted where `observe.otlp_endpoint` is set, or OpenTelemetry's own variables name an endpoint; the others
-    of its variables (sampling, resource, headers) hold in both cases.
+    Spans are configured by `observe.otlp_endpoint`, or by OpenTelemetry's own variables that name an endpoint. Its
+    other variables (sampling, resource, headers) apply in both cases.
 
     Raises:
-        ConfigError: the configuration wants them, and the packages are not installed.
+        ConfigError: `observe.otlp_endpoint` is set but the packages are not installed.
     """
     endpoint = config.otlp_endpoint.get_secret_value() if config.otlp_endpoint is not None else None
     wanted = endpoint is not None or any(environment.get(name) for name in _ENDPOINTS)
@@ -152,7 +152,7 @@ def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.envi
 
 
 def _traces_url(endpoint: str) -> str:
-    """Where a collector takes spans; what stands behind the path, such as a key, stays there."""
+    """Return the collector's URL for traces; a query, which may hold a key, is kept."""
     parts = urlsplit(endpoint)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/").removesuffix(_PATH) + _PATH))
 

@@ -1,4 +1,4 @@
-"""The rules of `security.access`, compiled: found by the principals that they are about, and made for one client."""
+"""The rules of `security.access`, compiled: indexed by principal and instantiated for each client."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mapping.rules import Rules
 from protocols.mqtt.topics import is_valid_filter
 
 ACTIONS: Final = ("read", "delete", "admin", "*")
-MADE_OF_A_RULE: Final = 1024  # rules for one client, where it has several groups or a claim is a list
+MADE_OF_A_RULE: Final = 1024  # rules that one template makes for a client with several groups or claim values
 CACHED_RULES: Final = 2048
 
 
 class _GroupTemplate(msgspec.Struct, frozen=True):
-    """A rule about groups as written, checked."""
+    """A validated group rule that may contain a variable."""
 
     action: str
     name: str | Slot
@@ -34,15 +34,15 @@ class _GroupTemplate(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> list[str]:
-        """Those in it."""
+        """The variables in the rule."""
         return [self.name.variable] if isinstance(self.name, Slot) else []
 
     def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[GroupRule]:
-        """What it is for one client."""
+        """Yield the rules that this template makes for one client."""
         if isinstance(self.name, str):
             yield GroupRule(self.action, self.name, self.beginning, self.allow)
             return
-        # With the separator in a value, the beginning of one client's names would be that of another's.
+        # If a value contained the separator, one client's prefix would match another client's names.
         names, complete = self.name.values(identity, client_id, self.name.after[:1] if self.beginning else "")
         for name in names:
             yield GroupRule(self.action, name, self.beginning, self.allow)
@@ -51,7 +51,7 @@ class _GroupTemplate(msgspec.Struct, frozen=True):
 
 
 class _TopicTemplate(msgspec.Struct, frozen=True):
-    """A rule about topics as written, checked."""
+    """A validated topic rule that may contain variables."""
 
     text: str
     action: str
@@ -61,11 +61,11 @@ class _TopicTemplate(msgspec.Struct, frozen=True):
 
     @property
     def variables(self) -> list[str]:
-        """Those in it."""
+        """The variables in the rule."""
         return [level.variable for level in self.levels if isinstance(level, Slot)]
 
     def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[Rule]:
-        """What it is for one client."""
+        """Yield the rules that this template makes for one client."""
         choices: list[list[str]] = []
         for level in self.levels:
             if isinstance(level, str):
@@ -87,16 +87,16 @@ Template = _TopicTemplate | _GroupTemplate
 
 
 class ListedRules:
-    """All of them; see `authorization.Rulebook`."""
+    """The rules of `security.access` as an `authorization.Rulebook`."""
 
     def __init__(self, rules: Sequence[AccessRule]) -> None:
-        """Compile them.
+        """Compile the rules.
 
         Raises:
-            ConfigError: a rule that cannot be meant; names `security.access[i]`.
+            ConfigError: a rule is not valid; the text names `security.access[i]`.
         """
         self._by_principal: dict[str, list[tuple[int, Template]]] = {}
-        self.everything = all(rule.group is not None for rule in rules)  # no rule is about topics
+        self.everything = all(rule.group is not None for rule in rules)  # there are no topic rules
         self.by_client_id = False
         self.by_certificate = False
         for number, rule in enumerate(rules):
@@ -104,10 +104,10 @@ class ListedRules:
             self._by_principal.setdefault(rule.principal, []).append((number, compiled))
             self.by_client_id |= CLIENT in compiled.variables
             self.by_certificate |= COMMON_NAME in compiled.variables
-        self._fixed: dict[frozenset[str], ClientRules] = {}  # of rules without variables: clients share them
+        self._fixed: dict[frozenset[str], ClientRules] = {}  # rules without variables, shared by clients
 
     def doubtful(self, mapping: Rules) -> list[str]:
-        """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
+        """Return warnings about `topic` rules that name a Kafka topic, which MQTT clients reach under another name."""
         return [
             f'security.access: topic = "{rule.text}" is about MQTT topics for MQTT clients; the mapping'
             f" leads others to Kafka topic {rule.levels[0]}: write kafka = ... if you mean that"
@@ -117,11 +117,11 @@ class ListedRules:
         ]
 
     def is_news_for(self, identity: Identity) -> bool:
-        """They never change."""
+        """Return False: configured rules never change."""
         return False
 
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
-        """Those about one client; where it comes from is no matter of theirs."""
+        """Return the rules that apply to one client; `host` is ignored."""
         named = frozenset(name for name in identity.principals if name in self._by_principal)
         known = self._fixed.get(named)
         if known is not None:

@@ -1,9 +1,9 @@
-"""Keeps the access list as Kafka's ACLs are: reads them every few seconds, and at SIGHUP.
+"""Keeps the access list equal to Kafka's ACLs: reads them every few seconds and on SIGHUP.
 
     source = AclSource(config.security, access_list, clock=loop.time)
-    await source.run(queries.request)       # for ever
+    await source.run(queries.request)       # until cancelled
 
-While Kafka does not tell them the last ones stay; before the first ones nobody is let in.
+While Kafka does not answer, the ACLs read last stay in force. Before the first read no client can log in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 ANSWER_S: Final = 8.0
 FIRST_RETRY_S: Final = 0.5
-"""Between two attempts before the first ACLs are known: everybody waits for them."""
-THROTTLE_BYTES: Final = 4  # at the beginning of an answer: how long Kafka would have us wait
+"""Between two attempts until the ACLs have been read once: no client can log in before."""
+THROTTLE_BYTES: Final = 4  # throttle_time_ms at the start of a response
 
 
 class AclStatistics(msgspec.Struct, frozen=True):
-    """Kafka's ACLs, where they are the access list."""
+    """Statistics of reading Kafka's ACLs; all zero if they are not the access list."""
 
     age_seconds: Annotated[
         float, gauge("seconds since Kafka's ACLs were read, or since the start; 0: they are not the access list")
@@ -44,17 +44,17 @@ class AclStatistics(msgspec.Struct, frozen=True):
 
 
 class AclSource:
-    """Reads them, and has the access list judge by them.
+    """Reads the ACLs and applies them to the access list.
 
     Attributes:
-        problem: why they cannot be read, in a sentence; None: they can, or are not wanted.
+        problem: a sentence that says why the ACLs cannot be read, or None.
     """
 
     def __init__(self, config: SecurityConfig, access: AccessList, *, clock: Callable[[], float]) -> None:
-        """Nothing is read before `run`; `clock` gives monotonic seconds.
+        """Validate the settings; `run` reads the ACLs. `clock` returns monotonic seconds.
 
         Raises:
-            ConfigError: a principal that cannot be meant.
+            ConfigError: `security.access_principal` is not valid.
         """
         self.enabled = config.access_source == "kafka"
         self._principal = principal_template(config)
@@ -71,13 +71,13 @@ class AclSource:
 
     @property
     def has_rules(self) -> bool:
-        """Whether somebody can be let in."""
+        """Whether rules are loaded, so that clients can log in."""
         return self._access.is_known
 
     async def run(self, ask: Callable[[Question], Awaitable[bytes]]) -> None:
-        """Read them again and again, for ever; returns at once where they are not the access list.
+        """Read the ACLs periodically until cancelled. Returns immediately if they are not the access list.
 
-        `ask` sends a request to any broker; it raises Refused.
+        `ask` sends a request to any broker and raises Refused.
         """
         while self.enabled:
             await self._read(ask)
@@ -90,7 +90,7 @@ class AclSource:
             self._again.clear()
 
     def refresh(self) -> None:
-        """Read them now."""
+        """Read the ACLs now."""
         self._again.set()
 
     async def _read(self, ask: Callable[[Question], Awaitable[bytes]]) -> None:
@@ -112,12 +112,12 @@ class AclSource:
             log.info("Kafka's ACLs are read", acls=self._counts.acls)
 
     async def _use(self, answer: bytes) -> None:
-        """Judge by what an answer tells, if that is something else than before."""
+        """Apply the ACLs of a response if they have changed."""
         acls = read_acls(answer)
         self._last = answer[THROTTLE_BYTES:]
         if self._book is not None and self._book.acls == AclBook.relevant(acls):
-            return  # in another order
-        # A hundred thousand are compiled in a second: not in the event loop.
+            return  # same ACLs in another order
+        # Compiling a hundred thousand ACLs takes a second, so it does not run in the event loop.
         book = await asyncio.to_thread(AclBook, acls, self._principal, everyone=self._everyone, before=self._book)
         self._counts = msgspec.structs.replace(
             self._counts, acls=len(book.acls), changes_total=self._counts.changes_total + (self._book is not None)
@@ -133,6 +133,6 @@ class AclSource:
             log.error("Kafka's ACLs cannot be read", reason=why, consequence=what)
 
     def statistics(self) -> AclStatistics:
-        """As of now."""
+        """Return the current counts."""
         age = self._clock() - self._read_at if self.enabled else 0.0
         return msgspec.structs.replace(self._counts, age_seconds=age)

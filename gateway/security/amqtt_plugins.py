@@ -1,8 +1,7 @@
-"""The one adapter to amqtt's authentication plugins: its password file, SQL, LDAP, HTTP, JWT, and anybody's own.
+"""The adapter to amqtt's authentication plugins: its password file, SQL, LDAP, HTTP, JWT, and third-party plugins.
 
-A plugin is `async` and hashes, binds or queries inline all the same, and some of them are tied to the event loop in
-which they were made. So plugins live in threads of their own, each with its own event loop and its own instances;
-the gateway's loop asks and is answered, and never hashes.
+Plugins are `async` but hash, bind or query without yielding, and some are tied to the event loop that created them.
+Each worker thread therefore has its own event loop and plugin instances, so that the gateway's loop never blocks.
 
 As in amqtt: every plugin that answers must agree, and at least one must answer.
 """
@@ -36,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-CHECK_TIMEOUT_S: Final = 10.0  # a client's own connect time-out is seldom longer
+CHECK_TIMEOUT_S: Final = 10.0  # clients rarely have a longer connect time-out
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
 CERTIFICATE_PLUGIN: Final = "UserAuthCertPlugin"
@@ -45,7 +44,7 @@ _LDAP_SPECIAL = re.compile(r"[\\*()\x00]")
 
 
 class PluginSpec(msgspec.Struct, frozen=True):
-    """A plugin that can be made: its class is imported and its configuration fits."""
+    """A plugin ready to be instantiated: its class is imported and its configuration validated."""
 
     key: str
     plugin: type[Any]
@@ -57,7 +56,7 @@ def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
     """Import the configured plugins and check their configuration.
 
     Raises:
-        ConfigError: a plugin that cannot be used, with the key's name and never with a value of its configuration.
+        ConfigError: a plugin cannot be used; the text names the setting, never a configured value.
     """
     specs: list[PluginSpec] = []
     if security.password_file is not None:
@@ -82,7 +81,7 @@ def _plugin_spec(path: str, options: Mapping[str, Any]) -> PluginSpec:
     if not asyncio.iscoroutinefunction(plugin.authenticate):
         raise ConfigError(f"{key}: its authenticate is not async")
     try:
-        # Enumerations are written as text in TOML; amqtt's own loader would refuse that.
+        # TOML has enumerations as text, which amqtt's own loader would refuse.
         config = dacite.from_dict(plugin.Config, dict(options), dacite.Config(strict=True, cast=[enum.Enum]))
     except dacite.UnexpectedDataError as error:
         raise ConfigError(f"{key}: unknown key {', '.join(sorted(error.keys))}") from None
@@ -118,7 +117,7 @@ def _import_class(path: str, key: str) -> type[Any]:
 
 
 class _Plugin:
-    """One live plugin in one worker, with what its kind needs beyond amqtt's contract."""
+    """One plugin instance in one worker, with the extra steps that some plugins need."""
 
     def __init__(self, spec: PluginSpec, loop: asyncio.AbstractEventLoop) -> None:
         context = BaseContext()
@@ -139,14 +138,14 @@ class _Plugin:
     async def check(self, credentials: Credentials) -> bool | None:
         session = Session()
         session.username = credentials.user
-        if self._escape:  # the plugin writes the name into a search filter as it is: RFC 4515 part 3
+        if self._escape:  # the plugin does not escape the name in its search filter: RFC 4515 part 3
             session.username = _LDAP_SPECIAL.sub(lambda found: f"\\{ord(found[0]):02x}", credentials.user)
         session.password = credentials.password
         session.client_id = credentials.client_id
         session.remote_address = credentials.peer
         answer = await self._plugin.authenticate(session=session)
         if self._decoy is not None and self._users is not None and credentials.user not in self._users:
-            # An unknown name costs as much as a known one, or the time would tell which names exist.
+            # Hash for an unknown name too, or the response time would reveal which names exist.
             self._plugin.pwd_hasher.verify(credentials.password, self._decoy)
         return None if answer is None else bool(answer)
 
@@ -165,7 +164,7 @@ class _Worker:
         self._specs = specs
         self._plugins: list[_Plugin] = []
         self._loop = asyncio.new_event_loop()
-        # A daemon: a plugin that blocks for ever must not keep the process alive.
+        # A daemon thread: a plugin that blocks forever must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"authentication-{number}", daemon=True)
         self._thread.start()
 
@@ -209,7 +208,7 @@ class _Worker:
                 log.warning("authentication plugin did not stop", key=plugin.key, error=_kind(error))
 
     def end(self) -> None:
-        """Stop the loop and wait for the thread, a little."""
+        """Stop the loop and wait up to `STOP_TIMEOUT_S` for the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -222,17 +221,17 @@ def _kind(error: BaseException) -> str:
 
 
 class PluginBackend:
-    """All configured plugins as one question: is this the user's password?"""
+    """A `credentials.Passwords` that asks all configured plugins; all that answer must agree, and one must answer."""
 
     def __init__(self, specs: Sequence[PluginSpec]) -> None:
-        self.errors = 0  # checks that a plugin could not answer
+        self.errors = 0  # checks without an answer from a plugin
         self.started = False
         self._specs = specs
         self._workers: list[_Worker] = []
-        self._failing: dict[str, str] = {}  # key -> the kind of error that was logged
+        self._failing: dict[str, str] = {}  # key -> the kind of error logged last
 
     async def start(self) -> None:
-        """Make the plugins and let them connect; ConfigError: one of them did not start; names its key."""
+        """Instantiate and start the plugins; raises ConfigError, which names the plugin's key."""
         try:
             for number in range(WORKERS):
                 worker = _Worker(number, self._specs)
@@ -244,9 +243,9 @@ class PluginBackend:
         self.started = True
 
     async def check(self, credentials: Credentials) -> bool:
-        """Ask the plugins; False on any doubt: a refusal, an error, a time-out, nobody who answers."""
+        """Ask the plugins. Returns False on a refusal, an error, a time-out, or if no plugin answers."""
         if not self._workers:
-            return False  # stopped meanwhile
+            return False  # stopped in the meantime
         return self._judge(await self._ask(credentials))
 
     async def _ask(self, credentials: Credentials) -> Sequence[tuple[str, bool | str | None]]:

@@ -1,8 +1,8 @@
-"""Who may come in: anonymous clients, passwords through amqtt's plugins, SCRAM users, tokens, certificates.
+"""Authentication: anonymous clients, passwords through amqtt's plugins, SCRAM users, tokens, certificates.
 
-A success is answered at once, from a short memory when the same name and password were right a moment ago. A failure
-is answered late: some time after the attempt *began*, growing with the failures of that address, so that neither
-guessing nor the time of a check is of any use.
+A success is answered immediately, from a short-lived cache if the same name and password were right recently. A failure
+is answered after a delay, which counts from the *start* of the attempt and grows with the failures of that address, so
+that neither guessing nor measuring the response time helps an attacker.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 
-CACHE_S: Final = 60.0  # how long a plugin's right password is believed: a removed user stays in no longer
+CACHE_S: Final = 60.0  # how long a checked password is cached: a removed user can log in no longer than this
 CACHE_ENTRIES: Final = 10_000
-CHECKS_OF_ADDRESS: Final = 4  # at a time, so that the other addresses' turns come soon
-WAITING_OF_ADDRESS: Final = 256  # a fleet behind one address, for some seconds
-KNOWN_ADDRESSES: Final = 10_000  # from which somebody has logged in; they go before strangers
-WAITING_LIMIT: Final = 4096  # attempts that wait for a check, of all addresses: each holds a name and a password
+CHECKS_OF_ADDRESS: Final = 4  # concurrent checks per address, so that other addresses get their turn
+WAITING_OF_ADDRESS: Final = 256  # enough for a fleet behind one address, for some seconds
+KNOWN_ADDRESSES: Final = 10_000  # addresses with a recent login; they take precedence over others
+WAITING_LIMIT: Final = 4096  # waiting attempts in total; each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
 NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
 
 
 class AuthenticationStatistics(msgspec.Struct):
-    """How attempts ended, since the start."""
+    """Results of login attempts since the start."""
 
     accepted_total: Annotated[int, counter("logins accepted")] = 0
     remembered_total: Annotated[int, counter("logins accepted without asking a plugin")] = 0
@@ -64,7 +64,7 @@ class AuthenticationStatistics(msgspec.Struct):
 
 
 class Authenticator:
-    """One identity for the three protocols."""
+    """Authenticates the clients of the three protocols."""
 
     def __init__(
         self,
@@ -75,13 +75,12 @@ class Authenticator:
         wall_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Check the configuration; `start` makes the plugins.
+        """Validate the configuration; `start` creates the plugins.
 
-        `kafka` is asked for passwords where that is configured. `clock` gives monotonic seconds, `wall_clock` epoch
-        milliseconds.
+        `kafka` is used if Kafka checks passwords. `clock` returns monotonic seconds, `wall_clock` epoch milliseconds.
 
         Raises:
-            ConfigError: a plugin or a file that cannot be used.
+            ConfigError: a plugin or a file cannot be used.
         """
         self._config = config
         self._kafka = kafka if kafka is not None else KafkaConfig()
@@ -97,7 +96,7 @@ class Authenticator:
         self._secret = secrets.token_bytes(32)
         self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
-        # A file is another one only after a reload.
+        # A file changes only on a reload, which clears the cache.
         self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._turns = Turns(
@@ -109,12 +108,12 @@ class Authenticator:
         self._counts = AuthenticationStatistics()
 
     async def start(self) -> None:
-        """Make the plugins and let them connect; ConfigError names the key of one that does not."""
+        """Create and start the plugins; raises ConfigError, which names the plugin's key."""
         if self._backend is not None:
             await self._backend.start()
 
     async def run(self) -> None:
-        """Keep the keys of tokens fresh, for ever; returns at once where they are in a file."""
+        """Keep the token keys up to date until cancelled. Returns immediately if no URL is configured."""
         if self._tokens is not None and isinstance(self._tokens.keys, UrlKeys):
             await self._tokens.keys.run()
 
@@ -125,7 +124,7 @@ class Authenticator:
         self._remembered.clear()
 
     async def reload(self) -> bool:
-        """Read the files anew and make the plugins anew; on any fault all the old ones stay.
+        """Reload the files and re-create the plugins. On any error all the old ones stay in use.
 
         Returns:
             Whether the new ones are in use.
@@ -155,20 +154,20 @@ class Authenticator:
             await old.stop()
         return True
 
-    # what is on offer
+    # what the gateway offers
 
     @property
     def checks_passwords(self) -> bool:
-        """Whether a password means anything here."""
+        """Whether passwords can be checked."""
         return self._backend is not None
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether a bearer token means anything here."""
+        """Whether bearer tokens are accepted."""
         return self._tokens is not None
 
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """The SASL mechanisms to announce, best first; `certificate`: the client showed a verified one."""
+        """Return the SASL mechanisms to announce, best first. `certificate`: the client has a verified certificate."""
         mechanisms: list[str] = []
         if certificate:
             mechanisms.append("EXTERNAL")
@@ -182,19 +181,19 @@ class Authenticator:
             mechanisms.append("ANONYMOUS")
         return tuple(mechanisms)
 
-    # who is it
+    # logins
 
     def anonymous(self) -> Identity | None:
-        """The identity of a client that says nothing about itself; None: it must."""
+        """Return the identity of a client without credentials, or None if it must log in."""
         return ANONYMOUS if self._config.allow_anonymous else None
 
     def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """The identity in a verified certificate: its common name, else its first alternative name.
+        """Return the identity in a verified certificate: its common name, else its first alternative name.
 
-        `peercert` is `SSLObject.getpeercert()` of our own context, which gives content only after verification.
+        `peercert` is `SSLObject.getpeercert()` from our own context, which returns content only after verification.
 
         Returns:
-            None: there is no certificate or no usable name in it.
+            None if there is no certificate or no usable name in it.
         """
         if not peercert:
             return None
@@ -207,18 +206,18 @@ class Authenticator:
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
     ) -> Identity | None:
-        """Check a name and a password; a refusal comes late by intention.
+        """Check a name and a password. A refusal is delayed on purpose.
 
-        Without any plugin or password file a password cannot be checked: then the client is anonymous where that is
-        allowed (as with other brokers), never who it says it is. `user` is SASL PLAIN's authentication identity, `peer`
-        the client's `host:port`: failures are counted for the host.
+        Without a plugin or password file no password can be checked. The client is then anonymous if that is allowed
+        (as with other brokers) and never gets the claimed name. `user` is SASL PLAIN's authentication identity, `peer`
+        the client's `host:port`; failures are counted per host.
 
         Returns:
-            None: refused.
+            None if the login is refused.
 
         Raises:
-            Busy: it was not checked: too many attempts wait, of this address or of all.
-            Unavailable: likewise: whoever would have to say is away.
+            Busy: not checked: too many attempts wait, from this address or in total.
+            Unavailable: not checked: the service that checks passwords is not reachable.
         """
         known = self.known_password(user, password)
         backend = self._backend
@@ -242,7 +241,7 @@ class Authenticator:
         return None
 
     def known_password(self, user: str, password: bytes | str) -> Identity | None:
-        """As `authenticate_password`, as far as that need ask nobody; None: it must, or it refuses."""
+        """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._backend is None:
             return self.anonymous()
         digest = self._digest(user, password)
@@ -257,7 +256,7 @@ class Authenticator:
         return Identity(user, "password")
 
     def known_token(self, token: str, *, peer: str) -> Shown | None:
-        """As `authenticate_token`, as far as that need ask nobody; None: it must, or it refuses."""
+        """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._tokens is None or self._throttle.is_full(address_of(peer)):
             return None
         shown = self._tokens.known(token)
@@ -266,13 +265,13 @@ class Authenticator:
         return shown
 
     async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
-        """Check a bearer token (a JSON Web Token) as `authenticate_password` does a password.
+        """Check a bearer token (a JSON Web Token). A refusal is delayed on purpose.
 
         Returns:
-            None: refused.
+            None if the token is refused.
 
         Raises:
-            Busy: it was not checked: too many failures of this address wait.
+            Busy: not checked: too many failures of this address are waiting.
         """
         address = address_of(peer)
         if self._tokens is None:
@@ -288,10 +287,10 @@ class Authenticator:
         return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
-        """Begin an exchange of messages that proves that a client is `user`; None: who it is, whoever that may be.
+        """Start a SASL exchange. It must prove that the client is `user`, or any user if that is None.
 
         Returns:
-            None: the mechanism is not offered.
+            None if the mechanism is not offered.
         """
         if self._tokens is not None and mechanism in BEARER_MECHANISMS:
             return BearerExchange(mechanism, self._tokens.judge, self, address_of(peer), user)
@@ -303,7 +302,7 @@ class Authenticator:
         return ScramExchange(server, self, address_of(peer), user)
 
     def check_busy(self, address: str) -> None:
-        """Raise Busy where nothing of this address is checked now (contract: `gateway.security.exchange.Judge`)."""
+        """Raise Busy if logins from this address are not checked now (contract: `gateway.security.exchange.Judge`)."""
         if self._throttle.is_full(address):
             self._count_busy()
             raise Busy("too many failures of this address are waiting")
@@ -313,20 +312,20 @@ class Authenticator:
         self._counts.throttled_total += 1
 
     def accepted(self) -> None:
-        """An exchange proved an identity."""
+        """Count a successful exchange."""
         self._counts.accepted_total += 1
 
     async def wait_refused(self, address: str) -> None:
-        """An exchange failed: count it, and wait until that may be told.
+        """Count a failed exchange and wait until it may be answered.
 
-        The delay counts from here: who had it counted from the exchange's beginning could begin many, wait, and then
-        guess in all of them at once.
+        The delay counts from now. If it counted from the start of the exchange, a client could start many exchanges,
+        wait, and then guess in all of them at the same time.
         """
         self._counts.refused_total += 1
         await self._throttle.wait_refused(address, self._clock())
 
     async def _check(self, backend: Passwords, digest: bytes, address: str, credentials: Credentials) -> bool:
-        """Ask the plugins, once for all who offer the same credentials at the same time."""
+        """Ask the plugins, once for all concurrent logins with the same credentials."""
         if not backend.started:
             raise RuntimeError("the authenticator was not started")
         while (running := self._checking.get(digest)) is not None:
@@ -335,10 +334,10 @@ class Authenticator:
                 return known
         answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         self._checking[digest] = answer
-        right: bool | None = None  # stays None when this client leaves meanwhile: the next one asks
+        right: bool | None = None  # stays None if this client disconnects: the next one asks again
         try:
             async with self._turns.turn(address, known=address in self._known):
-                backend = self._backend or backend  # after a reload another one
+                backend = self._backend or backend  # a reload may have replaced it
                 right = await backend.check(credentials)
         except Unavailable:
             raise
@@ -353,7 +352,7 @@ class Authenticator:
         return right
 
     def _passwords(self) -> Passwords | None:
-        """What checks passwords, if anything does."""
+        """Create the configured password check, if any."""
         config = self._config
         if config.asks_kafka_for_passwords:
             return KafkaPasswords(config, self._kafka)
@@ -376,13 +375,13 @@ class Authenticator:
             self._known.popitem(last=False)
 
     def _digest(self, user: str, password: bytes | str) -> bytes:
-        """A keyed hash of both; the key dies with the process, so that memory tells no password."""
+        """Return a keyed hash of both. The key exists only in this process, so the cache reveals no password."""
         name = user.encode("utf-8", "surrogatepass")
         secret = password.encode("utf-8", "surrogatepass") if isinstance(password, str) else password
         return hmac.digest(self._secret, len(name).to_bytes(8, "big") + name + secret, hashlib.sha256)
 
     def statistics(self) -> AuthenticationStatistics:
-        """How attempts ended so far."""
+        """Return the current counts."""
         source = self._tokens.keys if self._tokens is not None else None
         keys = source if isinstance(source, UrlKeys) else None
         return msgspec.structs.replace(

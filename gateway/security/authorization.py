@@ -1,28 +1,25 @@
-"""Who may do what: the access list, one for the three protocols.
+"""The access list: authorizes clients, with the same rules for the three protocols.
 
-A rule's `topic` is an MQTT filter over names in the words of the protocol that asks: MQTT topics for MQTT, and for AMQP
-and HTTP the Kafka topic, with the record's key behind a slash. Under the default mapping both are the same. A rule's
-`kafka` is such a filter over Kafka's names for every protocol, MQTT too. A name of one level (`sensors`) stands for
-all that is below it (`sensors/#`).
+A rule's `topic` is an MQTT filter over the names that the client's protocol uses: MQTT topics for MQTT; for AMQP and
+HTTP the Kafka topic, a slash and the record's key. Under the default mapping both are the same. A rule's `kafka` is
+such a filter over Kafka's names for every protocol, including MQTT. A name of one level (`sensors`) includes everything
+below it (`sensors/#`).
 
-The first rule that fits the principal, the action and the name decides. Without any rule everything is allowed to
-everyone who came in; as soon as there is one, what no rule allows is denied.
+The first rule that matches the principal, the action and the name decides. Without any rules every authenticated client
+may do everything; with rules, whatever no rule allows is denied.
 
-Who reads whole topics (AMQP receivers, consumer groups) is granted them only as a whole: the first rule that has any
-name in common with the topic must be an allow rule that covers all of it, or be followed by one that does, with no deny
-rule that overlaps before it. Two allow rules that cover it only together do not grant it. Filters of MQTT are judged by
-`gateway.security.permissions`.
+Clients that read whole topics (AMQP receivers, consumer groups) need the right to the whole topic: of the rules that
+overlap the topic, an allow rule that covers all of it must come before any deny rule. Two allow rules that cover the
+topic only together do not suffice. `gateway.security.permissions` decides about MQTT filters.
 
-A rule's `group` is a consumer group's name, or the beginning of names and a final `*`; it says who else than the
-owner (`gateway.security.group_names`) may read in the group, delete it, or look at it. Again the first that fits
-decides.
+A rule's `group` is a consumer group's name, or a prefix followed by `*`. It decides which principals besides the owner
+(`gateway.security.group_names`) may read in the group, delete it or inspect it. Again the first matching rule decides.
 
-Where there are tenants, a `topic` and a `group` are about the client's own names: one rule holds in each tenant. A
-`kafka` is about Kafka's whole names. Whatever the rules say, nobody has a right on what its names cannot mean
-(`mapping.tenants`).
+With tenants, `topic` and `group` apply to the client's own names, so one rule holds in every tenant; `kafka` applies to
+Kafka's full names. No rule can give a client rights outside its tenant's namespace (`mapping.tenants`).
 
-Both kinds may have variables (`gateway.security.variables`): what a rule is for one client is made when it comes in.
-Rules are found by the principals that they are about, so that the others cost it nothing.
+Rules may have variables (`gateway.security.variables`), which are replaced when a client logs in. Rules are indexed by
+principal, so the rules of other principals cost nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ CACHED_GRANTS: Final = 2048
 
 
 class Grant:
-    """What one client may do. Take one per connection: a known `publish(topic, key)` is a look-up or two."""
+    """The rights of one client, obtained once per connection. A cached `publish(topic, key)` is one or two look-ups."""
 
     __slots__ = (
         "__weakref__", "_rules", "admin", "group", "host", "identity", "mqtt_publish", "mqtt_subscribe", "names",
@@ -71,20 +68,20 @@ class Grant:
         partial: bool,
         host: str = "",
     ) -> None:
-        self.identity = identity  # whose
-        self.host = host  # where it comes from, where that matters
-        self.names = names  # from what the client calls things to whole names, which all of these are about
+        self.identity = identity  # the client
+        self.host = host  # the client's host, if rules depend on it
+        self.names = names  # maps the client's names to full names, which the permissions use
         self._rules = rules
         self.group = GroupPermission(rules.groups, names)
-        self.publish = Permission(rules.publish, everything, names)  # publish, subscribe, admin: in Kafka's names
+        self.publish = Permission(rules.publish, everything, names)  # publish, subscribe, admin take Kafka's names
         self.subscribe = Permission(rules.subscribe, everything, names)
         self.admin = Permission(rules.admin, everything, names)
-        # mqtt_publish, mqtt_subscribe: in those of MQTT
+        # mqtt_publish, mqtt_subscribe take MQTT's names
         self.mqtt_publish = MqttPermission(rules.publish, everything, mapping, names, partial=partial)
         self.mqtt_subscribe = MqttPermission(rules.subscribe, everything, mapping, names, partial=partial)
 
     def renew(self, rules: ClientRules) -> bool:
-        """Judge by these from now on; whether they are others than before."""
+        """Replace the rules in place. Returns whether they differ from the previous ones."""
         if rules == self._rules:
             return False
         self._rules = rules
@@ -97,35 +94,35 @@ class Grant:
         return True
 
     def administers(self, operation: Operation, topic: str) -> bool:
-        """Whether the client may do this with a topic of Kafka."""
+        """Return whether the client may perform the operation on a Kafka topic."""
         operations = self._rules.operations
         if operations is None:
             return self.admin.whole_topic(topic)
         return self._only(operations[operation]).whole_topic(topic)
 
     def sees(self, topics: Sequence[str]) -> list[str]:
-        """Those of Kafka's topics that the client may know to be there."""
+        """Return those of the Kafka topics whose existence the client may see."""
         operations = self._rules.operations
         rights = (self.subscribe, self.publish) if operations is None else (self._only(operations["describe"]),)
         return [topic for topic in topics if any(right.some(topic) for right in rights)]
 
     def _only(self, rules: Sequence[Rule]) -> Permission:
-        """For what is asked too seldom to be remembered."""
+        """Return an uncached permission, for rare checks."""
         return Permission(rules, names=self.names)
 
     def transacts(self, name: str) -> bool:
-        """Whether the client may use transactions, as the client of this name."""
+        """Return whether the client may use transactions under this name (a transactional id)."""
         rules = self._rules.transactions
         return rules is None or next((rule.allow for rule in rules if rule.speaks_of(name)), False)
 
 
 class Rulebook(Protocol):
-    """Where rules come from.
+    """A source of rules.
 
     Attributes:
-        everything: everybody may do everything: no rule is about topics.
-        by_client_id: what a rule is depends on the client id.
-        by_certificate: it asks for the client's certificate, beside the identity.
+        everything: there are no topic rules, so every client may do everything.
+        by_client_id: rules depend on the client id.
+        by_certificate: rules depend on the client's certificate in addition to the identity.
     """
 
     everything: bool
@@ -133,16 +130,16 @@ class Rulebook(Protocol):
     by_certificate: bool
 
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
-        """Those about one client, which comes from `host`."""
+        """Return the rules that apply to one client connecting from `host`."""
         ...
 
     def is_news_for(self, identity: Identity) -> bool:
-        """Whether they may be others than by the book that was in force before."""
+        """Return whether the client's rules may differ from those of the previous rulebook."""
         ...
 
 
 class AccessList:
-    """The rights of identities: by the rules of `security.access`, or by rules that come and change (`use`)."""
+    """The rights of identities, from the rules of `security.access` or from rules that change at run time (`use`)."""
 
     def __init__(
         self,
@@ -152,13 +149,13 @@ class AccessList:
         partial: bool = True,
         tenancy: Tenancy = NO_TENANTS,
     ) -> None:
-        """Compile the rules; None: there are none before `use`, and nobody has a grant.
+        """Compile the rules. With None there are no rules, and therefore no grants, before `use`.
 
-        `mapping` leads from MQTT topics to Kafka (None: the default one). With `partial` an MQTT filter is granted of
-        which a part is denied, and that part is not delivered. `tenancy`: the names of each tenant's clients.
+        `mapping` maps MQTT topics to Kafka; None is the default mapping. With `partial`, an MQTT filter that is
+        partly denied is granted, and the denied messages are not delivered. `tenancy` gives each tenant's names.
 
         Raises:
-            ConfigError: a rule that cannot be meant; names `security.access[i]`.
+            ConfigError: a rule is not valid; the text names `security.access[i]`.
         """
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
@@ -166,36 +163,36 @@ class AccessList:
         self._listed = None if rules is None else ListedRules(rules)
         self._book: Rulebook | None = self._listed
         self._grants: dict[tuple[Identity, str], Grant] = {}
-        self._given: WeakSet[Grant] = WeakSet()  # by rules that change: those that somebody still has
+        self._given: WeakSet[Grant] = WeakSet()  # live grants under rules that can change
         self._changed: set[Grant] = set()
         self._renewing = False
         self._watchers: list[Callable[[AbstractSet[Grant]], None]] = []
 
     @property
     def is_known(self) -> bool:
-        """Whether there are rules, so that `for_client` has an answer."""
+        """Whether rules are loaded, so that `for_client` can answer."""
         return self._book is not None
 
     @property
     def by_certificate(self) -> bool:
-        """Whether a rule asks for the client's certificate, beside the identity."""
+        """Whether a rule depends on the client's certificate in addition to the identity."""
         return self._book is not None and self._book.by_certificate
 
     def doubtful(self) -> list[str]:
-        """What to warn of: rules about a topic that seem to mean Kafka's, which for MQTT clients has another name."""
+        """Return warnings about `topic` rules that name a Kafka topic, which MQTT clients reach under another name."""
         return [] if self._listed is None else self._listed.doubtful(self._mapping)
 
     def for_client(self, identity: Identity, client_id: str | None = None, *, peer: str = "") -> Grant:
-        """The rights of a client at `peer`; those that its client id does not change are shared by its connections.
+        """Return the rights of a client at `peer`. Its connections share them unless rules depend on the client id.
 
         Raises:
-            Unavailable: there are no rules yet.
+            Unavailable: no rules are loaded yet.
         """
         book = self._book
         if book is None:
             raise Unavailable("what Kafka allows is not known yet")
         if client_id is not None and book.by_client_id:
-            return self._grant(book, identity, client_id, "")  # the connection keeps it
+            return self._grant(book, identity, client_id, "")  # not cached: the connection keeps it
         key = identity, "" if book is self._listed else host_of(peer)
         grant = self._grants.get(key)
         if grant is None:
@@ -216,21 +213,21 @@ class AccessList:
     # rules that change
 
     def watch(self, changed: Callable[[AbstractSet[Grant]], None]) -> None:
-        """Call `changed` with grants that allow something else than before, after each such change."""
+        """Call `changed` after each change of rules, with the grants whose rules have changed."""
         self._watchers.append(changed)
 
     def use(self, book: Rulebook) -> None:
-        """Judge by other rules from now on; grants that clients have follow in turns of the event loop."""
+        """Replace the rules. Grants that are in use are updated in slices over several turns of the event loop."""
         self._book = book
         self._grants.clear()
         everybody, self._renewing = self._renewing, True
         in_turns(self._renew(book, everybody=everybody))
 
     def _renew(self, book: Rulebook, *, everybody: bool) -> Iterator[None]:
-        """`everybody`: what was in force before has not come to all of them."""
+        """Update the grants in use. `everybody`: the previous update did not finish, so every grant is checked."""
         for grant in tuple(self._given):
             if book is not self._book:
-                return  # newer ones are on their way to all
+                return  # a newer update is running
             if (everybody or book.is_news_for(grant.identity)) and grant.renew(
                 book.rules_for(grant.identity, None, grant.host)
             ):

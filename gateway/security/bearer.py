@@ -1,10 +1,10 @@
-"""Tokens in an exchange: the SASL mechanisms OAUTHBEARER (RFC 7628) and XOAUTH2 (its forerunner, still in use).
+"""Bearer tokens over SASL: the mechanisms OAUTHBEARER (RFC 7628) and XOAUTH2 (its predecessor, still in use).
 
-    OAUTHBEARER  n,a=<name>,^Ahost=...^Aport=...^Aauth=Bearer <token>^A^A      name, host and port may be left out
+    OAUTHBEARER  n,a=<name>,^Ahost=...^Aport=...^Aauth=Bearer <token>^A^A      name, host and port are optional
     XOAUTH2      user=<name>^Aauth=Bearer <token>^A^A
 
-^A is the byte 0x01. A refusal is said twice (RFC 7628 part 3.2.2): first as JSON in a challenge, which the client
-answers with anything, then as the outcome.
+^A is the byte 0x01. A refusal is sent twice (RFC 7628 part 3.2.2): first as JSON in a challenge, to which the client
+may answer anything, then as the SASL outcome.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
 MECHANISMS: Final = (OAUTHBEARER, XOAUTH2)
 
-MESSAGE_LIMIT: Final = 32_768  # bytes; a token and a little more
+MESSAGE_LIMIT: Final = 32_768  # bytes: a token plus the framing
 _SEPARATOR: Final = "\x01"
 _SCHEME: Final = "bearer "
 
 
 class _MessageError(ValueError):
-    """A message that is none of the mechanism's."""
+    """The message does not follow the mechanism's syntax."""
 
 
 class BearerExchange(Exchange):
@@ -43,20 +43,20 @@ class BearerExchange(Exchange):
         address: str,
         user: str | None,
     ) -> None:
-        """`judge_token` raises TokenError for a token that it does not believe."""
+        """Start an exchange. `judge_token` verifies a token and raises TokenError if it is not valid."""
         super().__init__(judge, address, user)
         self._mechanism = mechanism
         self._judge_token = judge_token
         self._asked = False
-        self._refused: str | None = None  # why; the client has been told in JSON
+        self._refused: str | None = None  # the reason, once the JSON challenge was sent
 
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message; a refusal waits, by intention, and so may a token of a new key."""
+        """Process the client's next message. Refusals are delayed on purpose; an unknown key may cost a wait."""
         if self._refused is not None:
             return Failed(self._refused)
         if data is None and not self._asked:
             self._asked = True
-            return Continue(b"")  # part 3 of RFC 4422: it has begun without its message
+            return Continue(b"")  # RFC 4422 part 3: the client sent no initial response
         if (busy := self._busy()) is not None:
             return busy
         try:
@@ -68,7 +68,7 @@ class BearerExchange(Exchange):
         except TokenError as fault:
             return await self._refuse("invalid_token", "401", f"token: {fault}")
         identity = shown.identity
-        if name not in ("", identity.name):  # acting for somebody else is not offered (as for PLAIN)
+        if name not in ("", identity.name):  # acting for another user is not supported (as for PLAIN)
             return await self._refuse("invalid_token", "401", "another name than the token's")
         if self._user not in (None, identity.name):
             return await self._refuse("invalid_token", "401", "another user than before")
@@ -108,7 +108,7 @@ class BearerExchange(Exchange):
 
 
 def _authorization(header: str) -> str:
-    """The name in a GS2 header (RFC 5801 part 4), "" for none."""
+    """Return the name in a GS2 header (RFC 5801 part 4), "" if there is none."""
     parts = header.split(",")
     if len(parts) != 3 or parts[0] not in ("n", "y") or parts[2] or parts[1][:2] not in ("", "a="):
         raise _MessageError("no GS2 header, or one with channel binding")

@@ -1,6 +1,6 @@
-"""What a client offers to the plugins that check passwords, and how many they check at once.
+"""Credentials and the interface of password checks.
 
-Apart from the plugins (`amqtt_plugins`), whose import is a twentieth of the processor time of a start.
+Separate from the plugins (`amqtt_plugins`), whose import takes a twentieth of the CPU time of a start.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final, Protocol
 import msgspec
 
 WORKERS: Final = 2  # threads: a plugin that blocks (LDAP) leaves one for the others; Argon2 takes 20 ms of a core
-CHECKS_AT_ONCE: Final = 8  # per thread; more wait their turn outside, where no time-out counts for them
+CHECKS_AT_ONCE: Final = 8  # per thread; further checks wait before their time-out starts
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a client offers. Its repr shows no password."""
+    """A client's user name and password. The repr does not show the password."""
 
     user: str
     password: str
@@ -28,21 +28,21 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Passwords(Protocol):
-    """Who checks passwords.
+    """Checks passwords.
 
     Attributes:
-        errors: checks that had no answer.
-        started: whether it can be asked.
+        errors: checks without an answer.
+        started: whether `check` may be called.
     """
 
     errors: int
     started: bool
 
     async def start(self) -> None:
-        """Make ready to be asked; ConfigError names the key of what cannot be."""
+        """Prepare for checks; raises ConfigError, which names the setting, on failure."""
 
     async def check(self, credentials: Credentials) -> bool:
-        """Whether the password is the user's; False on doubt. Raises Unavailable: whoever knows is away."""
+        """Return whether the password is correct; False on any doubt. Raises Unavailable."""
         ...
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""A listener as its connections know it: its name, how clients may log in there, and whose they are then.
+"""A listener as its connections see it: its name, its login methods, and the tenant that a login gives.
 
-A connection that becomes a WebSocket keeps the entrance that it came through. Rules that are about a listener, such as
-limits, find its name here.
+A connection that becomes a WebSocket keeps its entrance. Per-listener rules, such as limits, take the listener's name
+from here.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ _METHODS: Final[dict[str, LoginMethod]] = {
     "ANONYMOUS": "anonymous",
     **dict.fromkeys(BEARER_MECHANISMS, "token"),
 }
-"""What a SASL mechanism is; every other one is SCRAM's."""
+"""The login method of each SASL mechanism; all others are SCRAM."""
 
 
 class Entrance:
-    """One listener's; what it lets in, the process's `Authenticator` judges."""
+    """One listener's entrance. It restricts the login methods; the process's `Authenticator` checks the logins."""
 
     __slots__ = ("_authenticator", "_logins", "connections", "name", "place")
 
     def __init__(self, name: str, authenticator: Authenticator, logins: Collection[LoginMethod], place: Place) -> None:
-        """`name`: the listener's; `logins`: the ways to log in that it takes, as far as they are configured.
+        """`name` is the listener's name, `logins` are the login methods that it accepts if they are configured.
 
-        `place` finds the tenants of those who have logged in.
+        `place` assigns the tenant to a client that has logged in.
         """
         self.name = name
         self.place = place
-        self.connections = 0  # open now, behind PROXY header and TLS; whoever has a socket when it is lost counts down
+        self.connections = 0  # open, after PROXY header and TLS; the socket's current owner counts down when it closes
         self._authenticator = authenticator
         self._logins = frozenset(logins)
 
-    # what is on offer; see `Authenticator`
+    # what the listener offers; see `Authenticator`
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether a bearer token means anything here."""
+        """Whether bearer tokens are accepted here."""
         return "token" in self._logins and self._authenticator.takes_tokens
 
     @property
     def asks_for_more(self) -> bool:
-        """Whether nobody comes in who shows nothing, or what a browser shows by itself: a certificate."""
+        """Whether neither anonymous nor certificate logins (which a browser does by itself) are accepted."""
         return self._logins.isdisjoint(("anonymous", "certificate"))
 
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """The SASL mechanisms to announce, best first; `certificate`: the client showed a verified one."""
+        """Return the SASL mechanisms to announce, best first. `certificate`: the client has a verified certificate."""
         offered = self._authenticator.offers(certificate=certificate)
         return tuple(one for one in offered if _METHODS.get(one, "scram") in self._logins)
 
-    # who is it
+    # logins
 
     def anonymous(self) -> Identity | None:
-        """The identity of a client that says nothing about itself; None: it must."""
+        """Return the identity of a client without credentials, or None if it must log in."""
         return self._authenticator.anonymous() if "anonymous" in self._logins else None
 
     def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """The identity in a verified certificate, as of `SSLObject.getpeercert`; None: in none."""
+        """Return the identity in a verified certificate, as from `SSLObject.getpeercert`, or None."""
         return self._authenticator.identify_certificate(peercert) if "certificate" in self._logins else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
     ) -> Identity | None:
-        """Check a name and a password; see `Authenticator`. Where none is taken, a client may be anonymous at best."""
+        """Check a name and a password; see `Authenticator`. Without password logins the client is anonymous."""
         if "password" not in self._logins:
             return self.anonymous()
         return await self._authenticator.authenticate_password(user, password, peer=peer, client_id=client_id)
 
     def known_password(self, user: str, password: bytes | str) -> Identity | None:
-        """As `authenticate_password`, as far as that need ask nobody; None: it must, or it refuses."""
+        """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if "password" not in self._logins:
             return self.anonymous()
         return self._authenticator.known_password(user, password)
@@ -88,11 +88,11 @@ class Entrance:
         return await self._authenticator.authenticate_token(token, peer=peer) if "token" in self._logins else None
 
     def known_token(self, token: str, *, peer: str) -> Shown | None:
-        """As `authenticate_token`, as far as that need ask nobody; None: it must, or it refuses."""
+        """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
         return self._authenticator.known_token(token, peer=peer) if "token" in self._logins else None
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
-        """Begin an exchange of messages that proves who a client is; None: the mechanism is not offered."""
+        """Start a SASL exchange; returns None if the mechanism is not offered here."""
         if _METHODS.get(mechanism, "scram") not in self._logins:
             return None
         return self._authenticator.exchange(mechanism, peer=peer, user=user)

@@ -1,4 +1,4 @@
-"""An authentication that takes several messages, whatever protocol carries them: MQTT's AUTH, AMQP's SASL frames."""
+"""Authentication over several messages, independent of their transport: MQTT's AUTH or AMQP's SASL frames."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from gateway.security.turns import Busy
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """The client is who it says."""
+    """The client has authenticated."""
 
-    identity: Identity  # who that is
-    data: bytes  # the last word to it
-    expires_ms: int | None = None  # wall clock, epoch milliseconds, until when that is proven; None: without an end
+    identity: Identity  # the authenticated client
+    data: bytes  # the last message to the client
+    expires_ms: int | None = None  # wall clock, epoch milliseconds; None: never
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The client is refused; the reason is for the log, for it tells what was wrong."""
+    """The client is refused. The reason is only for the log, because it says what was wrong."""
 
-    reason: str  # see above
-    busy: bool = False  # nothing was wrong: it was not looked at, and the client may come again
+    reason: str  # for the log
+    busy: bool = False  # not checked; the client may try again
 
 
 Step = Continue | Done | Failed
 
 
 class Judge(Protocol):
-    """`gateway.security.authentication.Authenticator`; a Protocol, because that module needs this one."""
+    """The part of `Authenticator` that exchanges use; a Protocol because `authentication` imports this module."""
 
     def check_busy(self, address: str) -> None:
-        """Raise Busy where an exchange of this address is refused unchecked."""
+        """Raise Busy if logins from this address are not checked now."""
 
     def accepted(self) -> None:
-        """An exchange proved an identity."""
+        """Count a successful exchange."""
 
     async def wait_refused(self, address: str) -> None:
-        """An exchange failed: count it, and wait until that may be told."""
+        """Count a failed exchange and wait until it may be answered."""
 
 
 class Exchange(abc.ABC):
-    """One exchange, on one connection."""
+    """One exchange on one connection."""
 
     __slots__ = ("_address", "_judge", "_user")
 
     def __init__(self, judge: Judge, address: str, user: str | None) -> None:
-        """`address` is what failures are counted for, `user` as of `Authenticator.exchange`."""
+        """Failures are counted for `address`; `user` is as for `Authenticator.exchange`."""
         self._judge = judge
         self._address = address
         self._user = user
 
     @abc.abstractmethod
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message, None where it began without one; a failure waits, by intention."""
+        """Process the client's next message; None if it sent no initial response. A failure is delayed on purpose."""
 
     def _busy(self) -> Failed | None:
-        """The refusal where nothing of this address is looked at now."""
+        """Return the refusal if logins from this address are not checked now."""
         try:
             self._judge.check_busy(self._address)
         except Busy as busy:
@@ -68,7 +68,7 @@ class Exchange(abc.ABC):
 
 
 class ScramExchange(Exchange):
-    """An exchange of SCRAM."""
+    """A SCRAM exchange."""
 
     __slots__ = ("_server",)
 
@@ -77,7 +77,7 @@ class ScramExchange(Exchange):
         self._server = server
 
     async def step(self, data: bytes | None) -> Step:
-        """Take the client's next message; only a failure waits."""
+        """Process the client's next message. Only a failure is delayed."""
         if (busy := self._busy()) is not None:
             return busy
         step = self._server.step(data)

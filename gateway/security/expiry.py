@@ -1,4 +1,4 @@
-"""Ends what a client may do by a token when the token has expired, also on a connection that lasts longer."""
+"""Ends a client's rights when its token expires, even while the connection stays open."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-LOOK_S: Final = 3600.0  # the wall clock may be set, so it is looked at now and then
+LOOK_S: Final = 3600.0  # the wall clock may be adjusted, so it is checked at least this often
 
 
 class Expiry:
-    """Tells once when the time is over."""
+    """Calls a callback once, at an expiry time."""
 
     __slots__ = ("_ended", "_expires_ms", "_timer", "_wall_clock")
 
     def __init__(self, wall_clock: Callable[[], int], ended: Callable[[], None]) -> None:
-        """Call `ended` when the time is over by `wall_clock`, in epoch milliseconds."""
+        """`ended` is called at the expiry time by `wall_clock`, which returns epoch milliseconds."""
         self._wall_clock = wall_clock
         self._ended = ended
         self._expires_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, expires_ms: int | None) -> None:
-        """End then, and no longer when it was to end before; None: never."""
+        """Set the expiry time, in place of the previous one. None means never."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

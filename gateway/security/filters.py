@@ -1,7 +1,7 @@
-"""Relations between MQTT filters: does one cover another, do two overlap.
+"""Relations between MQTT filters: whether one covers another, and whether two overlap.
 
-They are over the access list's names (`topic/key`), where `$` has no special meaning: no Kafka topic begins with it. A
-level may also be the `Beginning` of one, which only Kafka's prefixed ACLs are.
+The filters apply to the access list's names (`topic/key`), where `$` has no special meaning: no Kafka topic begins with
+it. A level may also be a prefix (`Beginning`), which only Kafka's prefixed ACLs use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ONE: Final = "+"
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """Every level that begins with a text."""
+    """Matches every level that begins with `text`."""
 
     text: str
 
@@ -25,14 +25,14 @@ Level = str | Beginning
 
 
 def _holds(level: Level, other: Level) -> bool:
-    """Whether a level, which is not `ANY`, matches all that the other one does."""
+    """Return whether `level`, which is not `ANY`, matches everything that `other` matches."""
     if isinstance(level, Beginning):
         return other != ONE and (other.text if isinstance(other, Beginning) else other).startswith(level.text)
     return level in (ONE, other)
 
 
 def matches(levels: Sequence[Level], name: Sequence[str]) -> bool:
-    """Whether the filter `levels` matches `name`, both split at the slash."""
+    """Return whether the filter `levels` matches `name`; both are split at the slash."""
     for number, level in enumerate(levels):
         if level == ANY:
             return True
@@ -42,7 +42,7 @@ def matches(levels: Sequence[Level], name: Sequence[str]) -> bool:
 
 
 def covers(outer: Sequence[Level], inner: Sequence[Level]) -> bool:
-    """Whether every name that the filter `inner` matches is matched by `outer` too."""
+    """Return whether `outer` matches every name that `inner` matches."""
     if list(outer) == [ONE, ANY]:
         return True  # a name has a first level, so this is everything
     for number, level in enumerate(outer):
@@ -57,7 +57,7 @@ def covers(outer: Sequence[Level], inner: Sequence[Level]) -> bool:
 
 
 def overlap(one: Sequence[Level], other: Sequence[Level]) -> bool:
-    """Whether some name is matched by both filters."""
+    """Return whether both filters match some name."""
     for left, right in zip(one, other, strict=False):
         if ANY in (left, right):
             return True
@@ -65,6 +65,6 @@ def overlap(one: Sequence[Level], other: Sequence[Level]) -> bool:
             return False
     if len(one) == len(other):
         return True
-    # `a/#` also matches its parent `a`; nothing longer than the shorter filter is left to both otherwise.
+    # `a/#` also matches its parent `a`. Otherwise both can match nothing longer than the shorter filter.
     shorter, longer = (one, other) if len(one) < len(other) else (other, one)
     return longer[len(shorter)] == ANY

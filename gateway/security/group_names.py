@@ -1,13 +1,12 @@
-"""Whose a consumer group is: the principal that used its name first, as long as Kafka knows the group.
+"""Ownership of consumer groups: a group belongs to the principal that used its name first, while Kafka knows the group.
 
     await names.admit(grant, "billing")              # before anything joins the group for a client
-    await names.end(grant, "billing", "orders")      # a subscription's end: deletes what is the client's own
+    await names.end(grant, "billing", "orders")      # ends a subscription; deletes the group if the client owns it
 
-Names of groups come from clients of all protocols (addresses, container ids and link names of AMQP, share names of
-MQTT, paths of HTTP). A table in Kafka (`__trivium_groups`, compacted) says whose they are; of two that claim a name at
-once, at whichever gateways, the first in the log has it. The access list's rules about groups go before
-(`authorization`), and a group that has a topic's name is that topic's queue: it belongs to all who may subscribe to the
-topic.
+Clients of all protocols name groups (AMQP addresses, container ids and link names; MQTT share names; HTTP paths). A
+compacted table in Kafka (`__trivium_groups`) stores each owner. If two clients claim a name at the same time, at any
+gateways, the claim that is first in the log wins. The access list's group rules take precedence (`authorization`). A
+group with the name of a topic is that topic's queue and is open to everyone who may subscribe to the topic.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from mapping.record import Received
 log = structlog.get_logger(__name__)
 
 TOPIC: Final = "__trivium_groups"
-READY_S: Final = 10.0  # a client waits so long for Kafka's answer about a name
-SWEEP_S: Final = 6 * 3600.0  # between two looks at which groups Kafka has forgotten
-YOUNG_MS: Final = 24 * 3_600_000  # a name that was claimed or used since then stays: its group may yet have to come
+READY_S: Final = 10.0  # how long a client waits for Kafka's answer about a name
+SWEEP_S: Final = 6 * 3600.0  # between two sweeps for groups that Kafka has deleted
+YOUNG_MS: Final = 24 * 3_600_000  # younger claims and uses are kept: the group may not exist yet
 NAMES_PER_PRINCIPAL: Final = 20_000
-NAMES: Final = 200_000  # of all; one is some 500 bytes, so these are about 100 MB
+NAMES: Final = 200_000  # in total: about 100 MB at some 500 bytes each
 
 
 class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is stored of a name."""
+    """The stored record of one group name."""
 
-    principal: str  # whose it is
+    principal: str  # the owner
     claim: str  # the random id of the claim
     since_ms: int  # epoch milliseconds
-    made: bool = False  # Kafka did not know the group before, so that it is the principal's to delete
+    made: bool = False  # the group did not exist before, so the owner may delete it
 
 
 class GroupNamesStatistics(msgspec.Struct):
-    """Names that are kept now; and since the start."""
+    """The names in the table, and counts since the start."""
 
     names: Annotated[int, gauge("consumer groups with an owner")] = 0
     claimed_total: Annotated[int, counter("names claimed")] = 0
@@ -61,7 +60,7 @@ class GroupNamesStatistics(msgspec.Struct):
 
 
 class GroupNames:
-    """The owners of consumer groups; `bind` it to the process's state topics before these are started."""
+    """The owners of consumer groups. Call `bind` before the process's state topics are started."""
 
     def __init__(
         self,
@@ -72,10 +71,10 @@ class GroupNames:
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
-        """An empty table, which the state topics load.
+        """Create an empty table; the state topics load it.
 
-        Where anonymous clients are not allowed (any more), the groups that they owned have no owner. `wall_clock` gives
-        epoch milliseconds, `random_id` the id of a claim.
+        If `anonymous` is false, groups owned by anonymous clients count as unowned. `wall_clock` returns epoch
+        milliseconds, `random_id` the id of a claim.
         """
         self._groups = groups
         self._topics = topics
@@ -85,8 +84,8 @@ class GroupNames:
         self._state: StateTopics | None = None
         self._table: StateTopic | None = None
         self._owned: dict[str, Owned] = {}
-        self._counts: Counter[str] = Counter()  # names, by principal
-        self._used_ms: dict[str, int] = {}  # of names that are in the table
+        self._counts: Counter[str] = Counter()  # names owned by each principal
+        self._used_ms: dict[str, int] = {}  # last use of each name in the table
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._decoder = msgspec.json.Decoder(Owned)
         self._statistics = GroupNamesStatistics()
@@ -99,7 +98,7 @@ class GroupNames:
         self._table = state.open(TOPIC, self.apply, self.restarted)
 
     def apply(self, record: Received) -> None:
-        """Take a record of the table over: the first claim counts until the name is given up."""
+        """Apply a record of the table. The first claim of a name counts until the name is released."""
         group = (record.key or b"").decode(errors="replace")
         if record.value is None:
             self._drop(group)
@@ -115,7 +114,7 @@ class GroupNames:
             self._counts[owned.principal] += 1
 
     def restarted(self, partition: int) -> None:
-        """Write what the table in memory has of a partition to its topic, which was made anew."""
+        """Write a partition's entries from memory to the topic again, after the topic was re-created."""
         assert self._table is not None, "it is not bound"
         for group, owned in self._owned.items():
             if self._table.partition_of(group.encode()) == partition:
@@ -139,17 +138,18 @@ class GroupNames:
         assert self._table is not None, "it is not bound"
         self._table.write(group.encode(), None if owned is None else msgspec.json.encode(owned), owner=written)
 
-    # what clients ask
+    # calls on behalf of clients
 
     async def admit(self, grant: Grant, group: str, topic: str | None = None) -> None:
-        """Allow a client to be a member of a group and to commit for it; a name without an owner becomes its own.
+        """Authorize a client to join a group and to commit for it. An unowned name becomes the client's.
 
-        `topic` is what the client reads in it, and may read; None: not known yet.
+        `topic` is the topic that the client reads in the group and is authorized to read, or None if not known yet.
 
         Raises:
-            Refused: DENIED: it is somebody else's; BUSY: Kafka does not answer, or the client has too many names.
+            Refused: DENIED if another principal owns the group; BUSY if Kafka does not answer or the client has too
+                many names.
         """
-        said = grant.group("read", group)  # False also for a name that the client cannot mean
+        said = grant.group("read", group)  # also False for a name outside the client's namespace
         if said is False:
             raise self._denied(group)
         if said is None and (group == topic or group in self._topics.names):
@@ -168,13 +168,13 @@ class GroupNames:
             self._used_ms[group] = self._wall_clock()
 
     async def end(self, grant: Grant, group: str, topic: str) -> bool:
-        """End a subscription: delete its group if that is the client's own, or a rule says so.
+        """End a subscription: delete its group if the client owns the group or a rule allows it.
 
         Returns:
-            False when the group is left alone: it is not the client's, it has members, or is for other topics too.
+            False if the group was kept: the client may not delete it, it has members, or it covers other topics too.
 
         Raises:
-            Refused: Kafka does not answer, or forbids it.
+            Refused: Kafka does not answer or forbids the deletion.
         """
         said = grant.group("delete", group)
         if said is None:
@@ -187,7 +187,7 @@ class GroupNames:
         return True
 
     def _give_up(self, group: str) -> None:
-        """Free a name at once: a claim that comes now is written behind this."""
+        """Release a name immediately. A later claim is written to the log behind this release."""
         if group in self._owned:
             self._write(group, None)
             self._drop(group)
@@ -197,7 +197,7 @@ class GroupNames:
         return Refused(Outcome.DENIED, f"the group {group!r} is not this client's")
 
     async def _owner(self, group: str, principal: str) -> Owned:
-        """The owner of a name, after claiming it for `principal` where it has none."""
+        """Return the owner of a name; claim the name for `principal` if it has none."""
         owned = self._find(group)
         if owned is not None:
             return owned
@@ -225,7 +225,7 @@ class GroupNames:
         if first is None:
             raise Refused(Outcome.BUSY, "whose the groups are is being read anew")
         if first.claim != mine.claim:
-            self._write(group, first)  # ours must not be what compaction leaves of the two
+            self._write(group, first)  # compaction must keep the winner's record, not ours
         else:
             self._statistics.claimed_total += 1
         return first
@@ -233,7 +233,7 @@ class GroupNames:
     # housekeeping
 
     async def run(self) -> None:
-        """Give up the names of groups that Kafka has forgotten, for ever."""
+        """Release the names of groups that Kafka has deleted, every `SWEEP_S`. Runs until cancelled."""
         assert self._state is not None
         await self._state.loaded.wait()
         while True:
@@ -241,7 +241,7 @@ class GroupNames:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Give up the names of groups that Kafka knows no more and that nobody has used for a day."""
+        """Release the names of groups that no longer exist in Kafka and were not used for a day."""
         before = self._wall_clock() - YOUNG_MS
 
         def is_old(name: str) -> bool:
@@ -262,5 +262,5 @@ class GroupNames:
                 self._give_up(name)
 
     def statistics(self) -> GroupNamesStatistics:
-        """Counts so far."""
+        """Return the current counts."""
         return msgspec.structs.replace(self._statistics, names=len(self._owned))

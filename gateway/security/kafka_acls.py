@@ -1,17 +1,17 @@
-"""Kafka's own ACLs as rules of the access list (`security.access_source = "kafka"`).
+"""Kafka's ACLs as rules of the access list (`security.access_source = "kafka"`).
 
-They decide as Kafka's StandardAuthorizer does: of the ACLs that are about a resource (by its name, the beginning of its
-name, or `*`), the principal (or `User:*`) and the host (or `*`), one that denies goes before all that allow, and what
-none allows is denied. Where no ACL at all is about a resource, `security.allow_everyone_if_no_acl_found` decides. Who
-may Read, Write, Delete or Alter may Describe, who may AlterConfigs may DescribeConfigs; what denies implies nothing.
-Kafka's `super.users` are not told to anybody, so they need ACLs here.
+The decision follows Kafka's StandardAuthorizer. An ACL applies if it matches the resource (by name, prefix or `*`), the
+principal (or `User:*`) and the host (or `*`). A deny ACL takes precedence over all allow ACLs; without a matching allow
+ACL access is denied. If no ACL at all names a resource, `security.allow_everyone_if_no_acl_found` decides. Allowing
+Read, Write, Delete or Alter implies Describe; allowing AlterConfigs implies DescribeConfigs; deny ACLs imply nothing.
+Kafka does not expose its `super.users`, so these principals need ACLs here.
 
 | Kafka | here |
 |---|---|
 | Write, Read on a topic | publish, subscribe |
-| Create (or on the cluster), Delete, AlterConfigs, DescribeConfigs on a topic | what `admin` may do with topics |
-| Describe on a topic | to see that it is there |
-| Read, Delete, Describe on a group | `read`, `delete`, `admin` on groups; owners have no rights of their own |
+| Create (or on the cluster), Delete, AlterConfigs, DescribeConfigs on a topic | the operations of `admin` on topics |
+| Describe on a topic | to see that the topic exists |
+| Read, Delete, Describe on a group | `read`, `delete`, `admin` on groups; owning a group gives no rights |
 | Alter on the cluster | `admin` on everything |
 | Write on a transactional id | transactions of the AMQP client with that container-id |
 """
@@ -35,7 +35,7 @@ from gateway.security.variables import CLAIM, COMMON_NAME, NAME, Slot, parse, va
 EVERYBODY: Final = "User:*"
 ANONYMOUS: Final = "User:ANONYMOUS"
 CLUSTERS_NAME: Final = "kafka-cluster"
-"""The one name of a resource of the kind `CLUSTER`."""
+"""The name of the only `CLUSTER` resource."""
 
 _IMPLYING: Final = {
     Kafkas.DESCRIBE: frozenset({Kafkas.DESCRIBE, Kafkas.READ, Kafkas.WRITE, Kafkas.DELETE, Kafkas.ALTER}),
@@ -55,7 +55,7 @@ _KINDS: Final = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID})
 
 
 class _Entry:
-    """An ACL, and the rule that says the same."""
+    """An ACL and the equivalent rule."""
 
     __slots__ = ("acl", "rule")
 
@@ -70,7 +70,7 @@ class _Entry:
 
 
 class AclBook:
-    """The rules that a cluster's ACLs are; an `authorization.Rulebook`."""
+    """A cluster's ACLs as an `authorization.Rulebook`."""
 
     everything = False
     by_client_id = False
@@ -78,12 +78,13 @@ class AclBook:
     def __init__(
         self, acls: Iterable[Acl], principal: str | Slot, *, everyone: bool, before: AclBook | None = None
     ) -> None:
-        """`principal`: who a client is to Kafka, see `principal_of`; `everyone`: see the module's text.
+        """Compile the ACLs.
 
-        `before`: what was in force until now, by the same two.
+        `principal` is the template of a client's Kafka principal, see `principal_of`. `everyone` is
+        `security.allow_everyone_if_no_acl_found`. `before` is the book in force until now, with the same settings.
         """
         self.acls = self.relevant(acls)
-        self._news: set[str] | None = None  # whose ACLs are others than before; None: perhaps everybody's
+        self._news: set[str] | None = None  # principals whose ACLs changed; None means any may have
         if before is not None and not everyone:
             news = {acl.principal for acl in self.acls ^ before.acls}
             self._news = None if EVERYBODY in news else news
@@ -91,10 +92,10 @@ class AclBook:
         self._principal = principal
         self._everyone = everyone
         self._entries: dict[str, list[_Entry]] = {}
-        self._named: dict[int, dict[Rule | GroupRule, None]] = {kind: {} for kind in _KINDS}  # by any ACL
+        self._named: dict[int, dict[Rule | GroupRule, None]] = {kind: {} for kind in _KINDS}  # with any ACL
         for acl in sorted(self.acls):
             if acl.kind == TOPIC and acl.name != WILDCARD and not _TOPIC_NAME.fullmatch(acl.name):
-                continue  # no topic has such a name, nor begins like it
+                continue  # no topic name equals it or starts with it
             entry = _Entry(acl._replace(host=_same_host(acl.host)))
             self._entries.setdefault(acl.principal, []).append(entry)
             if everyone:
@@ -103,18 +104,18 @@ class AclBook:
 
     @staticmethod
     def relevant(acls: Iterable[Acl]) -> frozenset[Acl]:
-        """Those that say something here."""
+        """Return the ACLs on resources that matter here."""
         return frozenset(acl for acl in acls if acl.kind in _KINDS)
 
     def is_news_for(self, identity: Identity) -> bool:
-        """Whether the rules about a client may be others than before."""
+        """Return whether the client's rules may differ from those of the previous book."""
         return self._news is None or self._name_of(identity) in self._news
 
     def _name_of(self, identity: Identity) -> str | None:
         return ANONYMOUS if identity.method == "anonymous" else principal_of(identity, self._principal)
 
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
-        """Those about one client, which comes from `host`."""
+        """Return the rules that apply to one client connecting from `host`."""
         name = self._name_of(identity)
         if name is None or name not in self._entries:
             name = EVERYBODY
@@ -162,7 +163,7 @@ class AclBook:
         return tuple(rules)
 
     def _of_names(self, entries: Sequence[_Entry], operation: Kafkas, kind: int) -> tuple[GroupRule, ...]:
-        """Rules that have an answer for every name."""
+        """Return rules that decide for every name."""
         rules = [rule for rule in _about(entries, operation) if isinstance(rule, GroupRule)]
         if self._everyone:
             rules += [rule for rule in self._named[kind] if isinstance(rule, GroupRule)]
@@ -175,10 +176,10 @@ class AclBook:
 
 
 def principal_template(config: SecurityConfig) -> str | Slot:
-    """`security.access_principal`, checked.
+    """Parse and validate `security.access_principal`.
 
     Raises:
-        ConfigError: nothing that is another one for each client.
+        ConfigError: the template would not tell clients apart.
     """
     where = "security.access_principal"
     template = parse(config.access_principal, where)
@@ -190,7 +191,7 @@ def principal_template(config: SecurityConfig) -> str | Slot:
 
 
 def principal_of(identity: Identity, template: str | Slot) -> str | None:
-    """Who a client is to Kafka; None: it has no value for the variable, or several."""
+    """Return the client's Kafka principal. None means that it has no value for the variable, or several."""
     if isinstance(template, str):
         return template
     values = values_of(template.variable, identity, None)
@@ -198,7 +199,7 @@ def principal_of(identity: Identity, template: str | Slot) -> str | None:
 
 
 def _about(entries: Iterable[_Entry], operation: Kafkas) -> Iterator[Rule | GroupRule]:
-    """The rules of those that are about an operation: first what denies."""
+    """Yield the rules of the ACLs that apply to an operation, deny rules first."""
     allowing = _IMPLYING.get(operation, {operation})
     yield from (entry.rule for entry in entries if not entry.acl.allow and entry.acl.operation in (operation, ALL))
     for entry in entries:
@@ -219,7 +220,7 @@ def _denied(rule: Rule | GroupRule) -> Rule | GroupRule:
 
 
 def _same_host(host: str) -> str:
-    """An address as it is written here; others may write it in another way, such as with all zeroes of IPv6."""
+    """Normalize an address: others may spell it differently, for example with all zeroes of IPv6."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

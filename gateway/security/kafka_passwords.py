@@ -1,7 +1,7 @@
-"""Passwords that Kafka checks (`security.password_source = "kafka"`): each by a short SASL connection to it.
+"""Passwords checked by Kafka (`security.password_source = "kafka"`), each with a short SASL connection to a broker.
 
-The connection is the client's own login, and ends with Kafka's verdict. A Kafka that does not answer says nothing about
-a password: then the login is to be tried again later.
+The connection logs in as the client and closes after Kafka's answer. If Kafka does not answer, the password is neither
+right nor wrong, and the client is asked to try again later.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ log = structlog.get_logger(__name__)
 
 
 class KafkaPasswords:
-    """As `credentials.Passwords`.
+    """A `credentials.Passwords` that asks Kafka.
 
     Attributes:
-        problem: why Kafka could not answer the last time, in a sentence.
+        problem: a sentence that says why Kafka could not answer last time, or None.
     """
 
     def __init__(self, security: SecurityConfig, kafka: KafkaConfig) -> None:
-        """Read the files of TLS.
+        """Load the TLS files.
 
         Raises:
-            ConfigError: no Kafka to ask, or a file that cannot be used.
+            ConfigError: no Kafka servers are configured, the protocol has no login, or a file cannot be used.
         """
         self.errors = 0
         self.started = True
@@ -50,12 +50,12 @@ class KafkaPasswords:
         self._trial = LoginTrial(kafka.model_copy(update=asked))
 
     async def start(self) -> None:
-        """Nothing: each check is a connection."""
+        """Do nothing: each check opens its own connection."""
 
     async def check(self, credentials: Credentials) -> bool:
-        """Ask Kafka. Raises Unavailable: it does not answer, or takes nobody by this mechanism."""
+        """Log in to Kafka with the credentials. Raises Unavailable if Kafka does not answer or lacks the mechanism."""
         if "\0" in credentials.user or "\0" in credentials.password:
-            return False  # it separates the fields of PLAIN
+            return False  # NUL separates the fields of PLAIN
         try:
             right = await self._trial.is_right(credentials.user, credentials.password)
         except Refused as refused:
@@ -70,4 +70,4 @@ class KafkaPasswords:
         return right
 
     async def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection stays open."""

@@ -1,6 +1,6 @@
-"""The keys of an issuer of tokens: a JSON Web Key Set (RFC 7517), checked and bound to algorithms.
+"""The keys of a token issuer: a JSON Web Key Set (RFC 7517), validated and bound to algorithms.
 
-It comes from a file that is read at the start, or a URL that is fetched again and again.
+The set comes from a file that is read at the start, or from a URL that is fetched periodically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jwt.exceptions import PyJWTError
 
 from gateway.config import ConfigError, OauthConfig
 
-DOCUMENT_LIMIT: Final = 1024 * 1024  # bytes; real ones have some thousand
+DOCUMENT_LIMIT: Final = 1024 * 1024  # bytes; real documents have a few thousand
 KEYS_LIMIT: Final = 100
 FITTING: Final[dict[tuple[str, str | None], tuple[str, ...]]] = {
     ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -31,14 +31,13 @@ FITTING: Final[dict[tuple[str, str | None], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
     ("OKP", "Ed448"): ("EdDSA",),
 }
-"""By kty and crv, what a key can sign with (RFC 7518 part 3.1, RFC 8037 part 3.1)."""
+"""The algorithms that a key can sign with, by kty and crv (RFC 7518 part 3.1, RFC 8037 part 3.1)."""
 
 
 class KeySet:
     """The keys of one document.
 
-    A key is found by the algorithm that it was bound to when the set was read, so that a token cannot have a key used
-    as something that it is not.
+    Each key is bound to an algorithm when the set is read, so that a token cannot choose another algorithm for it.
     """
 
     __slots__ = ("_by_algorithm", "_by_name")
@@ -52,7 +51,7 @@ class KeySet:
                 self._by_name.setdefault((key.key_id, key.algorithm_name), key)
 
     def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """The key of this name; without a name the only one that fits."""
+        """Return the key with this id; without an id, the only key of this algorithm."""
         if kid is not None:
             return self._by_name.get((kid, algorithm))
         fitting = self._by_algorithm.get(algorithm, ())
@@ -63,10 +62,10 @@ NO_KEYS: Final = KeySet(())
 
 
 def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
-    """Read a document; keys that `algorithms` do not use are passed over: an issuer may have others for others.
+    """Parse a key set. Keys that none of `algorithms` can use are skipped: an issuer may have them for other services.
 
     Raises:
-        ValueError: it is none, or has no usable key.
+        ValueError: not a key set, or no usable key.
     """
     if len(document) > DOCUMENT_LIMIT:
         raise ValueError(f"a key set of more than {DOCUMENT_LIMIT} bytes")
@@ -85,7 +84,7 @@ def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
 
 
 def _usable(entry: dict[str, Any], allowed: frozenset[str]) -> list[PyJWK]:
-    """What the key of one entry can be used as."""
+    """Return one key object for each allowed algorithm that the entry can be used with."""
     kind, curve, named = entry.get("kty"), entry.get("crv"), entry.get("alg")
     operations = entry.get("key_ops", ["verify"])
     for_signatures = entry.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
@@ -102,21 +101,21 @@ def _usable(entry: dict[str, Any], allowed: frozenset[str]) -> list[PyJWK]:
 log = structlog.get_logger(__name__)
 
 FETCH_LIMIT_S: Final = 5.0
-WAIT_LIMIT_S: Final = 6.0  # for a fetch and for reading what it brought
-WAITING_LIMIT: Final = 1024  # logins that wait for a fetch: each holds a token
+WAIT_LIMIT_S: Final = 6.0  # for a fetch and for parsing the result
+WAITING_LIMIT: Final = 1024  # logins that wait for a fetch; each holds a token in memory
 
 
 class FileKeys:
-    """The keys in a file."""
+    """Keys from a file."""
 
     def __init__(self, path: Path, algorithms: Sequence[str]) -> None:
-        """Read the file; ConfigError when it cannot be used."""
+        """Read the file; raises ConfigError if it cannot be used."""
         self._path = path
         self._algorithms = algorithms
         self._keys = self.read()
 
     def read(self) -> KeySet:
-        """What is in the file now; ConfigError when it cannot be used."""
+        """Read the file again and return its keys; raises ConfigError if it cannot be used."""
         key = "security.oauth.jwks_file"
         try:
             with self._path.open("rb") as file:
@@ -127,29 +126,29 @@ class FileKeys:
             raise ConfigError(f"{key}: {self._path}: {error}") from error
 
     def use(self, keys: KeySet) -> None:
-        """Believe these from now on."""
+        """Trust these keys from now on."""
         self._keys = keys
 
     async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """The key of this name; None when the issuer has none like that."""
+        """Return the issuer's key with this id, or None."""
         return self._keys.find(kid, algorithm)
 
 
 class UrlKeys:
-    """The keys at a URL; while that fails, those that it gave last.
+    """Keys from a URL. While fetching fails, the keys fetched last stay in use.
 
-    A login waits only when its key is unknown and a fetch may bring it, and for `WAIT_LIMIT_S` at most: otherwise a
-    stranger who makes up names of keys could have everybody's login wait, and the issuer asked for ever.
+    A login waits only if its key is unknown and a fetch is allowed, and for `WAIT_LIMIT_S` at most. Otherwise a client
+    that sends invented key ids could delay all logins and make the gateway query the issuer endlessly.
     """
 
     def __init__(self, config: OauthConfig, *, clock: Callable[[], float]) -> None:
-        """Nothing is fetched before `run`; ConfigError when the authorities' file cannot be used.
+        """Load the CA file; raises ConfigError if it cannot be used. Nothing is fetched before `run`.
 
-        `clock` gives monotonic seconds.
+        `clock` returns monotonic seconds.
         """
         assert config.jwks_url is not None
-        self.fetches = 0  # that were tried
-        self.failures = 0  # of these
+        self.fetches = 0  # attempted
+        self.failures = 0  # failed fetches
         self._address = config.jwks_url
         self._algorithms = config.algorithms
         self._refresh_s = config.refresh_s
@@ -161,10 +160,10 @@ class UrlKeys:
         self._fetching = False
         self._waiting = 0
         self._wanted = asyncio.Event()
-        self._fetched = asyncio.Event()  # of the next fetch; then another one takes its place
+        self._fetched = asyncio.Event()  # set by the next fetch, then replaced
 
     async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """The key of this name; None when the issuer has none like that."""
+        """Return the issuer's key with this id, or None; may wait for a fetch."""
         key = self._keys.find(kid, algorithm)
         may_come = self._fetching or self._clock() - self._began >= self._retry_s
         if key is None and may_come and self._waiting < WAITING_LIMIT:
@@ -174,7 +173,7 @@ class UrlKeys:
                 async with asyncio.timeout(WAIT_LIMIT_S):
                     await self._fetched.wait()
             except TimeoutError:
-                pass  # what is known now is the answer
+                pass  # answer with the keys at hand
             finally:
                 self._waiting -= 1
             key = self._keys.find(kid, algorithm)
@@ -185,7 +184,7 @@ class UrlKeys:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Fetch now, every `refresh_s` seconds, and when somebody asks for it; for ever."""
+        """Fetch now, every `refresh_s` seconds and on request, until cancelled."""
         while True:
             self._wanted.clear()
             self._began = self._clock()
@@ -203,7 +202,7 @@ class UrlKeys:
         self.fetches += 1
         try:
             document = await self._download()
-            # In a thread: a hundred keys take their time.
+            # In a thread: parsing a hundred keys is slow.
             self._keys = await asyncio.to_thread(parse_jwks, document, self._algorithms)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             self.failures += 1
@@ -216,12 +215,12 @@ class UrlKeys:
         return True
 
     async def _download(self) -> bytes:
-        """At most one byte more than the limit of `parse_jwks`."""
+        """Download the document, at most one byte more than the limit of `parse_jwks`."""
         limits = aiohttp.ClientTimeout(total=FETCH_LIMIT_S)
         document = bytearray()
         async with (
             aiohttp.ClientSession(timeout=limits) as session,
-            # Not led elsewhere: the URL's host is who the configuration trusts.
+            # No redirects: the configuration trusts only the URL's host.
             session.get(self._address.get_secret_value(), ssl=self._tls, allow_redirects=False) as response,
         ):
             if response.status != 200:

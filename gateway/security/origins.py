@@ -1,11 +1,11 @@
-"""Which pages of browsers may use the gateway, and under which names it may be called (RFC 6454, RFC 9110 section 7.2).
+"""Checks the web page's origin and the requested host name (RFC 6454, RFC 9110 section 7.2).
 
-A browser sends to any address that a page names, and so to a gateway that only its user can reach. A page of anywhere
-could publish by that, and take what is a group's, wherever the connection alone is enough, or what the browser shows by
-itself: nothing at all, a certificate, a password that it remembers. A browser says whose page it is (`Origin`,
-`Sec-Fetch-Site`), and what name it was sent to (`Host`): a name that the page's owner has pointed at this machine makes
-both look alike (DNS rebinding), so names have to be known too. Clients that are no browsers say no origin and are not
-asked ([ADR 0033](../../docs/adr/0033-web-pages.md)).
+A browser sends requests to any address that a page names, including a gateway that only the browser's user can reach.
+So any web page could publish, or consume a group's messages, if the connection alone suffices, or a credential that the
+browser sends by itself: a certificate or a remembered password. Browsers state the page's origin (`Origin`,
+`Sec-Fetch-Site`) and the requested name (`Host`). If the page's owner points its own name at this machine (DNS
+rebinding), both match, so the host name has to be known too. Clients that are not browsers send no origin and are not
+checked ([ADR 0033](../../docs/adr/0033-web-pages.md)).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gateway.config import Address, SecurityConfig
 
 ANY: Final = "*"
 _NEAR_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")
-"""Names that nobody can register (RFC 6761, 6762, 8375 and ICANN's `.internal`)."""
+"""Suffixes of names that cannot be registered (RFC 6761, 6762, 8375 and ICANN's `.internal`)."""
 _DEFAULT_PORTS: Final = (":80", ":443")
-_OWN_PAGES: Final = frozenset({"none", "same-origin"})  # of Sec-Fetch-Site: the user himself; our own page
+_OWN_PAGES: Final = frozenset({"none", "same-origin"})  # values of Sec-Fetch-Site: typed by the user; our own page
 _DOCUMENTS: Final = frozenset({"/", "/docs", "/docs/", "/openapi", "/openapi/v3", "/openapi.yaml"})
 _METRICS: Final = frozenset({"/healthy", "/ready", "/metrics", "/flow", "/console"})
 _LINKED: Final = _DOCUMENTS | _METRICS
-"""Paths that another site may link to: to read them changes nothing."""
+"""Paths that another site may link to: reading them changes nothing."""
 
 
 class Hosts:
-    """The names under which the gateway may be called."""
+    """The host names under which the gateway accepts requests."""
 
     def __init__(self, security: SecurityConfig, *, login_needed: bool) -> None:
-        """The configured ones; where there are none: any where a login is needed, else names of this network."""
+        """Use the configured names. Without any: every name if a login is needed, else names of the local network."""
         listed = security.hosts
         self._listed = frozenset(name.lower() for name in listed or ())
         self._any = ANY in self._listed or (listed is None and login_needed)
@@ -41,10 +41,10 @@ class Hosts:
         self._own = socket.gethostname().lower()
 
     def allow(self, host: str, *, secure: bool) -> bool:
-        """Whether a request may be for this name, the field Host; "" is no browser's.
+        """Return whether a request may name this host (the Host field). A browser never sends "".
 
-        TLS (`secure`) proves the name. An address cannot have been pointed here by a page's owner, nor can a name
-        without a dot, or one that nobody can register.
+        TLS (`secure`) proves the name. DNS rebinding is not possible with an IP address, a name without a dot, or a
+        name that cannot be registered.
         """
         if self._any or not host or (secure and self._proven_by_tls):
             return True
@@ -60,20 +60,20 @@ class Hosts:
 
 
 class Origins:
-    """Whose pages may call."""
+    """The origins whose pages may send requests."""
 
     def __init__(self, security: SecurityConfig, *, more: Collection[str] = ()) -> None:
-        """The configured ones, `more` and ours; where none are configured, those of this machine too."""
+        """Allow the configured origins, `more` and our own pages; if none are configured, also loopback origins."""
         listed = security.origins
         self._near = listed is None
         self._listed = frozenset(origin.lower() for origin in (*(listed or ()), *more))
         self._any = ANY in self._listed
 
     def allow(self, origin: str, host: str, *, secure: bool, login_in_protocol: bool = False) -> bool:
-        """Whether a page of `origin` may call `host`, which `Hosts` has let in: a page of the same name is ours.
+        """Return whether a page of `origin` may call `host`, which `Hosts` has allowed. Pages of that host are ours.
 
-        With `login_in_protocol` what is opened asks everybody for a password itself, which no browser remembers: a page
-        gains nothing by the connection.
+        With `login_in_protocol` the opened protocol asks for a password that no browser remembers, so a page gains
+        nothing from the connection.
         """
         if self._any or (login_in_protocol and self._near) or origin.lower() in self._listed:
             return True
@@ -90,18 +90,18 @@ class Origins:
     def allow_request(
         self, path: str, fields: Mapping[str, str], *, secure: bool, login_in_protocol: bool = False
     ) -> bool:
-        """Whether a request may be served, as far as its head (`fields`) tells whose page sent it."""
+        """Return whether a request may be served, judging by the origin in its header fields."""
         origin = fields.get("Origin")
         if origin is not None:
             return self.allow(origin, fields.get("Host", ""), secure=secure, login_in_protocol=login_in_protocol)
-        site = fields.get("Sec-Fetch-Site")  # a page sends some requests, such as an image's, without its origin
+        site = fields.get("Sec-Fetch-Site")  # some requests of a page, such as images, have no Origin
         if site is None or site in _OWN_PAGES or self._any or (login_in_protocol and self._near):
             return True
         return fields.get("Sec-Fetch-Mode") == "navigate" and path.partition("?")[0] in _LINKED
 
 
 def _plain(authority: str) -> str:
-    """Without the port that goes without saying: proxies differ in saying it."""
+    """Remove the scheme's default port: some proxies add it, others do not."""
     authority = authority.lower()
     for port in _DEFAULT_PORTS:
         authority = authority.removesuffix(port)

@@ -1,12 +1,11 @@
-"""What one identity may do by one action: in Kafka's names, and for MQTT's clients in those that they use.
+"""The permission of one identity for one action: over Kafka's names, and for MQTT clients over MQTT topics.
 
-Kafka's are `topic/key`, or `topic` for a record without a key. An MQTT client is judged in the names that it uses: a
-rule with a `topic` is a filter over MQTT topics for it, whatever Kafka topic they lead to; a rule with a `kafka` is one
-over Kafka's names. A message is judged by the first rule that fits, at PUBLISH as at its delivery. A filter is judged
-at SUBSCRIBE by the same rules: it is refused if nothing that it matches can be allowed, and with `partial` false if not
-everything is.
+Kafka's names are `topic/key`, or `topic` for a record without a key. For an MQTT client, a rule with `topic` is a
+filter over MQTT topics, whatever Kafka topic they map to; a rule with `kafka` is a filter over Kafka's names. The first
+matching rule decides about a message, at PUBLISH as well as at its delivery. The same rules decide about a filter at
+SUBSCRIBE: it is refused if nothing that it matches can be allowed, and with `partial` false if not everything is.
 
-Connections keep permissions, and ask them for each message. So permissions get new rules in place.
+Connections keep permissions and check every message with them, so new rules are set in place.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from protocols.mqtt.topics import is_valid_filter
 
 Action = Literal["publish", "subscribe", "admin"]
 GroupAction = Literal["read", "delete", "admin"]
-"""To be a member of a group and commit for it; to end it; to look at it as an administrator."""
+"""Joining a group and committing for it; deleting it; inspecting it as an administrator."""
 Key = str | bytes | None
 
 WILDCARD: Final = "*"
-CACHED_DECISIONS: Final = 1024  # per grant and action; a client that uses more names pays for the look-up
-CACHED_KEY: Final = 128  # length; with the two others a bound on the memory: 128 KiB of keys per grant and action
+CACHED_DECISIONS: Final = 1024  # per grant and action; more names cost an evaluation of the rules
+CACHED_KEY: Final = 128  # longest cached key: bounds the memory to 128 KiB of keys per grant and action
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One rule as it is for one client; `kafka`: it is about Kafka's names, in every protocol."""
+    """One rule with its variables replaced for one client. `kafka`: it applies to Kafka's names, in every protocol."""
 
     action: str
     levels: tuple[Level, ...]
@@ -41,14 +40,14 @@ class Rule(msgspec.Struct, frozen=True):
     kafka: bool = False
 
     def concerns(self, action: Action) -> bool:
-        """Whether the rule speaks about this action."""
+        """Return whether the rule applies to this action."""
         return self.action in (WILDCARD, action)
 
 
 class GroupRule(msgspec.Struct, frozen=True):
-    """A rule about names of groups as it is for one client; `beginning`: `name` is only how names begin.
+    """A group rule for one client. `beginning`: `name` is a prefix.
 
-    `kafka`: it is about Kafka's whole names.
+    `kafka`: it applies to Kafka's full names.
     """
 
     action: str
@@ -58,12 +57,12 @@ class GroupRule(msgspec.Struct, frozen=True):
     kafka: bool = False
 
     def speaks_of(self, group: str) -> bool:
-        """Whether the rule is about this group."""
+        """Return whether the rule applies to this group."""
         return group.startswith(self.name) if self.beginning else group == self.name
 
 
 class GroupPermission:
-    """What the rules say to one identity about groups."""
+    """The group rules for one identity."""
 
     __slots__ = ("_names", "_rules")
 
@@ -72,7 +71,7 @@ class GroupPermission:
         self._names = names
 
     def __call__(self, action: GroupAction, group: str) -> bool | None:
-        """The verdict of the first rule that fits; None: there is none, so that the group's owner alone may."""
+        """Return the decision of the first matching rule. None means no rule matches, so only the group's owner may."""
         if not self._names.has(group):
             return False
         own = self._names.own(group)
@@ -82,46 +81,46 @@ class GroupPermission:
         return None
 
     def renew(self, rules: Sequence[GroupRule]) -> None:
-        """Judge by these from now on."""
+        """Replace the rules in place."""
         self._rules = rules
 
 
 Operation = Literal["create", "delete", "configure", "inspect", "describe"]
-"""What the right `admin` is made of, and to see that a topic is there; Kafka's ACLs tell them apart."""
+"""The parts of the right `admin`, and seeing that a topic exists. Only Kafka's ACLs distinguish them."""
 
 
 class ClientRules(msgspec.Struct, frozen=True):
-    """The rules for one client, by what they are about."""
+    """The rules for one client, by action."""
 
     publish: Sequence[Rule]
     subscribe: Sequence[Rule]
     admin: Sequence[Rule]
     groups: Sequence[GroupRule]
-    operations: Mapping[Operation, Sequence[Rule]] | None = None  # None: who has `admin` on a topic may do them all
-    transactions: Sequence[GroupRule] | None = None  # None: everybody may
+    operations: Mapping[Operation, Sequence[Rule]] | None = None  # None: `admin` on a topic includes them all
+    transactions: Sequence[GroupRule] | None = None  # None: every client may
 
 
 class Permission:
-    """What one identity may do by one action; remembers its decisions. Nothing, where it has no names for a topic."""
+    """One identity's permission for one action, with cached decisions. Topics outside its namespace are denied."""
 
     __slots__ = ("_by_key", "_everything", "_names", "_rules", "_topics")
 
     def __init__(self, rules: Sequence[Rule], everything: bool = False, names: Names = ALL_NAMES) -> None:
         self._everything = everything
         self._names = names
-        self._topics: dict[str, bool] = {}  # topics whose key does not matter
+        self._topics: dict[str, bool] = {}  # topics with the same decision for every key
         self._by_key: dict[tuple[str, Key], bool] = {}
         self.renew(rules)
 
     def renew(self, rules: Sequence[Rule]) -> None:
-        """Judge by these from now on."""
+        """Replace the rules in place."""
         names = self._names
         self._rules = [_whole(rule, names) for rule in rules] if names.prefix else rules
         self._topics.clear()
         self._by_key.clear()
 
     def __call__(self, topic: str, key: Key = None) -> bool:
-        """Whether the action is allowed on a record of Kafka topic `topic` with `key`."""
+        """Return whether the action is allowed on a record of Kafka topic `topic` with `key`."""
         known = self._topics.get(topic)
         if known is None:
             known = self._by_key.get((topic, key))
@@ -145,7 +144,7 @@ class Permission:
         return allowed
 
     def uniform(self, topic: str) -> bool | None:
-        """The decision for `topic` when the key does not matter; None when it does."""
+        """Return the decision for `topic` if it is the same for every key, else None."""
         if not self._names.has(topic):
             return False
         if self._everything:
@@ -160,11 +159,11 @@ class Permission:
             found = rule.allow
             if covers(rule.levels, subtree):
                 return found
-        # What no rule reached is denied.
+        # Names that no rule matches are denied.
         return False if not found else None
 
     def some(self, topic: str) -> bool:
-        """Whether it is allowed for some key of `topic` (an AMQP link whose keys come with the messages)."""
+        """Return whether the action is allowed for some key of `topic` (an AMQP link whose messages carry keys)."""
         if not self._names.has(topic):
             return False
         if self._everything:
@@ -178,7 +177,7 @@ class Permission:
         return False
 
     def whole(self, name_filter: str) -> bool:
-        """Whether it is allowed for every name that the filter matches, of those that the client has names for."""
+        """Return whether the action is allowed for every name in the client's namespace that the filter matches."""
         if self._everything:
             return True
         if not is_valid_filter(name_filter, shared=False):
@@ -194,12 +193,12 @@ class Permission:
         return False
 
     def whole_topic(self, topic: str) -> bool:
-        """Whether it is allowed for every record of `topic` (AMQP receivers, HTTP consumers)."""
+        """Return whether the action is allowed for every record of `topic` (AMQP receivers, HTTP consumers)."""
         return self._names.has(topic) and self.whole(f"{topic}/{ANY}")
 
 
 def _whole(rule: Rule, names: Names) -> Rule:
-    """A rule in a client's own names, over Kafka's: a wildcard at the first level is about all that the client has."""
+    """Translate a rule to Kafka's full names. A wildcard at the first level covers all that the client may name."""
     first, *rest = rule.levels
     if rule.kafka or first in (ANY, ONE):
         return rule
@@ -208,7 +207,7 @@ def _whole(rule: Rule, names: Names) -> Rule:
 
 
 def name_of(topic: str, key: Key) -> list[str]:
-    """The levels of the name that the access list knows a record by."""
+    """Return the levels of a record's name in the access list."""
     if key is None:
         return [topic]
     text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
@@ -219,7 +218,7 @@ EVERYTHING: Final = ((ANY,), (ONE, ANY))
 
 
 class MqttPermission:
-    """What one identity may do by one action; remembers its decisions."""
+    """One MQTT identity's permission for one action, with cached decisions."""
 
     __slots__ = (
         "_by_place", "_by_text", "_everything", "_known", "_mapping", "_names", "_partial", "_rules", "_unruled",
@@ -237,17 +236,17 @@ class MqttPermission:
         self.renew(rules)
 
     def renew(self, rules: Sequence[Rule]) -> None:
-        """Judge by these from now on."""
+        """Replace the rules in place."""
         self._rules = rules
         self._known.clear()
-        # An MQTT topic has the levels of a Kafka topic and key: without rules over Kafka's names it is judged as such,
-        # and with no others by its place in Kafka alone.
+        # An MQTT topic has the levels of a Kafka topic and key. Without `kafka` rules a `Permission` over the topic's
+        # text decides; with only `kafka` rules a `Permission` over its place in Kafka does.
         of_kafka = [rule.kafka for rule in rules]
         self._by_text = None if any(of_kafka) else Permission(rules, self._unruled)
         self._by_place = Permission(rules) if of_kafka and all(of_kafka) else None
 
     def __call__(self, text: str, topic: str, key: Key) -> bool:
-        """Whether the action is allowed on a message of MQTT topic `text` that lies in Kafka at `topic`, `key`."""
+        """Return whether the action is allowed on MQTT topic `text`, which is stored in Kafka at `topic`, `key`."""
         if self._everything:
             return True
         if self._names is not ALL_NAMES:
@@ -274,21 +273,21 @@ class MqttPermission:
         return next(fitting, False)
 
     def _has(self, text: str) -> bool:
-        """Whether the client has a name for an MQTT topic or a filter: with `$`, or too long, they are no tenant's."""
+        """Return whether a topic or filter is in the client's namespace. No tenant has `$` names or overlong ones."""
         names = self._names
         if not names.has_mqtt(text):
             return False
         return not names.mount or (not text.startswith("$", len(names.mount)) and is_valid_filter(text, shared=False))
 
     def of_topic(self, text: str) -> bool:
-        """Whether a topic name alone is allowed (a will, a retained message), by its Kafka topic and key."""
+        """Return whether the action is allowed on a topic name (a will, a retained message), mapped to Kafka here."""
         if self._everything:
             return True
         destination = self._mapping.destination(text)
         return self(text, destination.topic, destination.key)
 
     def filter(self, text: str) -> bool:
-        """Whether a client may subscribe to a filter; of `$share/G/F` that is F."""
+        """Return whether a client may subscribe to a filter; for `$share/G/F` pass F."""
         if not is_valid_filter(text, shared=False):
             return False
         if self._everything:
@@ -312,9 +311,9 @@ class MqttPermission:
 
 
 def _relation(rule: Rule, wanted: Sequence[str] | None) -> tuple[bool, bool]:
-    """Whether a rule may be about something that a filter matches, and whether it is about all of it for certain.
+    """Return whether a rule may overlap a filter, and whether it certainly covers it.
 
-    `wanted` None: where in Kafka the filter's messages lie is not said by one filter.
+    `wanted` is None if no single filter describes where the messages are in Kafka.
     """
     if wanted is None:
         return True, rule.levels in EVERYTHING

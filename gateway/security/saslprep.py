@@ -1,4 +1,4 @@
-"""SASLprep (RFC 4013): one spelling for names and passwords that look the same."""
+"""SASLprep (RFC 4013): normalizes names and passwords that look the same to one spelling."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str, *, stored: bool = False) -> str:
-    """Prepare a name or a password.
+    """Normalize a name or a password.
 
-    What is to be `stored` may hold no code point that Unicode 3.2 had not assigned (part 2.5).
+    With `stored`, code points that Unicode 3.2 had not assigned are refused (part 2.5).
 
     Raises:
-        ValueError: it holds what is not allowed; the text says what kind, never which character.
+        ValueError: prohibited content; the text names its kind, never the character.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -43,7 +43,7 @@ def saslprep(text: str, *, stored: bool = False) -> str:
 
 
 def _check_directions(text: str) -> None:
-    """Text from right to left is that throughout (RFC 3454 part 6)."""
+    """Require that right-to-left text has no left-to-right characters (RFC 3454 part 6)."""
     if not any(map(stringprep.in_table_d1, text)):
         return
     if any(map(stringprep.in_table_d2, text)):

@@ -1,12 +1,12 @@
-"""SCRAM (RFC 5802, RFC 7677), the server's side: who knows the password proves it without saying it.
+"""SCRAM (RFC 5802, RFC 7677), server side: the client proves that it knows the password without sending it.
 
-Sans-io: messages in, steps out; the nonce is a constructor argument. MQTT carries the messages in AUTH, AMQP in SASL
-frames. Channel binding is not offered, so a client says `n` or `y`.
+Sans-io: messages in, steps out; the nonce is a constructor argument. MQTT carries the messages in AUTH packets, AMQP in
+SASL frames. Channel binding is not offered, so a client sends `n` or `y`.
 
-    client-first  n,,n=ann,r=<its nonce>            the salt is asked for
+        client-first  n,,n=ann,r=<its nonce>            asks for the salt
     server-first  r=<both nonces>,s=<salt>,i=<iterations>
-    client-final  c=biws,r=<both nonces>,p=<proof>  the proof is judged
-    server-final  v=<signature>                     the server knows the password's keys, too
+        client-final  c=biws,r=<both nonces>,p=<proof>  the server checks the proof
+        server-final  v=<signature>                     proves that the server knows the password's keys
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import msgspec
 from gateway.security.saslprep import saslprep
 
 MECHANISMS: Final = {"SCRAM-SHA-512": "sha512", "SCRAM-SHA-256": "sha256"}
-"""Best first; the hash of each by its name in `hashlib`."""
+"""The mechanisms, best first, with the `hashlib` name of their hash."""
 
 MINIMUM_ITERATIONS: Final = 4096  # RFC 7677 part 4
-MESSAGE_LIMIT: Final = 2048  # bytes of one message of a client's; a real one has some 200
+MESSAGE_LIMIT: Final = 2048  # bytes of one client message; real ones have about 200
 NONCE_CHARACTERS: Final = frozenset(map(chr, range(0x21, 0x7F))) - {","}  # RFC 5802 part 7: printable
 
 
 class ScramCredential(msgspec.Struct, frozen=True):
-    """What the server keeps of a password: enough to judge a proof, too little to make one. Its repr shows no key."""
+    """The stored form of a password: suffices to check a proof but not to create one. The repr shows no key."""
 
     iterations: int
     salt: bytes
@@ -44,20 +44,20 @@ class ScramCredential(msgspec.Struct, frozen=True):
 
 
 class Continue(msgspec.Struct, frozen=True, gc=False):
-    """Send this to the client and step on with its answer."""
+    """Send `data` to the client and call `step` with its answer."""
 
     data: bytes
 
 
 class Proven(msgspec.Struct, frozen=True, gc=False):
-    """The client knows the password of `user`; `data` proves to it that the server knows it too."""
+    """The client has proved that it knows the password of `user`; `data` proves the server to the client."""
 
     user: str
     data: bytes
 
 
 class Disproven(msgspec.Struct, frozen=True, gc=False):
-    """The client does not; the reason is for the log."""
+    """The proof failed. The reason is for the log."""
 
     reason: str
 
@@ -66,18 +66,18 @@ Step = Continue | Proven | Disproven
 
 
 class _MessageError(ValueError):
-    """A message that is none of SCRAM, or asks for what is not offered."""
+    """The message is not valid SCRAM or requests a feature that is not offered."""
 
 
 class ScramServer:
-    """One exchange. A message of whatever content is answered by a step and never raises."""
+    """One exchange. Any message, whatever its content, gives a step and never raises."""
 
     def __init__(self, mechanism: str, look_up: Callable[[str], ScramCredential], nonce: str) -> None:
-        """Begin an exchange by one of `MECHANISMS`; `nonce`: never used before, printable ASCII without a comma.
+        """Start an exchange with one of `MECHANISMS`. `nonce` must be new: printable ASCII without a comma.
 
-        `look_up` has a credential for every prepared name: for an unknown one made up, always the same, so that the
-        answer does not tell which names exist. Nobody can prove a made-up one: its stored key is the hash of nothing
-        that anybody knows.
+        `look_up` returns a credential for every prepared name. For an unknown name it is made up, but always the same,
+        so that the answer does not reveal which names exist. No client can prove a made-up one: its stored key is not
+        the hash of any known key.
         """
         self._hash = MECHANISMS[mechanism]
         self._look_up = look_up
@@ -90,7 +90,7 @@ class ScramServer:
         self._said = ""  # client-first-message-bare "," server-first-message
 
     def step(self, message: bytes | None) -> Step:
-        """Take the client's next message; None: it has begun without one (an empty challenge asks for it)."""
+        """Process the client's next message. None means no initial response; an empty challenge then asks for it."""
         judge, self._next = self._next, None
         if judge is None:
             return Disproven("the exchange is over")
@@ -119,7 +119,7 @@ class ScramServer:
         if len(attributes) < 2:
             raise _MessageError("a first message without name or nonce")
         user = _name(_value("n", attributes[0]))
-        # Acting for somebody else is not offered (as for PLAIN).
+        # Acting for another user is not supported (as for PLAIN).
         if authorization and _name(_value("a", authorization)) != user:
             raise _MessageError("another authorization identity than the user")
         nonce = _value("r", attributes[1])
@@ -161,15 +161,15 @@ class ScramServer:
 
 
 def digest_size(mechanism: str) -> int:
-    """The length of a mechanism's keys and proofs in bytes."""
+    """Return the length of a mechanism's keys and proofs in bytes."""
     return hashlib.new(MECHANISMS[mechanism]).digest_size
 
 
 def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> ScramCredential:
-    """Make the credential of a password (RFC 5802 part 3); takes its time by intention.
+    """Derive the credential of a password (RFC 5802 part 3). Slow on purpose.
 
     Raises:
-        ValueError: a password that SASLprep refuses, or too few iterations.
+        ValueError: SASLprep refuses the password, or there are too few iterations.
     """
     if iterations < MINIMUM_ITERATIONS:
         raise ValueError(f"at least {MINIMUM_ITERATIONS} iterations are needed")
@@ -188,7 +188,7 @@ def _value(attribute: str, text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Undo the escapes of a saslname and prepare it as a query (RFC 5802 part 5.1)."""
+    """Unescape a saslname and prepare it as a query (RFC 5802 part 5.1)."""
     plain = text.replace("=2C", ",")
     if plain.replace("=3D", "").count("="):
         raise _MessageError("a name with a bare equals sign")

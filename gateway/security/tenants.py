@@ -1,7 +1,7 @@
-"""Whose client somebody is: the tenant, from the first configured source that says one (ADR 0079).
+"""Assigns a tenant to each client, from the first configured source that names one (ADR 0079).
 
-What a source says must be a name that a tenant may have (`mapping.tenants.is_tenant`), and only one: else the client is
-refused, rather than taken for another source's tenant or for one without.
+The source must give exactly one valid tenant name (`mapping.tenants.is_tenant`). Otherwise the client is refused; it
+never falls back to another source or to no tenant.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gateway.statistics import counter, gauge
 from mapping.tenants import Tenancy, is_tenant
 
 TOLD: Final = 200
-"""Tenants that have figures of their own in the metrics, those that came first; the others are counted together."""
+"""Tenants with their own counters in the metrics, in order of first login; the others are counted together."""
 OTHERS: Final = "(others)"
 
 _FIELDS: Final = {"O": "organizationName", "OU": "organizationalUnitName", "CN": "commonName"}
 
 
 Place = Callable[[Identity, Mapping[str, Any] | None], Identity]
-"""Gives a client that has logged in its tenant; with its verified certificate, as of `SSLObject.getpeercert`.
+"""Assigns the tenant to a client that has logged in, given its certificate as from `SSLObject.getpeercert`.
 
 Raises:
-    NoTenantError: it is to be refused; the text is for it.
+    NoTenantError: the client must be refused; the text is for the client.
 """
 
 
 class NoTenantError(Exception):
-    """A client that is refused: it has no tenant, or what it shows says none that can be."""
+    """The client is refused because its login gives no tenant or no valid one."""
 
 
 class TenantsStatistics(msgspec.Struct, frozen=True):
@@ -47,10 +47,10 @@ class TenantsStatistics(msgspec.Struct, frozen=True):
 
 
 class Tenants:
-    """Finds the tenant of clients that have logged in."""
+    """Finds the tenants of clients that have logged in."""
 
     def __init__(self, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> None:
-        """Check the sources; ConfigError: one can never say anything at any of the listeners."""
+        """Validate the sources; raises ConfigError if a source can never name a tenant at any of the listeners."""
         self.tenancy = Tenancy(config.tenants.enabled)
         self._sources = [source.partition(":")[::2] for source in config.tenants.sources]
         self._required = config.tenants.required
@@ -62,7 +62,7 @@ class Tenants:
                 raise ConfigError(f"security.tenants.sources[{number}]: can never say a tenant: {why}")
 
     def at(self, listener: str) -> Place:
-        """What finds the tenant of those who come to the listener of this name."""
+        """Return the function that assigns tenants to the clients of a listener."""
         return partial(self._place, listener) if self._sources else _nowhere
 
     def _place(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
@@ -94,21 +94,21 @@ class Tenants:
         return None
 
     def is_operator(self, identity: Identity) -> bool:
-        """Whether a client of the management port is of no tenant: a tenant's own rights are for its own things."""
+        """Return whether a client of the management port has no tenant: a tenant's rights cover only its own names."""
         return not any(_said(kind, what, identity, None, "") for kind, what in self._sources if kind != "listener")
 
     def statistics(self) -> TenantsStatistics:
-        """Counts so far."""
+        """Return the current counts."""
         return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
 
 
 def _nowhere(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
-    """Where there are no tenants."""
+    """Return the identity unchanged: there are no tenants."""
     return identity
 
 
 def _said(kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:
-    """What a source says of a client; nothing, or one name, or several."""
+    """Return the tenant names that a source gives for a client: none, one or several."""
     if kind == "claim":
         return dict(identity.claims).get(what, ())
     if kind == "certificate":
@@ -124,7 +124,7 @@ def _said(kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] 
 
 
 def _never(kind: str, what: str, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> str | None:
-    """Why a source says nothing of any client; None: it may."""
+    """Return why a source can never name a tenant, or None if it can."""
     logins = {login for one in listeners for login in one.logins}
     if kind in ("claim", "group") and "token" not in logins:
         return "security.oauth is not set"

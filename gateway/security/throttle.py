@@ -1,4 +1,4 @@
-"""Failed attempts are answered late, and later each time, counted for each address."""
+"""Delays the answer to failed logins; the delay grows with each failure of an address."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final
 from flowcontrol.penalties import Penalties
 
 DELAY_LIMIT_S: Final = 5.0
-FORGET_S: Final = 60.0  # without a failure for so long, an address starts anew
+FORGET_S: Final = 60.0  # an address without a failure for this time starts again at the first delay
 ADDRESSES: Final = 10_000
-REFUSALS_PER_ADDRESS: Final = 64  # failures being delayed at once; above, nothing of that address is checked
+REFUSALS_PER_ADDRESS: Final = 64  # delayed answers at a time; above this the address's logins are not checked
 
 
 class Throttle:
-    """The addresses that failed of late. Nothing is held for a failure but the waiting coroutine."""
+    """The addresses with recent failures. A delayed failure holds nothing but its waiting coroutine."""
 
     def __init__(self, base_s: float, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
-        """Slow nobody down yet.
+        """Start with no failures.
 
-        A first failure costs `base_s` seconds of `clock` (monotonic); 0: no failure costs anything.
+        The first failure of an address is delayed by `base_s` seconds of `clock` (monotonic). 0 turns delays off.
         """
         self._base_s = base_s
         self._clock = clock
@@ -28,17 +28,17 @@ class Throttle:
         self._penalties = Penalties(base_s, DELAY_LIMIT_S, forget_s=FORGET_S, names=ADDRESSES)
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
+        """Return the number of addresses with recent failures."""
         return len(self._penalties)
 
     def is_full(self, address: str) -> bool:
-        """Whether so many failures of this address wait already that nothing more of it is to be checked."""
+        """Return whether the address has so many delayed failures that its logins are not checked now."""
         return self._penalties.waiting(address) >= REFUSALS_PER_ADDRESS
 
     async def wait_refused(self, address: str, began: float) -> None:
-        """Count a failure of an `address_of`, and wait until it may be told.
+        """Count a failure of an address (see `address_of`) and wait until it may be answered.
 
-        The delay counts from `began`, the attempt's beginning, so that it hides how long the check took.
+        The delay counts from `began`, the start of the attempt, so that it hides how long the check took.
         """
         if self._base_s == 0:
             return
@@ -51,7 +51,7 @@ class Throttle:
 
 
 def peer_of(peername: object) -> str:
-    """`HOST:PORT` of a socket's `peername`, an IPv6 host in brackets; "unknown" when the socket was gone already."""
+    """Format a socket's `peername` as `HOST:PORT`, IPv6 hosts in brackets; "unknown" if it is already closed."""
     if not isinstance(peername, tuple):
         return "unknown"
     host, port = peername[:2]
@@ -59,7 +59,7 @@ def peer_of(peername: object) -> str:
 
 
 def address_of(peer: str) -> str:
-    """What failures are counted for: an IPv4 address, or an IPv6 network of 64 bits (a host owns all of it)."""
+    """Return the key for counting failures: an IPv4 address, or an IPv6 /64 network (one host owns all of it)."""
     host = host_of(peer)
     try:
         address = ipaddress.ip_address(host)
@@ -73,5 +73,5 @@ def address_of(peer: str) -> str:
 
 
 def host_of(peer: str) -> str:
-    """The host of `HOST:PORT`."""
+    """Return the host of `HOST:PORT`."""
     return (peer.rpartition(":")[0] if peer.count(":") else peer).strip("[]")

@@ -1,4 +1,4 @@
-"""TLS: one context for all listeners with the same files, a new certificate without a restart."""
+"""TLS: listeners with the same files share one context; certificates are reloaded without a restart."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MINIMUM_VERSION: Final = ssl.TLSVersion.TLSv1_2
 
 
 class Tls:
-    """The server's certificate, and whose client certificates it believes.
+    """One TLS context: the server's certificate and the client CAs that it trusts.
 
-    No application protocol (ALPN) is announced: one context may serve all protocols, and each has ports of its own.
+    No application protocol (ALPN) is announced: one context may serve all protocols, each on its own ports.
     """
 
     def __init__(self, config: TlsConfig, key: str = "security.tls_") -> None:
-        """Load the certificate chain, the key and the client authorities; keys in errors begin with `key`.
+        """Load the certificate chain, the private key and the client CAs.
 
         Raises:
-            ConfigError: a file that cannot be used; names the key.
+            ConfigError: a file cannot be used; the text names its setting, which begins with `key`.
         """
         self._config = config
         self._key = key
@@ -35,11 +35,11 @@ class Tls:
         self.failed_reloads = 0
 
     def reload(self) -> bool:
-        """Load the files anew into the same context; new connections get them, open ones keep theirs.
+        """Reload the files into the same context. New connections use them; open connections keep their certificate.
 
-        The files are tried in a context of their own first: a broken chain, or one that does not go with its key,
-        leaves the old one in use. A client authority that was taken out of its file stays believed until a restart
-        (OpenSSL's store can only grow).
+        The files are first loaded into a separate context, so a broken chain, or one that does not match its key,
+        leaves the old one in use. A client CA that was removed from the file stays trusted until a restart (OpenSSL's
+        store can only grow).
 
         Returns:
             Whether the new files are in use.
@@ -57,16 +57,16 @@ class Tls:
 
 
 class Certificates:
-    """The TLS of all listeners; those with the same files share a context."""
+    """The TLS contexts of all listeners; listeners with the same files share a context."""
 
     def __init__(self) -> None:
         self._made: dict[TlsConfig, Tls] = {}
 
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
-        """What to open TLS connections with; None: plain text.
+        """Return the context for a listener; None means no TLS.
 
         Raises:
-            ConfigError: a file that cannot be used; names its key, which begins with `key`.
+            ConfigError: a file cannot be used; the text names its setting, which begins with `key`.
         """
         if config is None:
             return None
@@ -75,7 +75,7 @@ class Certificates:
         return self._made[config].context
 
     def reload(self) -> None:
-        """Load all files anew; what is broken leaves the old one in use."""
+        """Reload all files. A broken file leaves the old one in use."""
         for tls in self._made.values():
             tls.reload()
 
@@ -95,7 +95,7 @@ def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
             _check_readable(f"{key}{name}", path)
 
     def no_password() -> str:
-        # Without this OpenSSL would ask on the terminal and stop the event loop for it.
+        # Without this callback OpenSSL would ask on the terminal and block the event loop.
         raise ConfigError(f"{key}key: the key is encrypted; give one without a pass phrase")
 
     try:

@@ -1,4 +1,4 @@
-"""Bearer tokens: whether a JSON Web Token (RFC 7519) of the configured issuer is good here and now, and whose it is."""
+"""Bearer tokens: verifies JSON Web Tokens (RFC 7519) of the configured issuer and extracts the client's identity."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.security.key_source import FileKeys, UrlKeys
 TOKEN_LIMIT: Final = 16_384  # characters
 NAME_LIMIT: Final = 1024  # characters of a name or a group
 GROUPS_LIMIT: Final = 256
-REMEMBERED: Final = 10_000  # tokens: an HTTP client shows its own with each request
-REMEMBER_S: Final = 60.0  # then the signature is checked again: its key may have been withdrawn
-LATEST: Final = 2**40  # seconds; a time above it is none
+REMEMBERED: Final = 10_000  # tokens: an HTTP client sends its token with every request
+REMEMBER_S: Final = 60.0  # then the signature is verified again: the key may have been withdrawn
+LATEST: Final = 2**40  # seconds; a later time is invalid
 CHECKED: Final[Options] = {
     "require": ["exp", "iss", "aud"],
-    "verify_exp": False,  # the times are judged here, by our clock
+    "verify_exp": False,  # the times are checked here, by our clock
     "verify_nbf": False,
     "verify_iat": False,
     "enforce_minimum_key_length": True,
@@ -32,18 +32,18 @@ CHECKED: Final[Options] = {
 
 
 class TokenError(ValueError):
-    """A token that is not believed; the text is for the log and holds nothing of it."""
+    """The token is not valid. The text is for the log and contains no part of the token."""
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a good token says."""
+    """The content of a valid token."""
 
-    identity: Identity  # whose it is
-    expires_ms: int  # wall clock, epoch milliseconds, until when it is good; the leeway is in it
+    identity: Identity  # the client
+    expires_ms: int  # wall clock, epoch milliseconds; includes the leeway
 
 
 class TokenJudge:
-    """Judges tokens by the keys of their issuer."""
+    """Verifies tokens with the issuer's keys and remembers verified ones for `REMEMBER_S`."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class TokenJudge:
         clock: Callable[[], float],
         wall_clock: Callable[[], int],
     ) -> None:
-        """Read the keys, if they are in a file. `clock` gives monotonic seconds, `wall_clock` epoch milliseconds.
+        """Read the keys if they are in a file. `clock` returns monotonic seconds, `wall_clock` epoch milliseconds.
 
-        `claims` are those that an identity is to have.
+        `claims` are the claims to store in identities.
 
         Raises:
-            ConfigError: a file that cannot be used.
+            ConfigError: the key file cannot be used.
         """
         self._config = config
         self._claims_wanted = claims
@@ -73,7 +73,7 @@ class TokenJudge:
             self.keys = UrlKeys(config, clock=clock)
 
     async def judge(self, token: str) -> Shown:
-        """Whose token it is; TokenError: it is not believed."""
+        """Verify a token and return its content; raises TokenError if it is not valid."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
             raise TokenError("a token that is too long or has other than ASCII characters")
         digest = hashlib.sha256(token.encode()).digest()
@@ -89,7 +89,7 @@ class TokenJudge:
         return shown
 
     def known(self, token: str) -> Shown | None:
-        """What a good token says whose signature was checked a moment ago; None: `judge` it."""
+        """Return the content of a valid token verified less than `REMEMBER_S` ago. None means: verify it."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
             return None
         found = self._remembered.get(hashlib.sha256(token.encode()).digest())
@@ -98,11 +98,11 @@ class TokenJudge:
         return found[1]
 
     def forget(self) -> None:
-        """Check every signature anew."""
+        """Forget all verified tokens, so that every signature is verified again."""
         self._remembered.clear()
 
     async def _claims(self, token: str) -> dict[str, Any]:
-        """The claims of a token with a good signature, of the right issuer and for the right audience."""
+        """Return the claims after verifying signature, issuer and audience."""
         config = self._config
         try:
             header = jwt.get_unverified_header(token)
@@ -138,7 +138,7 @@ class TokenJudge:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """A claim by its name, which may have dots, or by a path of names with dots between them; None: not there."""
+    """Find a claim by its name, which may contain dots, or by a dotted path. None means not present."""
     if name in claims:
         return claims[name]
     found: Any = claims
@@ -148,7 +148,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 def _groups(value: Any) -> tuple[str, ...]:
-    """A list of names, or names with spaces between them as in `scope` (RFC 8693 part 4.2); each once, in order."""
+    """Read a list of names, or space-separated names as in `scope` (RFC 8693 part 4.2); sorted, without duplicates."""
     names = value.split() if isinstance(value, str) else value
     if not isinstance(names, list) or len(names) > GROUPS_LIMIT:
         return ()
@@ -156,7 +156,7 @@ def _groups(value: Any) -> tuple[str, ...]:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """A claim as texts: a text, an integer, or a list of them; of anything else none."""
+    """Return a claim's values as texts: of a text, an integer, or a list of these. Any other value gives none."""
     values = value if isinstance(value, list) else [value]
     texts = [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in values]
     return tuple(dict.fromkeys(texts)) if len(texts) <= GROUPS_LIMIT and all(map(_is_name, texts)) else ()
@@ -167,7 +167,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _milliseconds(value: Any) -> int:
-    """A NumericDate (RFC 7519 part 2), which is in seconds."""
+    """Convert a NumericDate (RFC 7519 part 2), which is in seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
         raise TokenError("a time that is none")
     return int(value * 1000)

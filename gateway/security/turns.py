@@ -1,11 +1,11 @@
-"""Turns at something that is scarce, such as the check of a password: fair between addresses, few for each at a time.
+"""A fair queue for expensive work such as password checks: fair between addresses, with a limit for each.
 
     async with turns.turn(address, known=False):
         ...
 
-Addresses that wait take turns, whatever number of attempts each of them has under way. Those where somebody has logged
-in of late go before strangers, three times in four. What an address asks for beyond its share is refused at once, which
-costs nothing: its protocol says "busy", and the client comes again.
+Waiting addresses are served in turn, however many attempts each has. Three of four turns go to addresses with a recent
+successful login while any of them wait. Attempts beyond an address's share are refused immediately, which costs
+nothing: the protocol answers "busy" and the client tries again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final
 
 import msgspec
 
-STRANGERS_EVERY: Final = 4  # of so many turns strangers have one while known addresses wait
+STRANGERS_EVERY: Final = 4  # unknown addresses get one turn in this many while known ones wait
 
 
 class Busy(Exception):  # noqa: N818 - an answer, not an error of anybody
-    """Too many attempts wait for a turn, of this address or of all; the client may come again."""
+    """Too many attempts are waiting, from this address or in total. The client may try again."""
 
 
 class Unavailable(Busy):
-    """Whoever would have to say is away; the client may come again."""
+    """The service that would decide is not reachable. The client may try again."""
 
 
 class _Line(msgspec.Struct, eq=False):
@@ -38,16 +38,18 @@ class _Line(msgspec.Struct, eq=False):
 
 
 class Turns:
-    """The login attempts that are checked, and those that wait. An address has a line while it has an attempt."""
+    """The login attempts that are being checked or waiting. An address has a line while it has an attempt."""
 
     def __init__(self, *, at_once: int, of_address: int, waiting_of_address: int, waiting: int) -> None:
-        """Give `at_once` turns at a time, `of_address` of them to one address. So many attempts may wait."""
+        """Allow `at_once` concurrent turns, `of_address` of them per address, and the given numbers of waiters."""
         self._free = at_once
         self._of_address = of_address
         self._waiting_of_address = waiting_of_address
         self._limit = waiting
         self._lines: dict[str, _Line] = {}
-        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()  # addresses that are due, in order
+        self._known: collections.OrderedDict[str, None] = (
+            collections.OrderedDict()
+        )  # addresses eligible for a turn, in order
         self._strangers: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._given = 0
         self.waiting = 0
@@ -55,10 +57,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, address: str, *, known: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and have it; `known`: somebody has logged in from this address of late.
+        """Wait for a turn and hold it. `known`: the address has had a recent successful login.
 
         Raises:
-            Busy: too many wait already.
+            Busy: too many attempts are already waiting.
         """
         line = self._lines.get(address)
         if line is None:
@@ -89,7 +91,7 @@ class Turns:
         try:
             await mine
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # it was given, and nobody takes it
+            if mine.done() and not mine.cancelled():  # the turn was granted, but the waiter was cancelled
                 self._free += 1
                 self.running -= 1
                 line.running -= 1
@@ -101,7 +103,7 @@ class Turns:
             raise
 
     def _queue(self, address: str, line: _Line) -> None:
-        """Put an address behind the others that are due, if it is and is not there."""
+        """Add an address behind the other eligible ones, or remove it if it is no longer eligible."""
         due, other = (self._known, self._strangers) if line.known else (self._strangers, self._known)
         other.pop(address, None)
         if not line.waiting or line.running >= self._of_address:

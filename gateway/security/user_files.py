@@ -1,10 +1,10 @@
-"""The files of users, one a line, `#` starts a comment: read strictly, and new lines for them.
+"""User files: a strict reader, and new lines for them. One user per line; `#` starts a comment.
 
-The password file is amqtt's, `name:hash`. amqtt's own reader logs a malformed line as it is, and such a line is most
-likely a password in clear: so the file is judged here first, and only one without fault reaches the plugin.
+The password file has amqtt's format, `name:hash`. amqtt's own reader logs malformed lines, which are most likely
+passwords in clear text. So the file is validated here first, and the plugin gets only a valid file.
 
-The SCRAM file has `name:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>`. What follows the name is RFC 5803's
-form, which PostgreSQL keeps too (`pg_authid.rolpassword`). A user has a line for each mechanism.
+The SCRAM file has `name:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>`. After the name it is the format of
+RFC 5803, which PostgreSQL uses too (`pg_authid.rolpassword`). A user has one line per mechanism.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.security.scram import MECHANISMS, MINIMUM_ITERATIONS, ScramCredenti
 
 
 def read_entries(path: Path, key: str) -> Iterator[tuple[str, str]]:
-    """The place of each line for errors, and the line; ConfigError, which names `key`, for what is no text file."""
+    """Yield each entry with its place for errors; raises ConfigError, which names `key`, if this is no text file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -42,14 +42,14 @@ def read_entries(path: Path, key: str) -> Iterator[tuple[str, str]]:
 
 ARGON2: Final = ("$argon2id$", "$argon2i$", "$argon2d$")
 SHA_512_CRYPT: Final = "$6$"
-"""What older releases of amqtt wrote; its plugin checks it by Python's `crypt`, which 3.13 does not have any more."""
+"""Written by older releases of amqtt; its plugin checks it with Python's `crypt`, which 3.13 no longer has."""
 
 
 def read_password_file(path: Path, key: str) -> dict[str, str]:
-    """The names and hashes of a password file, which `key` of the configuration names in errors.
+    """Read the names and hashes of a password file. Errors name the setting `key`.
 
     Raises:
-        ConfigError: unreadable or malformed; names the line, never its text.
+        ConfigError: unreadable or malformed; the text gives the line number, never its content.
     """
     users: dict[str, str] = {}
     for where, entry in read_entries(path, key):
@@ -76,24 +76,24 @@ _ENTRY: Final = re.compile(
 class ScramUsers:
     """The users of a SCRAM file.
 
-    An unknown name has a credential too, made up from the name and the file's first line: the same at every question,
-    after a reload and on every gateway with that file. Its salt and iterations look like the first line's.
+    An unknown name gets a made-up credential, derived from the name and the file's first line: the same on every
+    request, after a reload and on every gateway with that file. Its salt length and iterations are those of that line.
     """
 
     def __init__(self, credentials: Mapping[tuple[str, str], ScramCredential]) -> None:
-        """Take over what was read, by mechanism and prepared name; at least one."""
+        """`credentials` are by mechanism and prepared name; at least one is needed."""
         self._credentials = credentials
         first = next(iter(credentials.values()))
         self._secret = hashlib.sha512(first.stored_key + first.server_key).digest()
         self._pattern = first
         offered = {mechanism for mechanism, _ in credentials}
         self.mechanisms = tuple(mechanism for mechanism in MECHANISMS if mechanism in offered)
-        """The mechanisms that somebody has a line for, best first."""
+        """The mechanisms for which the file has a user, best first."""
 
     def credential(self, mechanism: str, name: str) -> ScramCredential:
-        """The credential of a prepared name, which is made up when there is no such user."""
+        """Return the credential of a prepared name, or a made-up one if there is no such user."""
         known = self._credentials.get((mechanism, name))
-        # Made up in any case: the time it takes must not tell either.
+        # Computed in any case, so that the response time does not reveal which names exist.
         made_up = self._made_up(mechanism, name)
         return made_up if known is None else known
 
@@ -104,10 +104,10 @@ class ScramUsers:
 
 
 def read_scram_file(path: Path, key: str) -> ScramUsers:
-    """The users of a SCRAM file, which `key` of the configuration names in errors.
+    """Read the users of a SCRAM file. Errors name the setting `key`.
 
     Raises:
-        ConfigError: unreadable, malformed or without a user; names the line, never its text.
+        ConfigError: unreadable, malformed or without a user; the text gives the line number, never its content.
     """
     credentials: dict[tuple[str, str], ScramCredential] = {}
     for where, entry in read_entries(path, key):
@@ -124,7 +124,7 @@ def read_scram_file(path: Path, key: str) -> ScramUsers:
 
 
 def scram_line(name: str, mechanism: str, credential: ScramCredential) -> str:
-    """The line of one user."""
+    """Format the line of one user."""
     salt, stored, server = (
         binascii.b2a_base64(part, newline=False).decode()
         for part in (credential.salt, credential.stored_key, credential.server_key)
@@ -133,7 +133,7 @@ def scram_line(name: str, mechanism: str, credential: ScramCredential) -> str:
 
 
 def _parse(entry: str) -> tuple[tuple[str, str], ScramCredential]:
-    """Take a line apart; ValueError says what is wrong with it."""
+    """Parse a line; the text of ValueError says what is wrong with it."""
     name, _, rest = entry.partition(":")
     found = _ENTRY.fullmatch(rest)
     if found is None or found["mechanism"] not in MECHANISMS:
@@ -163,20 +163,20 @@ SALT_BYTES: Final = 16
 
 
 def argon2_line(user: str, password: str) -> str:
-    """A line of `security.password_file`, as amqtt's own tools hash it.
+    """Create a line of `security.password_file`, hashed as amqtt's own tools do.
 
     Raises:
-        ValueError: a name or a password that cannot be used.
+        ValueError: the name or the password cannot be used.
     """
     _check(user, password)
     return f"{user}:{Argon2Hasher().hash(password)}"
 
 
 def new_scram_line(user: str, password: str, mechanism: str, iterations: int) -> str:
-    """A line of `security.scram_file` with a salt of its own.
+    """Create a line of `security.scram_file` with a random salt.
 
     Raises:
-        ValueError: a name, a password, a mechanism or a number that cannot be used.
+        ValueError: the name, password, mechanism or number of iterations cannot be used.
     """
     _check(user, password)
     if mechanism not in MECHANISMS:
@@ -194,7 +194,7 @@ def new_scram_line(user: str, password: str, mechanism: str, iterations: int) ->
 
 
 def _check(user: str, password: str) -> None:
-    """Refuse what the files cannot hold or no login could offer."""
+    """Raise ValueError for a name or password that the files cannot hold or no login can use."""
     if not is_principal(user) or user != user.strip() or user.startswith("#") or ":" in user or not user.isprintable():
         raise ValueError("the name must be printable, without a colon or surrounding space, and neither # nor reserved")
     if not password:

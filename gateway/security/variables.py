@@ -1,13 +1,12 @@
-"""Variables in the access list: one rule for a fleet.
+"""Variables in the access list, so that one rule serves a fleet of clients.
 
-`{name}` is the proven name, `{client}` the client id (AMQP: the container-id; HTTP has none), `{group}` each of the
-groups of a bearer token, `{claim:a.b}` a claim of it, `{cn}` the common name of the client's certificate, `{tenant}`
-its tenant. A level, or a group's name, has one at most: of two, a client could choose one so that both together make
-another client's.
+`{name}` is the authenticated name, `{client}` the client id (AMQP: the container-id; HTTP has none), `{group}` each
+group of a bearer token, `{claim:a.b}` a claim of the token, `{cn}` the common name of the client's certificate,
+`{tenant}` its tenant. A topic level or a group name may contain one variable at most: with two, a client could choose
+one value so that both together equal another client's.
 
-A value that is empty, or has a character which separates levels or matches others (`/`, `+`, `#`), is good for no rule
-that allows: so nobody widens its rights by the name that it chooses. A rule that denies is then about every value: so
-nobody escapes it, either.
+A value that is empty or contains a separator or wildcard (`/`, `+`, `#`) disables an allow rule, so a client cannot
+widen its rights by choosing a name. A deny rule then applies to every value, so a client cannot escape it either.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ _SPECIAL: Final = frozenset("/+#\0")
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A text with a variable in it."""
+    """A text that contains a variable."""
 
     before: str
     variable: str
     after: str
 
     def values(self, identity: Identity, client_id: str | None, avoid: str = "") -> tuple[list[str], bool]:
-        """What the text is for one client, and whether that is all: False where a value is none, or cannot be used.
+        """Return the texts for one client and whether they are complete: False if a value is missing or unusable.
 
-        A value with a character of `avoid` cannot be used.
+        A value that contains a character of `avoid` is unusable.
         """
         found = values_of(self.variable, identity, client_id)
         good = [value for value in found if value and _SPECIAL.isdisjoint(value) and not set(avoid) & set(value)]
@@ -54,11 +53,10 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, where: str) -> str | Slot:
-    """A level, or a group's name, of a rule.
+    """Parse a topic level or a group name of a rule.
 
     Raises:
-        ConfigError: a brace that is not closed or not opened, a variable that there is not, or more than one; names
-            `where` and the text.
+        ConfigError: unbalanced braces, an unknown variable, or more than one variable; the text names `where`.
     """
     found = list(_BRACES.finditer(text))
     if set("{}") & set(_BRACES.sub("", text)):
@@ -75,23 +73,23 @@ def parse(text: str, where: str) -> str | Slot:
 
 
 def split(text: str) -> list[str]:
-    """The levels of a filter; a claim's name may have a slash, such as `{claim:https://example.com/tenant}`."""
+    """Split a filter into levels; a claim name may contain slashes, as in `{claim:https://example.com/tenant}`."""
     return _LEVELS.findall(text)
 
 
 def without(text: str) -> str:
-    """The text with a letter in the place of each variable."""
+    """Return the text with each variable replaced by a letter."""
     return _BRACES.sub("x", text)
 
 
 def claims_in(config: SecurityConfig) -> tuple[str, ...]:
-    """The claims that the rules ask for, or who a client is to Kafka."""
+    """Return the claims used in the rules and in `security.access_principal`."""
     names = [name for rule in config.access for name in _variables(rule)] + _BRACES.findall(config.access_principal)
     return tuple(sorted({name.removeprefix(CLAIM) for name in names if name.startswith(CLAIM)}))
 
 
 def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> None:
-    """ConfigError: a rule asks for what none of the `logins`, which listeners take, says of a client."""
+    """Raise ConfigError if a rule uses a variable that none of the listeners' `logins` can give a value."""
     for number, rule in enumerate(config.access):
         for variable in _variables(rule):
             why = _never(variable, rule.principal, config, logins)
@@ -109,7 +107,7 @@ def _variables(rule: AccessRule) -> list[str]:
 
 
 def _never(variable: str, principal: str, config: SecurityConfig, logins: Collection[LoginMethod]) -> str | None:
-    """Why no client of a rule can have a variable; None: one can."""
+    """Return why no client of a rule can have a value for a variable, or None if one can."""
     if variable == CLIENT:
         return None
     if variable == TENANT:
@@ -128,7 +126,7 @@ def _never(variable: str, principal: str, config: SecurityConfig, logins: Collec
 
 
 def values_of(variable: str, identity: Identity, client_id: str | None) -> tuple[str, ...]:
-    """What a variable stands for, as a client says it: several, one or none."""
+    """Return the client's values for a variable: several, one or none."""
     if variable == NAME:
         return () if identity.method == "anonymous" else (identity.name,)
     if variable == CLIENT:

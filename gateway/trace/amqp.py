@@ -1,4 +1,4 @@
-"""AMQP's frames as lines of a trace: performatives (part 2.7), SASL's (part 5.3), what messages say of themselves."""
+"""AMQP frames as trace lines: performatives (part 2.7), SASL frames (part 5.3), and the properties of messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gateway.trace.shown import Line, shown, shown_bytes, shown_method, shown_pa
 from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
 from protocols.amqp.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, SEQUENCE, VALUE
 
-KEPT: Final = 4 * 1024  # bytes of a frame that are looked at
-LARGEST: Final = 64 * 1024 * 1024  # of a frame: more is none
+KEPT: Final = 4 * 1024  # bytes kept of a frame
+LARGEST: Final = 64 * 1024 * 1024  # a larger size is no frame
 MAGIC: Final = b"AMQP"
 SASL_TYPE: Final = 1
 
@@ -50,25 +50,25 @@ PROPERTY_NAMES: Final = (
 )  # fmt: skip
 ATTACH: Final = b"\x00\x53\x12"
 DATA_SECTION: Final = b"\x00\x53\x75"
-TOKENS: Final = (b"$cbs", b"put-token")  # what logs in by a message; not served here, and sent all the same
+TOKENS: Final = (b"$cbs", b"put-token")  # logins by message (CBS), not supported here but sent by clients anyway
 
 Frame = tuple[bytes, int]
-"""A frame, or its beginning, and its whole length; a protocol header is one of 8 bytes that begins with `AMQP`."""
+"""A frame, or its start, and its full length. A protocol header is a frame of 8 bytes that starts with `AMQP`."""
 
 
 class Frames:
-    """One direction's frames, from bytes that are cut anywhere, and that may begin amid a frame."""
+    """Splits one direction's bytes, which are cut anywhere and may start within a frame, into frames."""
 
     __slots__ = ("_buffer", "_in_step", "_skip")
 
     def __init__(self, *, in_step: bool) -> None:
-        """`in_step`: the first byte is a frame's first."""
+        """`in_step`: the first byte is the first byte of a frame."""
         self._buffer = bytearray()
         self._in_step = in_step
         self._skip = 0
 
     def split(self, data: bytes) -> Iterator[Frame]:
-        """Those that are whole, or as whole as they will be looked at."""
+        """Yield the frames that are complete, or of which the first `KEPT` bytes are."""
         buffer = self._buffer
         if self._skip:
             data, self._skip = data[self._skip :], max(0, self._skip - len(data))
@@ -80,7 +80,7 @@ class Frames:
         while at + 8 <= size:
             length = 8 if buffer[at : at + 4] == MAGIC else int.from_bytes(buffer[at : at + 4])
             if not _is_head(buffer, at):
-                self._in_step = False  # no AMQP: look for the next frame in what comes
+                self._in_step = False  # not AMQP: look for a frame in the next bytes
                 at = size
                 break
             if at + min(length, KEPT) > size:
@@ -92,7 +92,7 @@ class Frames:
 
     @staticmethod
     def _find(buffer: bytearray) -> int:
-        """Where the first frame begins: a head with another one behind its end, or with the end of what was read."""
+        """Return where the first frame starts: a frame header whose frame ends at another header or at the end."""
         size = len(buffer)
         for at in range(size - 7):
             if _is_head(buffer, at):
@@ -110,20 +110,20 @@ def _is_head(buffer: bytearray, at: int) -> bool:
 
 
 class AmqpDecoder:
-    """One connection's frames; a `gateway.trace.traces.Decoder`."""
+    """The frames of one connection; a `gateway.trace.traces.Decoder`."""
 
     def __init__(self, payload: int, *, fresh: bool) -> None:
-        """`payload`: bytes of each body that are shown; `fresh`: nothing was read or written before."""
-        self._frames = (Frames(in_step=fresh), Frames(in_step=True))  # what is written is always whole
+        """`payload` is how many bytes of each body are shown. `fresh`: nothing was read or written before."""
+        self._frames = (Frames(in_step=fresh), Frames(in_step=True))  # writes always contain whole frames
         self._payload = payload
         self._topical = False
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Frame]:
-        """The frames that are whole with these bytes."""
+        """Yield the frames that are complete with these bytes."""
         return self._frames[sent].split(data)
 
     def concerns(self, frame: Frame, topic: bytes) -> bool:
-        """Whether a frame may have to do with a topic: all of a connection that was seen to attach a link to it."""
+        """Return whether a frame may concern a topic. After an attach to it, all frames of the connection do."""
         data = frame[0]
         if topic not in data:
             return self._topical
@@ -131,7 +131,7 @@ class AmqpDecoder:
         return True
 
     def line(self, frame: Frame, *, sent: bool) -> Line:
-        """What is told of a frame."""
+        """Return the frame's trace line."""
         data, length = frame
         if data[:4] == MAGIC:
             return {"frame": "header", "protocol": data[4], "version": ".".join(map(str, data[5:8]))}
@@ -156,14 +156,14 @@ class AmqpDecoder:
         return line
 
     def _message(self, data: bytes) -> Line:
-        """What a message says of itself, as far as it stands in its first frame, and the begin of its body."""
+        """Return a message's properties and the start of its body, as far as its first frame contains them."""
         line: Line = {}
         at = 0
         secret = any(word in data for word in TOKENS)
         while at + 3 <= len(data):
             try:
                 section, after = decode(data, at, len(data))
-            except DecodeError:  # its end is not in this frame
+            except DecodeError:  # the section continues in the next frame
                 if data[at : at + 3] == DATA_SECTION and self._payload:
                     start = at + (5 if data[at + 3 : at + 4] == b"\xa0" else 8)
                     line["payload"] = BLANK if secret else shown_bytes(data[start:], self._payload)
@@ -193,7 +193,7 @@ def _payload(value: Any, most: int) -> Any:
 
 
 def _shown(field: str, value: Any) -> Any:
-    """A field's value: names for what is described, and no secret in maps."""
+    """Format a field's value: names for described types, and no secrets in maps."""
     if field == "role":
         return "receiver" if value else "sender"
     if field == "mechanism":

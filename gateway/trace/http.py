@@ -1,6 +1,6 @@
-"""HTTP/1.1 as lines of a trace: heads of requests and answers, sizes, the messages of streams; never a body.
+"""HTTP/1.1 as trace lines: heads of requests and responses, body sizes, and events of streams; never other bodies.
 
-Of a head those fields are shown that are known to hold no secret, and of a query the values of known parameters.
+Only header fields and query parameters that are known to hold no secret are shown with their values.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ SWITCHING: Final = 101
 EVENT_END: Final = b"\n\n"
 
 Unit = tuple[str, bytes, int]
-"""What it is (`request`, `answer`, `end` or `event`), its bytes, and how long its body was."""
+"""The kind (`request`, `answer`, `end` or `event`), its bytes, and the length of its body."""
 
 
 class Half:
-    """One direction of a connection: heads, and how long the bodies behind them are."""
+    """Parses one direction of a connection into heads and the lengths of their bodies."""
 
     __slots__ = ("_body", "_buffer", "_chunked", "_edge", "_left", "_pattern", "_seen", "bare", "over", "streams")
 
     def __init__(self, pattern: re.Pattern[bytes], *, streams: bool = False) -> None:
-        """`pattern`: how a head begins; what comes before the first one is skipped. `streams`: amid a stream's body."""
+        """`pattern` matches the start of a head; earlier bytes are skipped. `streams`: start within a stream's body."""
         self._pattern = pattern
         self._buffer = bytearray()
-        self._edge = 0  # where in the buffer begins what was read last
-        self._seen = False  # a head: from there on it is known where the next one begins
-        self._left = 0  # bytes of a body that are to come
+        self._edge = 0  # where the last read starts in the buffer
+        self._seen = False  # whether a head was seen, so that the start of the next one is known
+        self._left = 0  # bytes of the body or chunk still to come
         self._chunked = streams
         self._body = 0  # bytes of the body so far
         self.streams = streams  # the body is a stream of events
         self.over = False  # another protocol follows
-        self.bare: deque[bool] = deque(maxlen=PIPELINED)  # whether the next answers have heads only, as to HEAD
+        self.bare: deque[bool] = deque(maxlen=PIPELINED)  # whether the next responses have no body (to HEAD)
 
     def split(self, data: bytes, kind: str) -> Iterator[Unit]:
-        """What is whole with these bytes."""
+        """Yield the units that are complete with these bytes."""
         buffer = self._buffer
         self._edge = len(buffer)
         buffer += data
@@ -90,7 +90,7 @@ class Half:
 
     @property
     def _has_body(self) -> bool:
-        """Whether something follows the head."""
+        """Whether bytes of a body or of another protocol follow the head."""
         return self._left > 0 or self._chunked or self.over
 
     def _end(self) -> Unit:
@@ -104,7 +104,7 @@ class Half:
 
     @staticmethod
     def _chunk_size(buffer: bytearray) -> int | None:
-        """Take a chunk's size (RFC 9112 section 7.1); 0 for the last one, None: it is not whole."""
+        """Consume a chunk's size (RFC 9112 section 7.1); 0 for the last chunk, None if it is incomplete."""
         if buffer[:2] == b"\r\n":
             del buffer[:2]
         end = buffer.find(b"\r\n")
@@ -120,7 +120,7 @@ class Half:
         return max(0, size)
 
     def _begin(self, buffer: bytearray) -> int:
-        """Where the first head begins, or may: at the begin of a line, or of what was read at once."""
+        """Return where the first head starts or may start: at the start of a line or of a read."""
         for found in self._pattern.finditer(buffer):
             at = found.start()
             if at in {0, self._edge} or buffer[at - 1 : at] == b"\n":
@@ -130,8 +130,8 @@ class Half:
         return buffer.rfind(b"\n") + 1
 
     def _next_head(self, buffer: bytearray) -> bytes | None:
-        """Take a head; None: it is not whole, or none begins here."""
-        if buffer[:2] == b"\r\n":  # behind the last chunk
+        """Consume a head. Returns None if it is incomplete or does not start here."""
+        if buffer[:2] == b"\r\n":  # after the last chunk
             del buffer[:2]
         if not self._seen:
             del buffer[: self._begin(buffer)]
@@ -162,17 +162,17 @@ class Half:
 
 
 class HttpDecoder:
-    """One connection's requests and answers; a `gateway.trace.traces.Decoder`."""
+    """The requests and responses of one connection; a `gateway.trace.traces.Decoder`."""
 
     def __init__(self, payload: int, *, streams: bool = False) -> None:
-        """`payload`: bytes of each event of a stream that are shown; `streams`: it is amid such a stream."""
+        """`payload` is how many bytes of a stream's event are shown. `streams`: start within such a stream."""
         self._requests = Half(REQUEST)
         self._answers = Half(ANSWER, streams=streams)
         self._payload = payload
-        self._topical = False  # the last request named the topic
+        self._topical = False  # whether the last request named the topic
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Unit]:
-        """What is whole with these bytes; the end of a body tells its size, if it had one."""
+        """Yield the units that are complete with these bytes; `end` only for bodies that are not empty."""
         if self._answers.over:
             return
         half, kind = (self._answers, "answer") if sent else (self._requests, "request")
@@ -183,13 +183,13 @@ class HttpDecoder:
                 yield unit
 
     def concerns(self, unit: Unit, topic: bytes) -> bool:
-        """Whether a request names a topic in its path; its answer and its stream are told too."""
+        """Return whether a request names the topic in its path, or whether a response belongs to such a request."""
         if unit[0] == "request":
             self._topical = topic in unit[1].split(b"\r\n", 1)[0]
         return self._topical
 
     def line(self, unit: Unit, *, sent: bool) -> Line:
-        """What is told of it."""
+        """Return the unit's trace line."""
         kind, data, size = unit
         if kind == "event":
             line: Line = {"event": size}
@@ -209,7 +209,7 @@ class HttpDecoder:
 
 
 def target(text: str) -> str:
-    """What a request is for, without what may be a secret."""
+    """Return a request's target with possible secrets blanked."""
     path, mark, query = USERINFO.sub(f"{BLANK}@", text, count=1).partition("?")
     parts = []
     for part in query.split("&") if mark else ():

@@ -1,4 +1,4 @@
-"""MQTT's packets as lines of a trace, in both directions."""
+"""MQTT packets as trace lines, in both directions."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import PacketType
 
-KEPT: Final = 4 * 1024  # bytes of a packet that are looked at; the rest of a larger one is skipped
+KEPT: Final = 4 * 1024  # bytes kept of a packet; the rest of a larger one is skipped
 VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
 
 NAMING: Final = frozenset({PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE})
 
 Packet = tuple[int, bytes, int]
-"""First byte, the body or its beginning, and the body's whole length."""
+"""The first byte, the body or its start, and the body's full length."""
 
 
 class Packets:
-    """One direction's packets, from bytes that are cut anywhere."""
+    """Splits one direction's bytes, which are cut anywhere, into packets."""
 
     __slots__ = ("_buffer", "_skip")
 
     def __init__(self, begun: bytes = b"") -> None:
-        """`begun`: what came before of a packet that is not whole."""
+        """`begun` is the start of an incomplete packet that was received earlier."""
         self._buffer = bytearray(begun)
         self._skip = 0
 
     def split(self, data: bytes) -> Iterator[Packet]:
-        """Those that are whole, or as whole as they will be looked at."""
+        """Yield the packets that are complete, or of which the first `KEPT` bytes are."""
         buffer = self._buffer
         if self._skip:
             data, self._skip = data[self._skip :], max(0, self._skip - len(data))
@@ -47,7 +47,7 @@ class Packets:
             try:
                 header = read_length(bytes(buffer[at + 1 : at + 5]), 0, min(4, size - at - 1))
             except PeerError:
-                at = size  # no MQTT: the connection ends for it
+                at = size  # not MQTT: the connection will be closed for it
                 break
             if header is None:
                 break
@@ -63,23 +63,23 @@ class Packets:
 
 
 class MqttDecoder:
-    """One connection's packets; a `gateway.trace.traces.Decoder`."""
+    """The packets of one connection; a `gateway.trace.traces.Decoder`."""
 
     def __init__(self, version: Version | None, begun: bytes, payload: int) -> None:
-        """`version`: None before CONNECT; `payload`: bytes of each that are shown."""
+        """`version` is None before CONNECT; `payload` is how many bytes of each message are shown."""
         self._version = version or Version.V5
         self._packets = (Packets(begun), Packets())
         self._payload = payload
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Packet]:
-        """The packets that are whole with these bytes."""
+        """Yield the packets that are complete with these bytes."""
         return self._packets[sent].split(data)
 
     @staticmethod
     def concerns(packet: Packet, topic: bytes) -> bool:
-        """Whether a packet names a topic: a PUBLISH to it, or to one below it; what may have it in a filter.
+        """Return whether a packet names the topic: a PUBLISH to it or below it, or a filter that may contain it.
 
-        A topic alias hides it.
+        A PUBLISH with only a topic alias is not recognized.
         """
         first, body, _ = packet
         kind = first >> 4
@@ -89,7 +89,7 @@ class MqttDecoder:
         return kind in NAMING and topic in body
 
     def line(self, packet: Packet, *, sent: bool) -> Line:
-        """What is told of a packet."""
+        """Return the packet's trace line."""
         first, body, length = packet
         try:
             decoded = decode_packet(first, body, self._version)
@@ -102,7 +102,7 @@ class MqttDecoder:
 
 
 def described(packet: packets.Packet, payload: int, cut_off: int = 0) -> Line:
-    """A packet's fields; `cut_off`: bytes of its payload that are not in it."""
+    """Return a packet's fields. `cut_off` is how many bytes of its payload are missing."""
     line: Line = {"packet": type(packet).__name__.upper()}
     for name, value in zip(packet.__struct_fields__, msgspec.structs.astuple(packet), strict=True):
         if value is None:
@@ -112,7 +112,7 @@ def described(packet: packets.Packet, payload: int, cut_off: int = 0) -> Line:
             if payload:
                 line["payload"] = shown_bytes(value, payload)
         elif name in {"password", "username"}:
-            line[name] = BLANK  # a password may stand in the wrong place, and a token is often the user name
+            line[name] = BLANK  # a user name may be a mistyped password, or a token
         elif name == "version":
             line[name] = VERSIONS[value]
         elif name == "properties":
@@ -147,5 +147,5 @@ def _properties(properties: Properties) -> Line:
 
 
 def of_connect(connect: Any, payload: int) -> Line:
-    """The line of a CONNECT that came before the trace knew whose it was."""
+    """Return the line of a CONNECT that was received before the trace matched its client."""
     return described(connect, payload)

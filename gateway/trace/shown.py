@@ -1,4 +1,4 @@
-"""How things stand in the lines of a trace: short, printable as JSON, and without secrets."""
+"""Formats values for trace lines: short, valid in JSON, and without secrets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gateway.secret import BLANK, is_secret_name
 
-TEXT: Final = 256  # characters of a text that are shown
-ITEMS: Final = 20  # of a list or a map
+TEXT: Final = 256  # characters shown of a text
+ITEMS: Final = 20  # items shown of a list or a map
 DEPTH: Final = 4
 
 METHODS: Final = frozenset(
@@ -17,37 +17,37 @@ METHODS: Final = frozenset(
         "XOAUTH2",
     }
 )  # fmt: skip
-"""Ways to log in that are shown by their names; what else stands in their place may be a secret."""
+"""Mechanisms that are shown by name; any other value in this field may be a secret."""
 
 Line = dict[str, Any]
-"""What is told of one packet, frame or request."""
+"""The fields of one trace line."""
 
 
 def shown_method(name: object) -> str:
-    """A SASL mechanism, or an authentication method of MQTT."""
+    """Return the name of a SASL mechanism or MQTT authentication method, blanked if unknown."""
     return str(name) if str(name) in METHODS else BLANK
 
 
 def cut(text: str, most: int = TEXT) -> str:
-    """A text, as far as it is shown."""
+    """Shorten a text."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def shown_bytes(data: bytes, most: int) -> str:
-    """The first bytes of something: as text where they are some, else in hexadecimal."""
+    """Return the first bytes as text if they are printable UTF-8, else in hexadecimal."""
     part = bytes(data[:most])
     more = "…" if len(data) > most else ""
     try:
         text = part.decode()
     except UnicodeDecodeError as error:
-        if not more or error.start < len(part) - 3:  # else only the last character was cut through
+        if not more or error.start < len(part) - 3:  # otherwise only the last character is cut off
             return f"0x{part.hex()}{more}"
         text = part[: error.start].decode()
     return f"{text}{more}" if text.isprintable() else f"0x{part.hex()}{more}"
 
 
 def shown(value: Any, depth: int = DEPTH) -> Any:
-    """Any value of a protocol, as JSON has it."""
+    """Convert any protocol value to a JSON value."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -60,7 +60,7 @@ def shown(value: Any, depth: int = DEPTH) -> Any:
 
 
 def shown_pairs(pairs: Iterable[tuple[Any, Any]], depth: int = DEPTH) -> Line:
-    """Names and values; what stands under a telling name is blanked."""
+    """Convert names and values; values under the name of a secret are blanked."""
     found: Line = {}
     for number, (name, value) in enumerate(pairs):
         if number >= ITEMS:

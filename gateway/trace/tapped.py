@@ -1,7 +1,7 @@
-"""How a trace gets at the bytes of one connection: something in their way, put there when a trace begins.
+"""Gives traces access to the bytes of a connection, by a wrapper that is installed when a trace starts.
 
-A pump's sans-io connection is stood for by a `TappedConnection`, an HTTP connection's transport by a `TappedTransport`.
-When the last trace of it ends, both are taken away.
+A `TappedConnection` wraps a pump's sans-io connection; a `TappedTransport` wraps an HTTP connection's transport. Both
+are removed when the connection's last trace ends.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _NOTHING_EXTRA: Final[dict[str, Any]] = {}
 
 
 class Tap(Protocol):
-    """A trace of one connection."""
+    """A trace's tap on one connection."""
 
     def take(self, data: bytes, *, sent: bool) -> None:
-        """Bytes came, or leave. It looks at them and keeps none that it does not need."""
+        """Inspect bytes that were received or are being sent. Must not keep `data` longer than needed."""
 
 
 class _Taps:
-    """Those of one connection."""
+    """The taps of one connection."""
 
     __slots__ = ("all",)
 
@@ -35,13 +35,13 @@ class _Taps:
         for tap in self.all:
             try:
                 tap.take(data, sent=sent)
-            except Exception as error:  # our bug, in a trace: the connection goes on without it
+            except Exception as error:  # a bug in a trace must not break the connection: drop the tap
                 failures.tell("trace", error)
                 self.all = tuple(one for one in self.all if one is not tap)
 
 
 class TappedConnection:
-    """A sans-io connection whose bytes are looked at on their way; in everything else it is the connection."""
+    """Wraps a sans-io connection and passes its bytes to the taps; delegates everything else."""
 
     __slots__ = ("inner", "taps")
 
@@ -67,7 +67,7 @@ class TappedConnection:
 
 
 class TappedTransport(asyncio.Transport, asyncio.Protocol):
-    """Between a socket's transport and who uses it; towards either it is the other."""
+    """Sits between a socket's transport and its protocol, and acts as the other one to each of them."""
 
     def __init__(self, transport: asyncio.Transport, user: Any) -> None:
         super().__init__(_NOTHING_EXTRA)
@@ -78,95 +78,95 @@ class TappedTransport(asyncio.Transport, asyncio.Protocol):
     # the socket's side
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Pass received bytes to the taps and the protocol."""
         self.taps.take(data, sent=False)
         self.user.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """The peer will send no more."""
+        """See `asyncio.Protocol`."""
         ended: bool | None = self.user.eof_received()
         return ended
 
     def pause_writing(self) -> None:
-        """The write buffer is over its mark."""
+        """See `asyncio.Protocol`."""
         self.user.pause_writing()
 
     def resume_writing(self) -> None:
-        """The write buffer is below its mark."""
+        """See `asyncio.Protocol`."""
         self.user.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """See `asyncio.Protocol`."""
         user, self.user = self.user, None
         if user is not None:
             user.connection_lost(exc)
 
-    # the user's side
+    # the protocol's side
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Bytes leave."""
+        """Pass bytes to the taps and the transport."""
         self.taps.take(bytes(data), sent=True)
         self.inner.write(data)
 
     def writelines(self, parts: Any) -> None:
-        """Likewise."""
+        """See `write`."""
         self.write(b"".join(parts))
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Another one uses the socket from now on."""
+        """Replace the protocol that uses the socket."""
         self.user = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who uses the socket."""
+        """Return the protocol that uses the socket."""
         user: asyncio.BaseProtocol = self.user
         return user
 
     def is_closing(self) -> bool:
-        """Whether the socket is closing or closed."""
+        """See `asyncio.Transport`."""
         return self.inner.is_closing()
 
     def close(self) -> None:
-        """Close the socket after the bytes written."""
+        """See `asyncio.Transport`."""
         self.inner.close()
 
     def abort(self) -> None:
-        """Close the socket at once."""
+        """See `asyncio.Transport`."""
         self.inner.abort()
 
     def can_write_eof(self) -> bool:
-        """Whether the way to the peer can be closed alone."""
+        """See `asyncio.Transport`."""
         return self.inner.can_write_eof()
 
     def write_eof(self) -> None:
-        """Close it."""
+        """See `asyncio.Transport`."""
         self.inner.write_eof()
 
     def pause_reading(self) -> None:
-        """Read nothing."""
+        """See `asyncio.Transport`."""
         self.inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on reading."""
+        """See `asyncio.Transport`."""
         self.inner.resume_reading()
 
     def is_reading(self) -> bool:
-        """Whether the socket is being read."""
+        """See `asyncio.Transport`."""
         return self.inner.is_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The marks of the write buffer, in bytes."""
+        """See `asyncio.Transport`."""
         self.inner.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high mark."""
+        """See `asyncio.Transport`."""
         return self.inner.get_write_buffer_limits()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent."""
+        """See `asyncio.Transport`."""
         return self.inner.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket tells."""
+        """See `asyncio.Transport`."""
         return self.inner.get_extra_info(name, default)
 
 
@@ -174,9 +174,9 @@ Tapped = TappedConnection | TappedTransport
 
 
 def put_in(socket: Any, tap: Tap) -> Tapped | None:
-    """Have a tap look at a connection's bytes; None: the connection is gone.
+    """Install a tap on a connection. Returns None if the connection is closed.
 
-    `socket`: a `Pump`, or who has a transport and may be given another one.
+    `socket` is a `Pump`, or an object whose `transport` may be replaced.
     """
     tapped: Any
     if isinstance(socket, Pump):
@@ -198,7 +198,7 @@ def put_in(socket: Any, tap: Tap) -> Tapped | None:
 
 
 def take_out(socket: Any, tapped: Tapped, tap: Tap) -> None:
-    """End what `put_in` began."""
+    """Remove a tap that `put_in` installed."""
     tapped.taps.all = tuple(one for one in tapped.taps.all if one is not tap)
     if tapped.taps.all:
         return
@@ -206,7 +206,7 @@ def take_out(socket: Any, tapped: Tapped, tap: Tap) -> None:
         if socket.connection is tapped:
             socket.connection = tapped.inner
         return
-    user = tapped.user  # may be another one by now: a stream of events, a WebSocket
+    user = tapped.user  # may have changed: an event stream, a WebSocket
     if user is not None and getattr(user, "transport", None) is tapped:
         tapped.inner.set_protocol(user)
         user.transport = tapped.inner

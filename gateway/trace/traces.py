@@ -1,7 +1,7 @@
-"""Traces: what one client, or all about one topic or from one address, and the gateway say to each other (ADR 0081).
+"""Traces of the traffic of one client, one topic or one address (ADR 0081).
 
-A trace is bounded in time, lines, lines a second, connections, and bytes that its reader has not taken; what is beyond
-is counted and told at its end. Nothing is done for it on connections that it is not about.
+A trace is bounded in time, lines, lines a second, connections, and bytes that its reader has not read. What exceeds the
+bounds is counted and reported at the end. Connections that are not traced have no overhead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from protocols.rest.live_connection import LiveConnection
 AT_ONCE: Final = 8  # traces
 LONGEST_S: Final = 600.0
 MOST_LINES: Final = 10_000
-RATE: Final = 1_000  # lines a second; a second's worth may come at once
-UNREAD: Final = 1024 * 1024  # bytes of lines that wait for the reader
+RATE: Final = 1_000  # lines a second; the burst is one second's worth
+UNREAD: Final = 1024 * 1024  # bytes of lines waiting for the reader
 LARGEST_LINE: Final = 16 * 1024
 CONNECTIONS: Final = 10_000
 MOST_PAYLOAD: Final = 1024
@@ -45,25 +45,25 @@ encode = msgspec.json.encode
 
 
 class TraceError(Exception):
-    """A trace that cannot be made; the text says why."""
+    """The trace cannot be started; the text says why."""
 
 
 class TooManyTracesError(TraceError):
-    """Later it can."""
+    """Too many traces are running; a later attempt may succeed."""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which trace: one of the first three, and its bounds."""
+    """A requested trace: exactly one of the first three fields, and the bounds."""
 
     client: str = ""  # an id (`gateway.clients`)
-    topic: str = ""  # of MQTT, or of Kafka; what is below it too
+    topic: str = ""  # an MQTT or Kafka topic; includes the topics below it
     address: str = ""  # `host` or `host:port`
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)] = 30.0
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = MOST_LINES
-    payload: Annotated[int, msgspec.Meta(ge=0, le=MOST_PAYLOAD)] = 64  # bytes of each that are shown
+    payload: Annotated[int, msgspec.Meta(ge=0, le=MOST_PAYLOAD)] = 64  # bytes shown of each payload
 
     def check(self) -> None:
-        """TraceError: it is not one thing that is traced, or a thing that has no connection."""
+        """Raise TraceError if not exactly one object is named, or one without its own connection."""
         if sum(map(bool, (self.client, self.topic, self.address))) != 1:
             raise TraceError("one of client, topic and address is needed")
         if self.client.startswith(CONSUMER):
@@ -71,23 +71,23 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decoder(Protocol):
-    """Finds what a protocol's bytes say on one connection."""
+    """Decodes the bytes of one connection."""
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Any]:
-        """What is whole with these bytes: packets, frames, heads."""
+        """Yield the units (packets, frames, heads) that are complete with these bytes."""
         ...
 
     def concerns(self, unit: Any, topic: bytes) -> bool:
-        """Whether it has to do with a topic."""
+        """Return whether a unit concerns a topic."""
         ...
 
     def line(self, unit: Any, *, sent: bool) -> Line:
-        """What is told of it."""
+        """Return the unit's trace line."""
         ...
 
 
 class _Tap:
-    """A trace of one connection."""
+    """One trace's tap on one connection."""
 
     __slots__ = ("_decoder", "_topic", "_trace", "address", "client", "tapped")
 
@@ -107,7 +107,7 @@ class _Tap:
                 self.tell(decoder.line(unit, sent=sent), "out" if sent else "in")
 
     def tell(self, line: Line, direction: str = "") -> None:
-        """Tell a line of this connection; `direction`: in from the client, out to it."""
+        """Add a line about this connection. `direction` is "in" (from the client) or "out"."""
         head = {"at": time.time(), "client": self.client, "address": self.address}
         self._trace.tell({**head, **({"dir": direction} if direction else {}), **line})
 
@@ -116,7 +116,7 @@ class Trace:
     """One trace; a `gateway.taps.Watcher`."""
 
     def __init__(self, wanted: Wanted) -> None:
-        """Nothing is looked at before `begin`."""
+        """Prepare a trace; `begin` starts it."""
         self._wanted = wanted
         self._topic = wanted.topic.encode("utf-8", "surrogatepass")
         self._taps: dict[Any, _Tap] = {}
@@ -128,16 +128,16 @@ class Trace:
         self._connections = 0
         self._bucket = Bucket(RATE, RATE, time.monotonic())
         self._news = asyncio.Event()
-        self._why = ""  # it is over
+        self._why = ""  # why the trace has ended
 
     # which connections
 
     def begin(self) -> None:
-        """Look at who comes from now on."""
+        """Start watching new connections."""
         taps.watchers = (*taps.watchers, self)
 
     def look_at(self, client: Connected) -> None:
-        """Look at a connection that is there, if it is one of those."""
+        """Trace an existing connection if it matches."""
         socket = client.socket
         if socket is None or self._why:
             return
@@ -150,7 +150,7 @@ class Trace:
         self._add(socket, identifier, address, fresh=False)
 
     def opened(self, socket: Any) -> None:
-        """See `gateway.taps.Watcher`; a client that is wanted by its id is known later, but for HTTP's."""
+        """See `gateway.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
         address = _peer(socket)
         by_address = self._wanted.address and self._is_from(address)
         if self._topic or by_address or self._wanted.client == f"http/{address}":
@@ -198,7 +198,7 @@ class Trace:
     # its lines
 
     def has_room(self) -> bool:
-        """Whether one more line may be told; counts one that may not."""
+        """Return whether one more line may be added; counts a line that may not."""
         if self._told >= self._wanted.lines:
             self.end("lines")
             return False
@@ -208,7 +208,7 @@ class Trace:
         return True
 
     def tell(self, line: Line) -> None:
-        """Tell a line; `has_room` has said yes."""
+        """Add a line after `has_room` has returned True."""
         data = encode(line)
         if len(data) > LARGEST_LINE:
             data = encode({name: line[name] for name in list(line)[:5]} | {"note": "too long to be shown"})
@@ -219,7 +219,7 @@ class Trace:
         self._news.set()
 
     async def read(self, timeout: float) -> bytes | None:
-        """The lines that wait, b"" when there are none for so long; None: it is over."""
+        """Return the waiting lines, b"" if none came within the time-out, or None at the end of the trace."""
         if not self._lines and not self._why:
             try:
                 await asyncio.wait_for(self._news.wait(), timeout)
@@ -236,7 +236,7 @@ class Trace:
     # its end
 
     def end(self, why: str) -> None:
-        """Look at nothing any more: connections are as before. Without effect after the first time."""
+        """Stop tracing and remove all taps. Only the first call has an effect."""
         if self._why:
             return
         self._why = why
@@ -246,7 +246,7 @@ class Trace:
         in_turns(_all(ended))
 
     def summary(self) -> bytes:
-        """The last line: why it is over, and what was not told."""
+        """Return the last line: why the trace ended, and what was left out."""
         counts = {"lines": self._told, "dropped": self._dropped, "connections": self._connections}
         left_out = {"connections_left_out": self._left_out} if self._left_out else {}
         return encode({"at": time.time(), "end": self._why, **counts, **left_out}) + b"\n"
@@ -269,7 +269,7 @@ def _peer(socket: Any) -> str:
 
 
 def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
-    """What understands a connection's bytes from here on."""
+    """Return a decoder for a connection's bytes from here on."""
     if not isinstance(socket, Pump):
         return HttpDecoder(payload, streams=not hasattr(socket, "peer"))
     connection: Any = socket.connection
@@ -284,13 +284,13 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
 
 
 class Traces:
-    """Those that go on."""
+    """The running traces."""
 
     def __init__(self) -> None:
         self._running: set[Trace] = set()
 
     def begin(self, wanted: Wanted) -> Trace:
-        """A new one, which is to be ended by `end`; TraceError."""
+        """Start a trace, which the caller must end with `end`; raises TraceError."""
         wanted.check()
         if len(self._running) >= AT_ONCE:
             raise TooManyTracesError(f"{AT_ONCE} traces are under way, which is the most: wait for the end of one")
@@ -300,11 +300,11 @@ class Traces:
         return trace
 
     def end(self, trace: Trace, why: str) -> None:
-        """One is over."""
+        """End a trace."""
         trace.end(why)
         self._running.discard(trace)
 
     def stop(self) -> None:
-        """The gateway stops: all are over."""
+        """End all traces: the gateway is stopping."""
         for trace in tuple(self._running):
             self.end(trace, "the gateway stops")

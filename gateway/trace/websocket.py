@@ -1,4 +1,4 @@
-"""The messages of HTTP's live WebSockets as lines of a trace."""
+"""The messages of HTTP's live WebSockets as trace lines."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Final
 from gateway.trace.shown import Line, shown_bytes
 from protocols.websocket import TEXT, FrameReader, unmasked_frames
 
-KEPT: Final = 4096  # bytes of a message that are looked at
+KEPT: Final = 4096  # bytes kept of a message
 CLOSE: Final = "close"
 
 Message = tuple[bytes, int, str]
-"""The begin of a message, its length, and `close` for a Close frame."""
+"""The start of a message, its length, and `close` for a Close frame."""
 
 
 class WebSocketDecoder:
-    """One connection's messages; a `gateway.trace.traces.Decoder`."""
+    """The messages of one connection; a `gateway.trace.traces.Decoder`."""
 
     def __init__(self, frames: FrameReader | None, payload: int) -> None:
-        """`frames`: reads on where the connection's own reader is; `payload`: bytes of each message that are shown."""
+        """`frames` continues from the state of the connection's own reader. `payload`: bytes shown of each message."""
         self._frames = frames if frames is not None else FrameReader(TEXT)
         self._begun = bytearray()
         self._size = 0
         self._payload = payload
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Message]:
-        """The messages that are whole with these bytes."""
-        if sent:  # what is written is always whole
+        """Yield the messages that are complete with these bytes."""
+        if sent:  # writes always contain whole frames
             for opcode, payload in unmasked_frames(data):
                 if opcode == TEXT:
                     yield payload[:KEPT], len(payload), ""
@@ -52,11 +52,11 @@ class WebSocketDecoder:
 
     @staticmethod
     def concerns(message: Message, topic: bytes) -> bool:
-        """Whether a message names a topic."""
+        """Return whether a message names the topic."""
         return topic in message[0]
 
     def line(self, message: Message, *, sent: bool) -> Line:
-        """What is told of a message."""
+        """Return the message's trace line."""
         data, size, kind = message
         if kind == CLOSE:
             return {"close": int.from_bytes(data[:2]), "reason": shown_bytes(data[2:], 128)}
