@@ -1,4 +1,4 @@
-"""What the MQTT sessions of a process count."""
+"""Counters of the MQTT sessions of a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.statistics import counter, gauge
 
 
 class Counters(msgspec.Struct):
-    """What the sessions of this process did; read by the metrics."""
+    """Event counts of all sessions of this process, exported as metrics."""
 
     published: Annotated[int, counter("messages that clients have published")] = 0
     acknowledged: Annotated[int, counter("messages answered by PUBACK or PUBCOMP with success")] = 0
@@ -30,7 +30,7 @@ class Counters(msgspec.Struct):
 
 
 class SessionStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of the sessions."""
+    """A snapshot of the session registry, for the metrics."""
 
     connected: Annotated[int, gauge("sessions with a connection here")]
     stored: Annotated[int, gauge("kept sessions that are known, of all gateways")]

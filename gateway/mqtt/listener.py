@@ -1,4 +1,4 @@
-"""MQTT's server: each socket becomes a client."""
+"""The MQTT server: accepts sockets and creates a `Client` for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """A snapshot of the MQTT side."""
+    """A snapshot of the MQTT server, for the metrics."""
 
     connections: Annotated[int, gauge("connections now")]
     connections_total: Annotated[int, counter("connections accepted")]
@@ -39,7 +39,7 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class MqttServer(ProtocolServer):
-    """Everything MQTT of one process."""
+    """Serves all MQTT connections of one process."""
 
     def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
@@ -58,7 +58,7 @@ class MqttServer(ProtocolServer):
         )
 
     async def start(self) -> None:
-        """Listen; from now on no socket is read while Kafka's budget is used up."""
+        """Start listening, and stop reading sockets whenever the process's budget for Kafka is used up."""
         await super().start()
         self._services.publisher.gate.subscribe(self._kafka_gate)
 
@@ -67,19 +67,19 @@ class MqttServer(ProtocolServer):
             client.kafka_gate(is_open)
 
     def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
-        """Clients whose grant is among those that allow something else now."""
+        """Check the clients whose grants have changed."""
         for client in self._clients():
             if client.grant in changed:
                 client.rights_changed()
             yield
 
     def _frozen(self) -> None:
-        """This process was stopped for long: who has a session may have another gateway by now."""
+        """Hold all connections back after a long freeze: another gateway may have taken sessions over meanwhile."""
         pumps = list(self.pumps)
         for pump in pumps:
             pump.pause_reading(FROZEN)
             pump.writable = False
-            cast("Connection", pump.connection).suspend_keepalive()  # silence was not the client's
+            cast("Connection", pump.connection).suspend_keepalive()  # the gateway was silent, not the client
 
         def thaw() -> None:
             for pump in pumps:
@@ -92,7 +92,7 @@ class MqttServer(ProtocolServer):
         if not pump.is_held_back:
             cast("Connection", pump.connection).resume_keepalive(self._services.clock())
         pump.resume_reading(FROZEN)
-        if pump.unwritten <= WRITE_HIGH:  # else it is called by the transport
+        if pump.unwritten <= WRITE_HIGH:  # otherwise the transport calls it
             pump.resume_writing()
         pump.flush_soon()
 
@@ -100,29 +100,29 @@ class MqttServer(ProtocolServer):
         return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]
 
     def open(self) -> tuple[Connection, Client]:
-        """A connection and its client."""
+        """Create the protocol connection and its handler for a new socket."""
         connection = Connection(self._limits)
         return connection, Client(connection, self._services)
 
     def departing(self) -> list[Client]:
-        """Every client."""
+        """Return every client."""
         return self._clients()
 
     def close_doors(self) -> None:
-        """Accept no connection, and no CONNECT on those that are open."""
+        """Stop accepting connections, and refuse CONNECT on those that are open."""
         super().close_doors()
         self._services.opening.is_closed = True
         self._services.sessions.parts.store.leaving = True
 
     def close_connections(self) -> None:
-        """Tell every client to leave."""
+        """Send DISCONNECT to every client."""
         if self._services.self_delivery is not None:
             self._services.self_delivery.release()
         for client in self._clients():
             client.leave()
 
     def statistics(self) -> Statistics:
-        """Counts for the metrics."""
+        """Return a snapshot for the metrics."""
         services = self._services
         unanswered = unacknowledged = 0
         for connection in cast("list[Connection]", [pump.connection for pump in self.pumps]):  # tens of thousands

@@ -1,6 +1,6 @@
-"""Acknowledgements of one turn of the event loop leave together: one write for each connection.
+"""Collects the acknowledgements of one event loop iteration into one write for each connection.
 
-Kafka answers for several partitions at once, and a connection has messages in many of them.
+Kafka answers for several partitions in one response, and a connection may have messages in many of them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from gateway.failures import failures
 
 
 class Answering(Protocol):
-    """A connection that acknowledges what Kafka has answered for."""
+    """A connection that sends acknowledgements after Kafka's answers."""
 
     def answer_all(self) -> None:
-        """Write the acknowledgements that are due."""
+        """Send the acknowledgements that are due."""
 
     def broken(self, error: Exception) -> None:
-        """Our bug, in `answer_all`: the connection ends."""
+        """End the connection after a bug in `answer_all`."""
 
 
 class Answers:
-    """The connections that have something to acknowledge in this turn; one of these for a process."""
+    """The connections with acknowledgements to send in this iteration; one instance for the process."""
 
     __slots__ = ("_waiting",)
 
@@ -30,7 +30,7 @@ class Answers:
         self._waiting: list[Answering] = []
 
     def add(self, connection: Answering) -> None:
-        """Have it answer in a moment; it must not be waiting already."""
+        """Call the connection's `answer_all` in the next iteration; it must not be waiting already."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._answer)
         self._waiting.append(connection)
@@ -40,6 +40,6 @@ class Answers:
         for connection in waiting:
             try:
                 connection.answer_all()
-            except Exception as error:  # our bug, in one session; the others do not pay for it
+            except Exception as error:  # a bug of ours in one session must not affect the others
                 failures.tell("session", error)
                 failures.guard("session", connection.broken, error)

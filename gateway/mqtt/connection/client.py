@@ -1,7 +1,7 @@
-"""One network connection: login, what the client publishes, what it subscribes to, DISCONNECT.
+"""One MQTT connection as the gateway sees it: login, dispatch of received packets, pauses of reading, DISCONNECT.
 
-What outlives the connection is the `Session`, which sends through it (`gateway.mqtt.session.client_port`). The owner of
-the records of QoS 0 and 1 is `Incoming`.
+State that outlives the connection is in the `Session`, which sends through it (`gateway.mqtt.session.client_port`).
+`Incoming` owns the records that the client publishes at QoS 0 and 1.
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ class Client(ClientPort):
     # the pump's handler
 
     def connected(self, pump: Pump) -> None:
-        """The socket is open."""
+        """Remember the pump of the open socket."""
         self._pump = pump
 
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
-        """Act on events in order; what has to wait holds the rest back."""
+        """Process events in order; an event that has to wait holds back those behind it."""
         if not self._services.publisher.fence.is_open:
             return self._thawed(received)
         waiting = self._act(received)
         return None if waiting is None else self._wait(*waiting)
 
     async def _thawed(self, received: list[Any]) -> None:
-        """This process was stopped for long: what the client says counts when it is known whose the session is."""
+        """Process events after a long freeze, as soon as it is known which gateway has the session."""
         await self._services.publisher.fence.passed()
         waiting = self._act(received) if not self._is_over else None
         if waiting is not None:
             await self._wait(*waiting)
 
     def _act(self, received: list[Any]) -> tuple[Any, list[Any]] | None:
-        """Act on events until one has to wait: that one, and those behind it."""
+        """Process events until one has to wait; return that event and those behind it."""
         position, count = 0, len(received)
         while position < count:
             event = received[position]
@@ -115,14 +115,14 @@ class Client(ClientPort):
         return None
 
     def _feed(self) -> None:
-        """The client's window has capacity again: once for all the acknowledgements of one read."""
+        """Send more once for all acknowledgements of one read, if they freed capacity in the client's window."""
         if self._window_opened:
             self._window_opened = False
             if self.session is not None:
                 self.session.feed()
 
     def writable(self) -> None:
-        """The socket has capacity again."""
+        """Go on sending: the socket has capacity again."""
         if not self._services.publisher.fence.is_open:
             assert self._pump is not None
             self._pump.writable = False
@@ -131,7 +131,7 @@ class Client(ClientPort):
             self.session.feed()
 
     def disconnected(self, reason: str) -> None:
-        """The socket is gone; records on their way to Kafka stay on it."""
+        """Clean up after the socket has closed; records in flight to Kafka are not withdrawn."""
         self._gone = True
         if self._incoming is not None:
             self._incoming.end()
@@ -148,7 +148,7 @@ class Client(ClientPort):
         return 0 if self.session is None else self.session.budget.bytes
 
     def flow(self) -> ConnectionFlow | None:
-        """See `gateway.flow.Flowing`: a window in each direction (section 4.9)."""
+        """See `gateway.flow.Flowing`. There is one window in each direction (section 4.9)."""
         session, pump = self.session, self._pump
         if session is None or pump is None:
             return None
@@ -211,17 +211,17 @@ class Client(ClientPort):
         return view
 
     def kick(self) -> None:
-        """DISCONNECT 0x98; 3.1.1 has no words for it. The will is published."""
+        """Send DISCONNECT 0x98 (only close for 3.1.1) and publish the will."""
         self.disconnect(ReasonCode.ADMINISTRATIVE_ACTION, CLOSED)
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing is left to be said."""
+        """Whether the connection has ended or is closing."""
         return self._gone or self._connection.closing
 
     def _leave(self, *, with_will: bool) -> None:
-        """Give the session up; without effect after the first time."""
-        self.leave_limits()  # another connection of the client may come before this one's socket is gone
+        """Detach the session from this connection; later calls do nothing."""
+        self.leave_limits()  # the client may connect again before this socket has closed
         session, self.session = self.session, None
         if session is not None:
             if self._services.presence is not None:
@@ -230,20 +230,20 @@ class Client(ClientPort):
             leave = partial(self._services.sessions.leave, session, with_will=with_will)
             if self._services.publisher.fence.is_open:
                 leave()
-            else:  # it may be another gateway's by now
+            else:  # another gateway may have taken the session over meanwhile
                 self._services.publisher.fence.then(leave)
 
     # login
 
     async def _wait(self, event: Any, rest: list[Any]) -> None:
-        """Do what has to wait, then go on with the events behind it."""
+        """Process an event that has to wait, then those behind it."""
         waiting: tuple[Any, list[Any]] | None = (event, rest)
         while waiting is not None:
             event, rest = waiting
             kind = type(event)
-            self._connection.suspend_keepalive()  # the socket is not read for long meanwhile
+            self._connection.suspend_keepalive()  # the socket is not read meanwhile, possibly for long
             if self._connection.is_open and self._pump is not None:
-                self._pump.read_ahead()  # the answer to a ping waits for nothing
+                self._pump.read_ahead()  # PINGREQ is still answered
             if kind is events.ConnectReceived:
                 rest = await self._connect(event) + rest
             elif kind is events.AuthReceived:
@@ -257,10 +257,10 @@ class Client(ClientPort):
             waiting = self._act(rest) if rest and not self._gone else None
 
     async def _connect(self, event: events.ConnectReceived) -> list[Any]:
-        """Judge a CONNECT; the events in return are what the client had sent ahead."""
+        """Authenticate and admit or refuse a CONNECT; return the events that the client had sent ahead of CONNACK."""
         pump, login = self._pump, self._services.login
         assert pump is not None
-        if pump.transport is None:  # it was gone before its turn came
+        if pump.transport is None:  # the socket closed while CONNECT waited
             return []
         if self._services.opening.is_closed:
             return self._refuse(*farewell(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
@@ -281,7 +281,7 @@ class Client(ClientPort):
         return await self._admit(event, identity, NONE)
 
     async def _authenticate(self, event: events.AuthReceived) -> list[Any]:
-        """Go on with an exchange of AUTH, before CONNACK or for a re-authentication (section 4.12)."""
+        """Continue enhanced authentication, before CONNACK or for a re-authentication (section 4.12)."""
         assert self._dialogue is not None  # the connection refuses AUTH without a method
         step = await self._dialogue.receive(event)
         if isinstance(step, Done) and self.grant is not None and not self._is_of_its_tenant(step.identity):
@@ -291,7 +291,7 @@ class Client(ClientPort):
         return await self._judged(self._connection.connect, step)
 
     async def _judged(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
-        """What an exchange came to."""
+        """Act on the result of an authentication step: admit the client, or record the failure."""
         if isinstance(step, Failed):
             self._counters.refused_connections += 1
             self._audit_refusal(step.reason, busy=step.busy)
@@ -302,7 +302,7 @@ class Client(ClientPort):
         return await self._admit(connect, step.identity, self._dialogue.properties(step.data))
 
     def _is_of_its_tenant(self, identity: Identity) -> bool:
-        """Whether who authenticates again has the tenant that its session belongs to."""
+        """Whether the re-authenticated identity belongs to the tenant of the session."""
         assert self._pump is not None
         assert self.grant is not None
         try:
@@ -311,7 +311,7 @@ class Client(ClientPort):
             return False
 
     def _audit_refusal(self, reason: str, *, busy: bool = False) -> None:
-        """A login was refused, or what CONNECT asked for beside it."""
+        """Write the audit line for a refused login, or for a CONNECT that was denied after the login."""
         connect = self._connection.connect
         if not audit.enabled or self._pump is None or connect is None:
             return
@@ -330,7 +330,7 @@ class Client(ClientPort):
         return []
 
     async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> list[Any]:
-        """The client is known: give it its session and send CONNACK."""
+        """Give an authenticated client its session and send CONNACK."""
         services, pump = self._services, self._pump
         if self._is_over:
             return []
@@ -407,7 +407,7 @@ class Client(ClientPort):
         return ahead
 
     def rights_changed(self) -> None:
-        """The client may do something else than before: it leaves if it may not have what it has."""
+        """Apply changed rights: disconnect the client if its will or a subscription is no longer allowed."""
         if self.session is None or self.grant is None or self._incoming is None or self._is_over:
             return
         self._incoming.rights_changed()
@@ -420,7 +420,7 @@ class Client(ClientPort):
     # the end of the connection
 
     def _disconnect(self, event: events.DisconnectReceived) -> None:
-        """The client disconnects; 0x00 deletes its will [MQTT-3.14.4-3], every other code does not."""
+        """Handle the client's DISCONNECT; only code 0x00 deletes the will [MQTT-3.14.4-3]."""
         self._connection.finish()
         session = self.session
         if session is None:
@@ -437,42 +437,42 @@ class Client(ClientPort):
         return self._is_over
 
     def prepare_to_leave(self) -> bool:
-        """Nothing more is read; acknowledgements go on."""
+        """Stop reading; acknowledgements are still sent."""
         self._pause_reading(STOPPING)
         return False
 
     @property
     def may_leave(self) -> bool:
-        """Whether Kafka has answered for every message, and the client knows."""
+        """Whether Kafka has answered for every message and all acknowledgements were sent."""
         return self.session is None or not (self.session.budget.records or (self._incoming and self._incoming.waiting))
 
     def leave(self) -> None:
-        """DISCONNECT 0x8B, or 0x9C where another server is known, behind the acknowledgements that are due."""
+        """Send the acknowledgements that are due, then DISCONNECT 0x8B, or 0x9C if another server is configured."""
         self.answered()
         self.disconnect(*farewell(self._services.config, ReasonCode.SERVER_SHUTTING_DOWN))
 
     def taken_over(self) -> None:
-        """Another connection has the client id now [MQTT-3.1.4-3]."""
+        """Disconnect, because another connection uses the client id now [MQTT-3.1.4-3]."""
         if self._incoming is not None:
             self._services.publisher.withdraw(self._incoming)
         self.disconnect(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
 
     def answered(self) -> None:
-        """Results of publishes are known: at once, since copies of them may follow."""
+        """Send due acknowledgements immediately, since copies of the published messages may follow."""
         if self._incoming is not None:
             self._incoming.answer()
 
-    # pauses of reading; silence is not judged meanwhile
+    # pauses of reading; keep-alive is suspended meanwhile
 
     def kafka_gate(self, is_open: bool) -> None:
-        """The process's budget has shut or opened; who is not logged in yet sends nothing that counts."""
+        """Pause or resume reading with the process's budget; before login a client sends nothing that counts."""
         if is_open:
             self._resume_reading(PROCESS_BUDGET)
         elif self._connection.is_open:
             self._pause_reading(PROCESS_BUDGET)
 
     def _own_gate(self, is_open: bool) -> None:
-        """It has more on the way than its limit or its share, or no longer."""
+        """Pause or resume reading as this connection exceeds its own limit or its share of the budget."""
         if is_open:
             self._resume_reading(CONNECTION_BUDGET, SHARE)
         elif self.session is not None:
@@ -492,14 +492,14 @@ class Client(ClientPort):
                 self.flush()
 
     def _acknowledged(self, packet_id: int) -> None:
-        """PUBACK or PUBCOMP."""
+        """Handle PUBACK or PUBCOMP."""
         self._counters.delivered_acknowledged += 1
         self._window_opened = True
         if self.session is not None:
             self.session.deliveries.acknowledged(packet_id)
 
     def _received(self, event: events.PubrecReceived) -> None:
-        """PUBREC: PUBREL is due; with an error the delivery is over [MQTT-4.3.3-4]."""
+        """Handle PUBREC: send PUBREL; an error code ends the delivery [MQTT-4.3.3-4]."""
         session = self.session
         if session is None:
             return

@@ -1,4 +1,4 @@
-"""What a CONNECT is granted and CONNACK announces (sections 3.1 and 3.2.2.3), once its client is known."""
+"""Checks of a CONNECT after authentication, and the properties that CONNACK announces (sections 3.1 and 3.2.2.3)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from protocols.mqtt.reasons import ReasonCode
 
 STOPPING: Final = "the gateway is stopping"
 LIMITS: Final = {"connections": ReasonCode.QUOTA_EXCEEDED, "connects": ReasonCode.CONNECTION_RATE_EXCEEDED}
-"""What is said over the limits of connections at a time, and of logins a second (`gateway.limits`)."""
+"""CONNACK codes for exceeded limits of simultaneous connections and of logins a second (`gateway.limits`)."""
 
 
 def pending_will(connect: Connect, grant: Grant) -> PendingWill | None:
-    """The will of a CONNECT, with its whole topic."""
+    """Return the will of a CONNECT with its whole topic, tenant prefix included."""
     will = connect.will
     if will is None:
         return None
@@ -30,7 +30,7 @@ def pending_will(connect: Connect, grant: Grant) -> PendingWill | None:
 
 
 def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
-    """Why a will is refused, if it is."""
+    """Return why a will is refused, or None."""
     if pending is None:
         return None
     will = pending.will
@@ -42,7 +42,7 @@ def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) ->
 
 
 def judge_again(session: Session, grant: Grant, config: MqttConfig) -> tuple[str, bool] | None:
-    """Why a client whose rights have changed must leave, and whether its will is still published; None: it may stay."""
+    """Return why a client with changed rights must be disconnected and whether its will is published, or None."""
     if judge_will(session.will, grant, config) is not None:
         return "no right any more to publish to the will's topic", False
     refused = session.refused_by(grant)
@@ -50,24 +50,27 @@ def judge_again(session: Session, grant: Grant, config: MqttConfig) -> tuple[str
 
 
 def farewell(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:
-    """What a gateway that stops tells a client: `code`, or where it shall go (section 4.11); 3.1.1 has no words."""
+    """Return DISCONNECT's arguments at shutdown: `code`, or a redirect to another server (section 4.11)."""
     if config.server_reference is None:
         return code, STOPPING, NONE
     return ReasonCode.USE_ANOTHER_SERVER, STOPPING, Properties(server_reference=config.server_reference)
 
 
 def session_expiry(connect: Connect, asked: Properties, config: MqttConfig) -> int:
-    """Session Expiry Interval in seconds, at most what the configuration allows."""
+    """Return the Session Expiry Interval in seconds, capped by the configuration."""
     longest = config.session_expiry_max_s
     if connect.version is not Version.V5:
-        return 0 if connect.clean_start else longest  # clean session 0: for as long as it is kept at all
+        return 0 if connect.clean_start else longest  # Clean Session 0 means as long as possible
     return min(asked.session_expiry_interval or 0, longest)
 
 
-def announcement(  # noqa: PLR0917 - what was asked, and what is given
+def announcement(  # noqa: PLR0917 - the request, and its result
     connect: Connect, client_id: str, asked: Properties, proof: Properties, expiry: int, config: MqttConfig
 ) -> Properties:
-    """What differs from what was asked and from the standard's defaults; `proof` ends an exchange of AUTH."""
+    """Return CONNACK's properties: values that differ from the request or the standard's defaults.
+
+    `proof` has the properties that complete enhanced authentication.
+    """
     too_long = connect.keep_alive == 0 or connect.keep_alive > config.max_keep_alive_s
     information = None
     if asked.request_response_information and config.response_information is not None:

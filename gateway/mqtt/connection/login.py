@@ -1,4 +1,4 @@
-"""Who an MQTT client is: by password, by certificate, anonymous, or by an exchange of AUTH packets (section 4.12)."""
+"""Authentication of MQTT clients: password, certificate, anonymous, or AUTH packets (section 4.12)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from protocols.mqtt.reasons import ReasonCode
 
 
 class Login:
-    """What tells clients apart; one for all connections."""
+    """Authenticates clients; one instance for all connections."""
 
     def __init__(self, wall_clock: Callable[[], int]) -> None:
-        """`wall_clock`: epoch milliseconds."""
+        """`wall_clock` returns epoch milliseconds."""
         self._wall_clock = wall_clock
 
     @staticmethod
     async def identify(
         entrance: Entrance, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None
     ) -> Identity | None:
-        """Judge a CONNECT without an authentication method; a refusal comes late by intention.
+        """Authenticate a CONNECT without an authentication method; a refusal is delayed on purpose.
 
-        A user name or a password is believed or refused; a certificate (`SSLObject.getpeercert`) counts only where
-        neither was sent.
+        A certificate (`SSLObject.getpeercert`) counts only if neither user name nor password was sent.
 
         Returns:
-            None: refused; `refusal` says how.
+            None if the client is refused; `refusal` has the reason code.
 
         Raises:
             Busy: see `Authenticator.authenticate_password`.
@@ -47,7 +46,7 @@ class Login:
 
     @staticmethod
     def refusal(connect: Connect) -> tuple[ReasonCode, str]:
-        """CONNACK's reason code and reason string for a CONNECT that `identify` refused."""
+        """Return CONNACK's reason code and reason string for a CONNECT that `identify` refused."""
         if connect.username is None and connect.password is None:
             return ReasonCode.NOT_AUTHORIZED, "authentication is needed"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
@@ -55,13 +54,13 @@ class Login:
     def dialogue(
         self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
     ) -> Dialogue | None:
-        """Begin enhanced authentication of a client that named a method in CONNECT.
+        """Start enhanced authentication for a CONNECT with an authentication method.
 
-        CONNECT's user name, its password and the certificate have no meaning beside a method: who the client is, the
-        method says. `flush` is called when something is to be written that nobody waited for.
+        The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
+        `flush` is called after a packet was queued outside of `begin` and `receive`.
 
         Returns:
-            None: the method is not served; that is CONNACK 0x8C [MQTT-4.12.0-1].
+            None if the method is not served; answer CONNACK 0x8C [MQTT-4.12.0-1].
         """
         exchange = entrance.exchange(method, peer=peer)
         if exchange is None:
@@ -78,11 +77,11 @@ class Login:
 
 
 class Dialogue:
-    """The enhanced authentication of one connection, from CONNECT on and at every re-authentication.
+    """The enhanced authentication of one connection, at CONNECT and at every re-authentication.
 
-    It sends AUTH, and DISCONNECT when that fails or when a token has expired without a newer one. During a
-    re-authentication the connection goes on as who it was (section 4.12.1), and afterwards it is the same user:
-    another one is refused, because its session, its subscriptions and its messages on the way belong to that user.
+    Sends AUTH, and DISCONNECT when authentication fails or when a token expires without a newer one. During
+    re-authentication the connection keeps its identity (section 4.12.1). Re-authentication as another user is refused,
+    because the session, its subscriptions and its in-flight messages belong to the first user.
     """
 
     __slots__ = ("_connection", "_entrance", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
@@ -108,23 +107,23 @@ class Dialogue:
         self._user: str | None = None
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Cancel the expiry timer; the connection has ended."""
         self._expiry.set(None)
 
     async def begin(self, data: bytes | None) -> Done | Failed | None:
-        """Take CONNECT's Authentication Data.
+        """Process CONNECT's Authentication Data.
 
         Returns:
-            Done: who it is; CONNACK is due, with `properties`. Failed: the refusal was said, late by intention.
-            None: AUTH asked for more.
+            Done with the identity; the caller sends CONNACK with `properties`. Failed if the client was refused; the
+            refusal was sent, delayed on purpose. None if AUTH was sent and the client must answer.
         """
         return await self._step(data)
 
     async def receive(self, auth: Auth) -> Done | Failed | None:
-        """Take an AUTH of the client.
+        """Process an AUTH packet of the client.
 
         Returns:
-            As `begin`. On an open connection success was said too, and changes nothing: it is the same identity.
+            Like `begin`. On an open connection AUTH with success was sent too, and the identity is the same as before.
         """
         connection = self._connection
         if auth.reason_code == ReasonCode.RE_AUTHENTICATE:
@@ -132,7 +131,7 @@ class Dialogue:
                 connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "a re-authentication is under way already")
                 return Failed("AUTH 0x19 amid an exchange")
             self._exchange = self._entrance.exchange(self._method, peer=self._peer, user=self._user)
-            if self._exchange is None:  # the method was taken out of the configuration
+            if self._exchange is None:  # the method was removed from the configuration
                 return self._fail(Failed("the method is no longer served"))
         elif self._exchange is None:
             connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication is under way")
@@ -140,7 +139,7 @@ class Dialogue:
         return await self._step(auth.properties.authentication_data if auth.properties is not None else None)
 
     def properties(self, data: bytes) -> Properties:
-        """Name the method [MQTT-4.12.0-5], with data where there is some."""
+        """Return properties with the method [MQTT-4.12.0-5] and the data, if there is any."""
         return Properties(authentication_method=self._method, authentication_data=data or None)
 
     async def _step(self, data: bytes | None) -> Done | Failed | None:
@@ -162,7 +161,7 @@ class Dialogue:
         return step
 
     def _fail(self, failed: Failed) -> Failed:
-        """Say that it failed and close; why is not told, for it would help who guesses."""
+        """Refuse the client and close; the reason is not sent, since it would help an attacker."""
         if failed.busy and self._connection.is_open:
             self._connection.send_disconnect(ReasonCode.SERVER_BUSY, failed.reason)
         elif failed.busy:
@@ -174,7 +173,7 @@ class Dialogue:
         return failed
 
     def _expired(self) -> None:
-        """What the client has shown is no longer good, and it has not shown anything newer."""
+        """Disconnect, because the client's token has expired and it has not sent a newer one."""
         if self._connection.closing:
             return
         if self._connection.is_open:

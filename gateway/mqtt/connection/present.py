@@ -1,4 +1,4 @@
-"""What the presence topic is told of an MQTT client: that it is connected, and how its connection ended."""
+"""Reports to the presence topic that an MQTT client is connected, and how its connection ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BY: Final[dict[int, By]] = {
 
 
 def tell_online(presence: Presence, client: ClientPort, session: Session, address: str, now: int) -> None:
-    """CONNACK was sent, `now` in epoch milliseconds.
+    """Report a client as online after CONNACK; `now` is in epoch milliseconds.
 
-    Where a session has records (ADR 0043) these decide which of two connections it has; else the presence topic does.
+    If the session has records (ADR 0043), they decide which of two connections keeps it; otherwise the presence topic.
     """
     stored = session.kept or session.will is not None
     presence.online(
@@ -41,7 +41,10 @@ def tell_online(presence: Presence, client: ClientPort, session: Session, addres
 
 
 def tell_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
-    """The connection has ended: by a reason code of ours, with our words; by the client's; or its socket is gone."""
+    """Report the end of a connection.
+
+    `code` with `text` is a reason code of the gateway, `code` without `text` the client's; None: the socket was lost.
+    """
     if code is None:
         ended = Ended(CLIENT, text="the connection was lost")
     elif text:

@@ -1,4 +1,4 @@
-"""What a client publishes: into Kafka, and the acknowledgements in order of arrival."""
+"""Publishes of one client: submits them to Kafka and acknowledges them in order of arrival."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NO_SUBSCRIBERS: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
 NEVER: Final = frozenset(
     {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
 )
-"""Sending the same again meets the same refusal, until somebody changes a setting or Kafka."""
+"""Permanent refusals: sending the message again fails again until the configuration or Kafka is changed."""
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
 
 
 class Unanswered:
-    """The owner of a connection's QoS 0 records: nobody waits for them, but they count against its budget."""
+    """The owner of a connection's QoS 0 records: not acknowledged, but counted against the connection's budget."""
 
     __slots__ = ("_counters", "budget", "principal")
 
@@ -46,20 +46,20 @@ class Unanswered:
         self._counters = counters
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """A QoS 0 message has no answer; one that was not stored is counted."""
+        """Count messages that were not stored; QoS 0 has no acknowledgement."""
         if result.outcome is not STORED:
             self._counters.lost_at_qos_0 += len(tokens)
 
 
 class Incoming:
-    """The publishes of one connection; the owner of its records of QoS 1, those of QoS 2 are the session's."""
+    """The publishes of one connection; owns its QoS 1 records (the session owns those of QoS 2)."""
 
     __slots__ = (
         "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_names",
         "_reading", "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0917 - what a publish touches
+    def __init__(  # noqa: PLR0917 - everything that a publish needs
         self,
         client: ClientPort,
         connection: Connection,
@@ -79,17 +79,17 @@ class Incoming:
         self._names = grant.names
         self._inbound = Inbound(services.rules, client.version, client.client_id, self._names.mount)
         self._unanswered = Unanswered(session.budget, session.principal, services.counters)
-        self._reading = reading  # None: it may publish as much as it likes
+        self._reading = reading  # None: no rate limit
         self._acks = AckQueue()
-        self._answering = False  # it is among `services.answers`
-        self._again = services.refused_again.take(client.client_id)  # the packet that was refused last
-        self._letter: Record | None = None  # its message, when it has come again
+        self._answering = False  # whether it is in `services.answers`
+        self._again = services.refused_again.take(client.client_id)  # packet id refused last, or 0
+        self._letter: Record | None = None  # that message, once it was sent again
 
     def publish(self, received: list[Any], position: int) -> int:
-        """Hand the publishes from `position` on to Kafka; acknowledged is what every in-sync replica has.
+        """Submit the publishes from `position` on to Kafka. An acknowledgement means that every in-sync replica has it.
 
         Returns:
-            Where the first event stands that is no publish. A run of them is one loop: this is the hot path.
+            The position of the first event that is not a publish. One loop handles a whole run: this is the hot path.
         """
         if self._again and self._letter is None:
             self._look_again(received, position)
@@ -113,26 +113,26 @@ class Incoming:
         services.counters.published += position - first
         if ready:
             self._acknowledge()
-        if self._reading is not None:  # the last: it may end the connection
+        if self._reading is not None:  # last, since it may end the connection
             self._reading.spend(position - first, sum(len(event.payload) for event in received[first:position]))
         return position
 
     def rights_changed(self) -> None:
-        """Ask again for each topic whether the client may publish to it."""
+        """Authorize each topic again at its next publish."""
         self._inbound.admit_no_more()
 
     def _look_again(self, received: list[Any], position: int) -> None:
-        """Keep the message that was refused before, if it is there: it is refused again, or stored by now."""
+        """Find the message that was refused before and sent again, for a dead letter if it is refused once more."""
         for event in itertools.islice(received, position, None):
             if type(event) is events.PublishReceived and event.dup and event.packet_id == self._again:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
                 self._letter = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 
     def _publish_run(self, received: list[Any], position: int, now_ms: int) -> int:
-        """Hand on publishes from `position` on, as long as they are ordinary ones of one QoS: as `_publish_one` each.
+        """Submit the run of ordinary publishes of one QoS at `position`, each as `_publish_one` would.
 
         Returns:
-            Where the first event stands that needs a closer look.
+            The position of the first event that `_publish_one` must handle.
         """
         records, packet_ids = self._inbound.to_records(received, position, now_ms)
         if not records:
@@ -144,7 +144,7 @@ class Incoming:
         return position + len(records)
 
     def _publish_one(self, event: events.PublishReceived, now_ms: int, special: bool) -> bool:
-        """Hand on any publish; whether an acknowledgement may be due."""
+        """Submit one publish of any kind; return whether an acknowledgement may be due."""
         topic = event.topic
         record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
         whole = self._names.mqtt(topic)
@@ -166,9 +166,9 @@ class Incoming:
         return False
 
     def _publish_special(self, event: events.PublishReceived, record: Record, whole: str) -> bool:
-        """A publish that is retained, or of QoS 2, or has to be looked at; whether an acknowledgement may be due.
+        """Submit a publish that is retained, of QoS 2, or needs checks; return whether an acknowledgement may be due.
 
-        `whole` is the whole name of its topic.
+        `whole` is its topic name with the tenant's prefix.
         """
         services = self._services
         properties = event.properties
@@ -200,7 +200,7 @@ class Incoming:
         return False
 
     def _decline(self, event: events.PublishReceived, result: Result) -> bool:
-        """Refuse a publish; whether an acknowledgement may be due."""
+        """Refuse a publish; return whether an acknowledgement may be due."""
         if not event.qos:
             self._services.counters.refused += 1
             return False
@@ -208,7 +208,7 @@ class Incoming:
         return True
 
     def settle(self, tokens: Sequence[Slot], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
+        """Take Kafka's result for some publishes (contract: `gateway.kafka.contracts.Owner`)."""
         if self._self_delivery is not None and result.outcome is STORED:
             for slot, offset in zip(reversed(tokens), reversed(offsets), strict=True):
                 if slot.own_topic:
@@ -219,38 +219,38 @@ class Incoming:
         self._settled((tokens, result))
 
     def broken(self, error: Exception) -> None:
-        """Our bug, in `settle` or `answer_all`: the connection ends.
+        """End the connection after a bug in `settle` or `answer_all`.
 
-        So its client sends again what was not acknowledged.
+        The client then sends unacknowledged messages again.
         """
         self._client.give_up()
 
     def _settled(self, argument: tuple[Sequence[Slot], Result]) -> None:
-        """What Kafka answered may be told."""
+        """Store the result in the slots and schedule the acknowledgements."""
         tokens, result = argument
         for slot in tokens:
             slot.result = result
         self.answered()
 
     def answered(self) -> None:
-        """Results of publishes are known: they are told at the end of this turn of the event loop."""
+        """Schedule the acknowledgements that are due for the end of this event loop iteration."""
         if not self._answering:
             self._answering = True
             self._services.answers.add(self)
 
     def answer_all(self) -> None:
-        """The end of the turn: see `Answers`."""
+        """Send the acknowledgements that are due; called by `Answers`."""
         self._answering = False
         self.answer()
 
     def answer(self) -> None:
-        """Tell what is known."""
+        """Send the acknowledgements that are due immediately, if the connection is open."""
         if self._connection.is_open:
             self._acknowledge()
             self._client.flush()
 
     def _acknowledge(self) -> None:
-        """Send the acknowledgements that are due, in order of arrival."""
+        """Queue the acknowledgements that are due, in order of arrival."""
         connection, counters = self._connection, self._services.counters
         good = self._acks.stored()
         slots = self._acks.ready()
@@ -273,7 +273,7 @@ class Incoming:
                 send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
                 send(slot.packet_id, code)
                 continue
-            # A failure cannot be said in 3.1.1, and 0x95 is no code of PUBACK: the connection is the scope left.
+            # 3.1.1 has no error codes, and 0x95 is not valid in PUBACK: closing the connection is the only answer.
             closes = connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE
             again = closes and result.outcome in NEVER
             if again and self._letter is not None and slot.packet_id == self._again:
@@ -284,7 +284,7 @@ class Incoming:
             counters.refused += 1
             if again and code != ReasonCode.PACKET_TOO_LARGE and self._services.config.acknowledge_refused:
                 send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
-                send(slot.packet_id)  # and dropped [MQTT311-3.3.5-2]
+                send(slot.packet_id)  # acknowledged and dropped [MQTT311-3.3.5-2]
                 continue
             if closes:
                 if again:
@@ -298,18 +298,18 @@ class Incoming:
 
     @property
     def waiting(self) -> int:
-        """Messages at QoS 1 and 2 that wait for PUBACK or PUBREC."""
+        """Number of messages at QoS 1 and 2 that wait for PUBACK or PUBREC."""
         return len(self._acks)
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Leave the rate limit's queue; the connection has ended."""
         if self._reading is not None:
             self._reading.end()
 
     def release(self, packet_id: int) -> None:
-        """PUBREL: the message is finished when that is stored.
+        """Handle PUBREL; PUBCOMP follows when the end of the exchange is stored.
 
-        One that is not known has ended before, and its PUBCOMP was lost: success is said again [MQTT-4.3.3-11].
+        For an unknown message the exchange has ended before and PUBCOMP was lost: send it again [MQTT-4.3.3-11].
         """
         inbound_qos2 = self._session.inbound_qos2
         if inbound_qos2 is None or not inbound_qos2.release(packet_id):
@@ -317,9 +317,9 @@ class Incoming:
 
 
 def is_servers_own(topic: str) -> bool:
-    """Whether clients shall not publish to a topic name, since it is the server's (section 4.7.2).
+    """Whether a topic name is reserved for the server, so that clients must not publish to it (section 4.7.2).
 
-    The state of a bridge is not: Mosquitto's bridges publish it.
+    A bridge's state is not reserved: Mosquitto's bridges publish it.
     """
     if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state"):
         return False

@@ -1,9 +1,9 @@
-"""A message that its client sends again after it was disconnected for it: stored as a dead letter, and acknowledged.
+"""Dead letters for refused messages that an MQTT 3.1.1 client sends again after it was disconnected for them.
 
-MQTT 3.1.1 has no word for a refusal: the connection ends [MQTT311-3.3.5-2], and the client sends the same again, for as
-long as it lives. So whoever comes back with the packet that was refused, marked as sent before [MQTT-3.3.1-1], is
-acknowledged when the message is stored where people can find it, in a topic of our own that clients cannot reach. The
-acknowledgement stays what it is elsewhere: the message is in Kafka.
+MQTT 3.1.1 cannot refuse a message: the gateway closes the connection [MQTT311-3.3.5-2], and the client sends the same
+message again, forever. So when a client sends the refused packet again with DUP [MQTT-3.3.1-1], the message is stored
+in an internal topic, where operators find it, and then acknowledged. As everywhere, an acknowledgement means that the
+message is in Kafka.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ log = structlog.get_logger(__name__)
 
 REFUSED_TOPIC: Final = INTERNAL_TOPIC_PREFIX + "trivium_refused"
 REMEMBERED: Final = 10_000
-"""Clients whose last refused packet is known: about 2 MB. The oldest is forgotten, and is disconnected once more."""
+"""Maximum number of clients whose last refused packet is remembered (about 2 MB).
+
+The oldest is forgotten; that client is disconnected once more."""
 TOLD: Final = 1000
-"""Kafka topics that the log has named once."""
+"""Maximum number of Kafka topics that are remembered as logged."""
 
 
 Token = tuple[Callable[[], None], Slot, Result]
 
 
 def refused_topic(max_record_bytes: int) -> InternalTopic:
-    """How the topic is made, when the first message comes; it takes every record that a producer may send."""
+    """Return the settings for creating the topic; it accepts every record that a producer may send."""
     return InternalTopic(REFUSED_TOPIC, 1, (("max.message.bytes", str(max_record_bytes)),))
 
 
 class RefusedAgain:
-    """The packets that clients were disconnected for; the publisher's owner of their dead letters."""
+    """Remembers the packets that clients were disconnected for, and owns their dead letters."""
 
     def __init__(self, publisher: Publisher, counters: Counters) -> None:
         self._publisher = publisher
@@ -51,7 +53,7 @@ class RefusedAgain:
         self._told: set[str] = set()
 
     def remember(self, client_id: str, packet_id: int) -> None:
-        """A client's connection ends because its packet is refused."""
+        """Note the packet for which a client is being disconnected."""
         key = _digest(client_id)
         self._packets.pop(key, None)
         if len(self._packets) >= REMEMBERED:
@@ -59,11 +61,11 @@ class RefusedAgain:
         self._packets[key] = packet_id
 
     def take(self, client_id: str) -> int:
-        """The packet for which a client was disconnected last, 0 for none; it is forgotten."""
+        """Return and forget the packet for which a client was last disconnected, or 0."""
         return self._packets.pop(_digest(client_id), 0) if self._packets else 0
 
     def store(self, record: Record, answered: Callable[[], None], slot: Slot, refused: Result) -> None:
-        """Store a refused message; `answered` follows when its slot has a result: stored, or refused as it was."""
+        """Store a dead letter; `answered` is called when the slot has a result: stored, or the original refusal."""
         if record.topic not in self._told:
             if len(self._told) >= TOLD:
                 self._told.clear()
@@ -75,7 +77,7 @@ class RefusedAgain:
         self._publisher.submit(letter, self, (answered, slot, refused), internal=True)
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
-        """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
+        """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`)."""
         stored = result.outcome is Outcome.STORED
         for answered, slot, refused in tokens:
             self._counters.dead_letters += stored

@@ -1,4 +1,4 @@
-"""What every MQTT connection of a process needs; built once by the application."""
+"""The services that all MQTT connections of a process share; built once by the application."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mapping.rules import Rules
 
 
 class Services(msgspec.Struct, frozen=True):
-    """Parts of the process; `clock` counts seconds, `wall_clock` epoch milliseconds."""
+    """Shared parts of the process; `clock` returns seconds, `wall_clock` epoch milliseconds."""
 
     config: MqttConfig
     rules: Rules

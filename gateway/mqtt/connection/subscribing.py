@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE: what is granted, and when that may be said."""
+"""SUBSCRIBE and UNSUBSCRIBE: authorizes filters, joins the readers, and then sends SUBACK or UNSUBACK."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared, parse_share
 
 ANSWER_S: Final = 8.0
-"""How long a client waits for what depends on Kafka: it is told so then. Most clients give up after ten or more."""
+"""Seconds until a client gets an error because Kafka does not answer. Most clients give up after ten or more."""
 
 JOIN_S: Final = 15.0
-"""The same for a place in a group: its other members have their part in it."""
+"""The same for joining a group, which also depends on the group's other members."""
 
 AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
@@ -37,7 +37,7 @@ _DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
 class _Answer:
-    """What SUBACK will say: a code for each filter, and one reason string for all."""
+    """The contents of a SUBACK: a code for each filter, and one reason string for all."""
 
     def __init__(self, count: int) -> None:
         self.codes: list[int] = [ReasonCode.UNSPECIFIED_ERROR] * count
@@ -56,10 +56,10 @@ class _Answer:
 async def subscribe(
     client: ClientPort, session: Session, connection: Connection, services: Services, event: events.SubscribeReceived
 ) -> None:
-    """Grant each filter that may be granted; SUBACK follows when what comes now will be delivered.
+    """Subscribe to each allowed filter; SUBACK is sent when messages stored from then on will be delivered.
 
-    All filters are looked up together. What a kept session subscribes to is stored before SUBACK. The retained messages
-    follow it.
+    All filters are looked up together. Subscriptions of a kept session are stored before SUBACK. Retained messages
+    follow SUBACK.
     """
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
@@ -71,7 +71,7 @@ async def subscribe(
     own = {place: subscription for place, subscription in allowed.items() if place not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
     if session.client is not client:
-        return  # it left meanwhile
+        return  # the client disconnected meanwhile
     if session.kept:
         refused = await _save(services, session)
         if refused is not None:
@@ -92,7 +92,7 @@ async def subscribe(
 
 
 def _whole(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
-    """The subscriptions of a SUBSCRIBE with their whole filters (`mapping.tenants`)."""
+    """Return the subscriptions with their whole filters, tenant prefix included (`mapping.tenants`)."""
     assert client.grant is not None
     names = client.grant.names
     if not names.mount:
@@ -101,7 +101,7 @@ def _whole(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequenc
 
 
 async def _save(services: Services, session: Session) -> Refused | None:
-    """Store a kept session; why that is not certain, if it is not."""
+    """Store a kept session; return the error if that failed or its result is unknown."""
     try:
         async with asyncio.timeout(ANSWER_S):
             await services.sessions.save(session)
@@ -112,7 +112,7 @@ async def _save(services: Services, session: Session) -> Refused | None:
     return None
 
 
-def _judge(  # noqa: PLR0917 - who asks, and what
+def _judge(  # noqa: PLR0917 - the client and its request
     client: ClientPort,
     session: Session,
     services: Services,
@@ -120,14 +120,14 @@ def _judge(  # noqa: PLR0917 - who asks, and what
     identifier: int,
     answer: _Answer,
 ) -> dict[int, SessionSubscription]:
-    """Those that may be granted, by their places in the SUBSCRIBE; the others are refused."""
+    """Return the allowed subscriptions by their position in the SUBSCRIBE; refuse the others."""
     assert client.grant is not None
     known = session.subscriptions.by_filter.keys() | session.shares.subscriptions.keys()
     allowed: dict[int, SessionSubscription] = {}
     for place, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
         share = parse_share(topic_filter) if is_shared(topic_filter) else None
-        if share is None and is_shared(topic_filter):  # 3.1.1: 5.0 was disconnected
+        if share is None and is_shared(topic_filter):  # 3.1.1 only: the parser disconnects 5.0
             answer.refuse(place, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
             client.audit_denied("subscribe", topic_filter)
@@ -149,7 +149,7 @@ async def _hold(
     subscriptions: Mapping[int, SessionSubscription],
     answer: _Answer,
 ) -> None:
-    """Let the session have what is stored from now on."""
+    """Have the router deliver to the session everything stored from now on."""
     if not subscriptions:
         return
     router = services.router
@@ -189,7 +189,7 @@ async def _hold(
 
 
 async def _join(session: Session, subscriptions: Mapping[int, SessionSubscription], answer: _Answer) -> None:
-    """Make the session a member of the shared subscriptions, in their order where one stands twice."""
+    """Join the shared subscriptions; a filter that occurs twice is joined in order."""
     places: dict[str, list[int]] = {}
     for place, subscription in subscriptions.items():
         places.setdefault(subscription.options.topic_filter, []).append(place)
@@ -224,7 +224,7 @@ def _at(options: Subscription, qos: int) -> Subscription:
 async def unsubscribe(
     client: ClientPort, session: Session, connection: Connection, services: Services, event: events.UnsubscribeReceived
 ) -> None:
-    """Take subscriptions out; nothing new is delivered for them [MQTT-3.10.4-2]."""
+    """Remove subscriptions; no new messages are delivered for them [MQTT-3.10.4-2]."""
     assert client.grant is not None
     codes = []
     for topic_filter in map(client.grant.names.filter, event.topic_filters):
