@@ -1,7 +1,7 @@
-"""After a crash: which QoS 2 messages of clients are in Kafka, though no in-flight record says so.
+"""Recovery after a crash: finds inbound QoS 2 messages that are stored in Kafka but are in no in-flight record.
 
-They are known by a header of their records; what a dead gateway's in-flight records do not account for is read from the
-log once (`gateway.kafka.read.log_scan`).
+A header of their records identifies them. The part of the log that a dead gateway's in-flight records do not cover is
+read once (`gateway.kafka.read.log_scan`).
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
 
 RETRY_S: Final = 0.5
-LOOKING_S: Final = 7.0  # for a CONNECT
+LOOKING_S: Final = 7.0  # limit for a scan while a CONNECT waits
 T = TypeVar("T")
 
 Found = dict[str, set[tuple[int, int]]]
 """Session id -> packet identifier and sequence of each message that is stored."""
 
 _HIGHEST_ID: Final = 65_535
-_DIGITS: Final = 18  # of a sequence
+_DIGITS: Final = 18  # most digits of a number in the header
 
 
 class CrashRecovery:
-    """Finds the QoS 2 messages of clients in the log."""
+    """Finds inbound QoS 2 messages in the log."""
 
     def __init__(
         self,
         find: Callable[[Mapping[TopicPartition, int]], Awaitable[Found]],  # as `find_qos2_messages`
-        partitions: Callable[[str], Awaitable[tuple[TopicPartition, ...]]],  # of a topic; Refused when there is none
+        partitions: Callable[[str], Awaitable[tuple[TopicPartition, ...]]],  # of a topic; may raise Refused
     ) -> None:
         self._find = find
         self._partitions_of = partitions
 
     async def recover(self, records: Mapping[str, InflightRecord]) -> dict[str, InflightRecord]:
-        """Complete the in-flight records of sessions whose gateway died, per client id, each with `scan_from`.
+        """Complete the in-flight records, by client id, of sessions whose gateway died; each has `scan_from`.
 
         Returns:
-            The same, with all that is stored in `open`, and nothing left to look for.
+            The same records, with all stored messages in `open` and an empty `scan_from`.
         """
         found = await self._find(await self._ranges(record.scan_from for record in records.values()))
         return {
@@ -57,12 +57,12 @@ class CrashRecovery:
         }
 
     async def confirm(self, inbound_qos2: InboundQos2) -> None:
-        """Settle what is uncertain in a session: Kafka did not answer in time, and may have stored it after all."""
+        """Resolve a session's uncertain messages: Kafka did not answer in time, but may have stored them."""
         found = await self._find(await self._ranges([inbound_qos2.scan_from]))
         inbound_qos2.confirm(found.get(inbound_qos2.session_id, set()))
 
     async def _ranges(self, scans: Iterable[Places]) -> dict[TopicPartition, int]:
-        """The lowest offset of each partition; one that is younger than the record is read from its beginning."""
+        """Return the lowest offset for each partition; partitions newer than the record are read from the beginning."""
         ranges: dict[TopicPartition, int] = {}
         for scan_from in scans:
             for topic, places in scan_from.items():
@@ -72,7 +72,7 @@ class CrashRecovery:
         return ranges
 
     async def _partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """A topic's partitions, asked for until Kafka answers; none when it is gone, and what was stored in it."""
+        """Return a topic's partitions, retrying until Kafka answers; none if the topic was deleted."""
         while True:
             try:
                 return await self._partitions_of(topic)
@@ -83,9 +83,9 @@ class CrashRecovery:
 
 
 def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> InflightRecord:
-    """An in-flight record that accounts for everything.
+    """Return an in-flight record that covers all stored messages.
 
-    `found` has packet identifier and sequence of every QoS 2 message of the session that is in the log.
+    `found` has packet identifier and sequence of every QoS 2 message of the session in the log.
     """
     found = set(found)
     still_open = {**record.open, **dict(found & record.uncertain.items())}
@@ -101,7 +101,7 @@ def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> Inflig
 
 
 async def in_time(looking: Awaitable[T]) -> T:
-    """Look into the log while a client waits; Refused when that takes too long, so that it tries again."""
+    """Scan the log while a client waits; raise Refused if that takes too long, so that the client tries again."""
     try:
         async with asyncio.timeout(LOOKING_S):
             return await looking
@@ -112,9 +112,9 @@ async def in_time(looking: Awaitable[T]) -> T:
 async def find_qos2_messages(
     kafka: ConsumerOptions, lookup: Lookup, spawn: Spawn, ranges: Mapping[TopicPartition, int]
 ) -> Found:
-    """Read each partition from an offset to its end as of this call, and collect the QoS 2 messages; see `scan_log`.
+    """Read each partition up to its current end and collect the QoS 2 messages; see `scan_log`.
 
-    `ranges` has by partition the offset of the first record that matters.
+    `ranges` maps partitions to start offsets.
     """
     found: Found = {}
 
@@ -131,7 +131,7 @@ async def find_qos2_messages(
 
 
 def parse(value: bytes | None) -> tuple[str, int, int] | None:
-    """Session id, packet identifier and sequence of a header `session_id/packet id/sequence`; None when it is none."""
+    """Parse a header `session_id/packet id/sequence`; return None if it is invalid."""
     parts = (value or b"").split(b"/")
     if len(parts) != 3:
         return None

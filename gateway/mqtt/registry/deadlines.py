@@ -1,4 +1,4 @@
-"""When something is to be done for sessions without a connection: the earliest time of each, in one heap."""
+"""Deadlines of sessions without a connection (expiry, will): the earliest of each session, in one heap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.mqtt.state.records import NEVER, SessionRecord
 
 
 class Deadlines:
-    """Times by client id. A later time than the one that is noted is not noted: who is called asks what is next."""
+    """Deadlines by client id. Only the earliest is kept; when it is due, the caller notes the next one."""
 
     __slots__ = ("_heap", "_noted")
 
@@ -19,18 +19,18 @@ class Deadlines:
         self._noted: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Entries, those that were moved forward included."""
+        """Return the number of heap entries, including those replaced by earlier ones."""
         return len(self._heap)
 
     def note(self, client_id: str, at: int) -> None:
-        """Call `client_id` at `at`, epoch milliseconds, or before."""
+        """Have `due` return `client_id` at `at` (epoch milliseconds) or before."""
         noted = self._noted.get(client_id)
         if noted is None or at < noted:
             self._noted[client_id] = at
             heapq.heappush(self._heap, (at, client_id))
 
     def watch(self, client_id: str, record: SessionRecord) -> None:
-        """Note when a session without a connection expires, and when its will is due."""
+        """Note the expiry and the will's due time of a session without a connection."""
         if record.gone_at is None:
             return
         if record.will is not None:
@@ -39,7 +39,7 @@ class Deadlines:
             self.note(client_id, record.gone_at + 1000 * record.expiry)
 
     def due(self, now: int) -> Iterator[str]:
-        """Take out the client ids whose time has come."""
+        """Remove and return the client ids whose deadline has passed."""
         while self._heap and self._heap[0][0] <= now:
             at, client_id = heapq.heappop(self._heap)
             if self._noted.get(client_id) == at:

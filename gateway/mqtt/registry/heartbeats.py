@@ -1,4 +1,4 @@
-"""Which gateways share this Kafka, and which of them are dead."""
+"""Heartbeats of the gateways that share this Kafka, to find out which of them are dead."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from gateway.mqtt.state.records import GatewayRecord
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S: Final = 5.0  # between two heartbeats
-SILENT_S: Final = 15.0  # three are missing
-FROZEN_S: Final = SILENT_S - 2 * HEARTBEAT_S  # who has not run for longer may have been called dead
+HEARTBEAT_S: Final = 5.0  # interval between heartbeats
+SILENT_S: Final = 15.0  # a gateway is dead after three missing heartbeats
+FROZEN_S: Final = SILENT_S - 2 * HEARTBEAT_S  # a longer freeze may have let others declare this gateway dead
 
 
 class Gateways:
-    """Heartbeats: ours is written every `HEARTBEAT_S`, those of the others are noted as they come."""
+    """This gateway's heartbeat, and those received from the others."""
 
     def __init__(self, identity: GatewayIdentity, clock: Callable[[], float], wall_clock: Callable[[], int]) -> None:
-        """No other gateway is known before `apply`. `clock`: monotonic seconds; `wall_clock`: epoch milliseconds."""
+        """`clock` returns monotonic seconds, `wall_clock` epoch milliseconds."""
         self.name = identity.name
-        self.owner = f"{identity.name}/{identity.incarnation}"  # what this process writes into the sessions that it has
-        self.changed = True  # since the last `mark_dead` one may have gone
+        self.owner = f"{identity.name}/{identity.incarnation}"  # written into this process's sessions
+        self.changed = True  # a gateway may have stopped since the last `mark_dead`
         self._incarnation = identity.incarnation
         self._clock = clock
         self._wall_clock = wall_clock
-        self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, when
+        self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, time of receipt
         self._began = clock()
         self._loaded = False
 
     def heartbeat(self) -> GatewayRecord:
-        """Our heartbeat."""
+        """Return this gateway's heartbeat."""
         return GatewayRecord(self._incarnation, self._wall_clock())
 
     def loaded(self) -> None:
-        """From now on heartbeats are new when they come; and who is alive will send one within `SILENT_S`."""
+        """Note that the topic is read: heartbeats from now on are new, and a live gateway sends one in `SILENT_S`."""
         self._loaded = True
         self._began = self._clock()
 
     def apply(self, name: str, beat: GatewayRecord | None) -> None:
-        """A heartbeat of another gateway; None: it has stopped."""
+        """Note a heartbeat of another gateway; None means that it has stopped."""
         if name == self.name:
-            return  # of our predecessor
+            return  # from our former process
         if beat is None:
             self._last_beats.pop(name, None)
             self.changed = True
@@ -52,7 +52,7 @@ class Gateways:
             self._last_beats[name] = (beat.incarnation, self._clock())
 
     def is_alive(self, owner: str) -> bool:
-        """Whether the gateway process that wrote `owner` into a session lives."""
+        """Whether the gateway process named `owner` is alive."""
         if owner == self.owner:
             return True
         name, _, incarnation = owner.rpartition("/")
@@ -63,30 +63,34 @@ class Gateways:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other gateway has sent a heartbeat."""
+        """Whether no other gateway is known."""
         return not self._last_beats
 
     def is_predecessor(self, owner: str) -> bool:
-        """Whether `owner` was this gateway before it was started again."""
+        """Whether `owner` is a former process of this gateway, before a restart."""
         return owner != self.owner and owner.rpartition("/")[0] == self.name
 
     def takes_over(self, owner: str) -> bool:
-        """Whether we care for what a gateway left: our predecessor's, and as the first of those alive any other's."""
+        """Whether this gateway takes over sessions of `owner`: its former process, or a dead gateway if it is first.
+
+        The first is the live gateway whose name sorts lowest.
+        """
         if self.is_alive(owner):
             return False
         if self.is_predecessor(owner):
             return True
         now = self._clock()
         others = {name for name, (_, when) in self._last_beats.items() if now - when < SILENT_S}
-        return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)  # or its successor
+        # If the dead gateway was restarted, its new process takes over.
+        return owner.rpartition("/")[0] not in others and all(self.name <= name for name in others)
 
     def is_dead(self, owner: str) -> bool:
-        """Whether a process is gone; of others than our former one not before everybody was heard of who lives."""
+        """Whether a process is dead; for other gateways known only after each live one must have sent a heartbeat."""
         long_enough = self._loaded and self._clock() - self._began >= SILENT_S
         return self.is_predecessor(owner) or (long_enough and not self.is_alive(owner))
 
     def mark_dead(self) -> bool:
-        """Forget who fell silent; whether there may be sessions that nobody has."""
+        """Forget silent gateways; return whether there may be sessions without an owner."""
         now = self._clock()
         for name, (_, when) in list(self._last_beats.items()):
             if now - when > SILENT_S:

@@ -1,4 +1,4 @@
-"""CONNECT: which session the client id gets, from memory, from its records, or from another gateway."""
+"""CONNECT: finds, creates or takes over the session of a client id."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_inflight
 from mapping.outcomes import Outcome
 
-RELEASE_S: Final = 3.0  # for other gateways to let go of a session
-READY_S: Final = 7.0  # a CONNECT waits so long for the state to be loaded
+RELEASE_S: Final = 3.0  # limit for other gateways to release a session
+READY_S: Final = 7.0  # limit for a CONNECT to wait until the state is loaded
 
 
 class Opening:
-    """Gives client ids to connections, one CONNECT of a client id at a time."""
+    """Opens sessions for connections, one CONNECT per client id at a time."""
 
     def __init__(
         self,
-        sessions: Sessions,  # all that this process knows
-        recovery: CrashRecovery,  # finds in the log what a dead gateway stored for QoS 2
+        sessions: Sessions,
+        recovery: CrashRecovery,  # finds QoS 2 messages that a dead gateway stored
         *,
         wall_clock: Callable[[], int],  # epoch milliseconds
-        new_session_id: Callable[[], str],  # makes names that are not repeated
-        # waits until all that other gateways have stored of a client id is known
-        follow: Callable[[str], Awaitable[None]],
-        # who is connected with a client id elsewhere, where the session's record does not say it; None: nobody
+        new_session_id: Callable[[], str],  # returns unique names
+        follow: Callable[[str], Awaitable[None]],  # waits until all stored records of a client id were read
+        # returns the principal connected elsewhere with a client id that has no session record, or None
         elsewhere: Callable[[str], str | None] = lambda client_id: None,
     ) -> None:
-        """A CONNECT that comes before `ready` waits."""
-        # set once the sessions are loaded, those of this gateway's former process included
+        # set once the sessions are loaded and those of this gateway's former process taken over; CONNECTs wait for it
         self.ready = asyncio.Event()
-        self.is_closed = False  # the gateway stops, and clients have begun to leave: a CONNECT is refused
+        self.is_closed = False  # the gateway is stopping: CONNECTs are refused
         self._sessions = sessions
         self._store = sessions.parts.store
         self._recovery = recovery
@@ -51,17 +49,17 @@ class Opening:
     async def open(
         self, client_id: str, principal: str, *, clean_start: bool, expiry: int, will: PendingWill | None
     ) -> tuple[Session, bool]:
-        """Give the client id to a new connection; a former one is told and closed [MQTT-3.1.4-3].
+        """Give a client id's session to a new connection, and close a former connection [MQTT-3.1.4-3].
 
-        Another `principal`'s session is not given away, nor ended. `clean_start`: what there was is discarded
+        A session of another principal is neither given away nor ended. `clean_start` discards an existing session
         [MQTT-3.1.2-4]. `expiry` is the Session Expiry Interval in seconds.
 
         Returns:
-            The session, prepared but not attached, and whether it was there before [MQTT-3.2.2-2].
+            The session, prepared but not attached, and whether it existed before [MQTT-3.2.2-2].
 
         Raises:
-            Refused: DENIED: the session is somebody else's; else Kafka does not answer, or refuses to store it, or
-                another gateway may have a message of it on the way.
+            Refused: DENIED if the session belongs to another principal. Otherwise Kafka does not answer or refuses to
+                store it, or another gateway may have messages of it in flight.
         """
         if not self.ready.is_set():
             try:
@@ -84,8 +82,8 @@ class Opening:
             former = sessions.live.get(client_id)
             if former is not None and former.client is not None:
                 sessions.takeovers += 1
-                former.client.taken_over()  # which leaves the session
-            epoch = 0  # other gateways may know a former session
+                former.client.taken_over()  # detaches the session
+            epoch = 0  # above 0 if other gateways know a former session
             sessions.take_released(client_id)
             if sessions.must_ask(client_id):
                 epoch = await self._claim(client_id, clean_start=clean_start)
@@ -117,7 +115,9 @@ class Opening:
         return record.gone_at + 1000 * record.expiry <= self._wall_clock()
 
     async def _claim(self, client_id: str, *, clean_start: bool) -> int:
-        """Ask everybody who may have a message of the session on its way to Kafka; nobody asks for one that ends.
+        """Ask all gateways that may have messages of the session in flight, and wait for their answers.
+
+        With `clean_start` missing answers are accepted, since the session ends.
 
         Returns:
             The epoch of the claim.
@@ -126,7 +126,7 @@ class Opening:
         former = sessions.record(client_id)
         assert former is not None
         try:
-            # When it has ended meanwhile there is none, and nothing of it matters.
+            # If the session has ended meanwhile, nothing has to be claimed.
             if not await sessions.claim(client_id, RELEASE_S) and sessions.state(client_id) is not State.ABSENT:
                 raise _taken()
         except Unanswered:
@@ -135,7 +135,7 @@ class Opening:
         return former.epoch + 1
 
     async def _find(self, client_id: str) -> Session | None:
-        """The session of a client id, from memory or from its records; None also when it ends while the log is read."""
+        """Return the session from memory or from its records; None if there is none, or it ends during a log scan."""
         sessions = self._sessions
         session = sessions.live.get(client_id)
         if session is not None and session.inbound_qos2 is not None and session.inbound_qos2.has_uncertain:
@@ -154,14 +154,14 @@ class Opening:
             if inflight is not None and inflight.scan_from:
                 inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
                 if sessions.record(client_id) != record or self._store.inflight.get(client_id) is not stored:
-                    continue  # all may have changed while the log was read
+                    continue  # the records changed while the log was read
             session = Session(client_id, record.principal, record.session_id, sessions.parts, kept=True)
             session.restore(record, inflight)
             return session
         return None
 
     async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
-        """Make a session ready for a connection; when that fails it is as before."""
+        """Prepare a session for a connection and store its records; on failure restore its former state."""
         sessions, client_id = self._sessions, session.client_id
         before = session.expiry, session.will, session.gone_at
         sessions.enter(session)

@@ -1,8 +1,8 @@
-"""All MQTT sessions that this process knows: who holds which client id, and their records in `__trivium_sessions`.
+"""The MQTT sessions of all gateways as this process knows them, and their records in `__trivium_sessions`.
 
-A session lives here as an object while it has a connection or something unfinished. Otherwise it is the bytes of its
-two records, and a deadline when it has one. The records are written by the gateway that has the session; the others
-follow them. What happens to a session is a transition of the table in `gateway.mqtt.session.lifecycle`.
+A session is a `Session` object while it has a connection or unfinished work. Otherwise only the bytes of its two
+records and possibly a deadline are kept. The gateway that owns the session writes the records; the others follow them.
+All state changes are transitions of the table in `gateway.mqtt.session.lifecycle`.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ TOPIC: Final = "__trivium_sessions"
 
 
 class Sessions:
-    """The sessions of this process, and the transitions that they make."""
+    """The session registry of this process; executes the life cycle's transitions."""
 
     def __init__(self, gateways: Gateways, parts: SessionParts, wills: Wills, wall_clock: Callable[[], int]) -> None:
-        """`wills` publishes wills; `wall_clock` counts epoch milliseconds."""
-        self.gateways = gateways  # this one and the others
+        """`wall_clock` returns epoch milliseconds."""
+        self.gateways = gateways  # all gateways, this one included
         self.owner = gateways.owner
-        self.live: dict[str, Session] = {}  # the sessions that are objects, by client id
-        self.parts = parts  # what sessions are made with
+        self.live: dict[str, Session] = {}  # sessions with an object, by client id
+        self.parts = parts  # for creating sessions
         self.saving: set[Session] = set()  # those of `live` in the state SAVING
-        self.takeovers = 0  # connections that were closed for a newer one
+        self.takeovers = 0  # connections closed because of a newer one
         self._expired = 0
         self._wills = wills
         self._wall_clock = wall_clock
         self._store = parts.store
         self._deadlines = Deadlines()
-        self._unread: dict[str, int] = {}  # client id -> epoch of a record of ours that was not read back yet
+        self._unread: dict[str, int] = {}  # client id -> epoch of our record that was not read back yet
         self._claims: dict[str, Claim] = {}
-        self._handing_over: dict[str, Session] = {}  # claimed by others, with a QoS 2 message on the way to Kafka
+        self._handing_over: dict[str, Session] = {}  # claimed by another gateway, with QoS 2 messages in flight
 
     def __len__(self) -> int:
-        """Sessions with a connection here."""
+        """Return the number of sessions with a connection here."""
         return sum(1 for session in self.live.values() if session.client is not None)
 
     # states
 
     def state(self, client_id: str) -> State:
-        """Where the session of a client id is."""
+        """Return the state of a client id's session."""
         session = self.live.get(client_id)
         if session is not None:
             return session.state
@@ -82,7 +82,7 @@ class Sessions:
         return State.AWAY if record.owner == self.owner else State.ELSEWHERE
 
     def _on(self, client_id: str, event: Event) -> Action:
-        """Take the step of the table; the caller does what it says."""
+        """Change the state by the table, and return the action for the caller to do."""
         action, after = TABLE[self.state(client_id)][event]
         session = self.live.get(client_id)
         if session is not None:
@@ -95,17 +95,17 @@ class Sessions:
         return action
 
     def record(self, client_id: str) -> SessionRecord | None:
-        """The record of a client id, by whomever it was written."""
+        """Return the session record of a client id, from any gateway."""
         return decode_session(self._store.records.get(client_id))
 
-    # what other gateways write
+    # records of other gateways
 
     def bind(self, table: StateTopic) -> None:
-        """The table that `apply` is told about."""
+        """Set the table whose records are passed to `apply`."""
         self._store.bind(table)
 
     def apply(self, record: Received) -> None:
-        """A record of the table (contract: `gateway.kafka.state.Apply`)."""
+        """Process a record of the table (contract: `gateway.kafka.state.Apply`)."""
         found = self._store.read(record)
         if found is None:
             return
@@ -126,7 +126,7 @@ class Sessions:
                 self._look(client_id)
 
     def _read_back(self, client_id: str, value: bytes | None) -> None:
-        """A record of ours was read: what others write from now on is later."""
+        """Note that our own record was read back: records of others from now on are later in the log."""
         claim = self._claims.get(client_id)
         if claim is None and client_id not in self._unread:
             return
@@ -138,15 +138,15 @@ class Sessions:
             self._look(client_id)
 
     def restarted(self, partition: int) -> None:
-        """A partition of the table is read anew (contract: `gateway.kafka.state.Restarted`).
+        """Write all records of a partition again, since its topic was recreated.
 
-        What is in memory is what there was, so it is written down again.
+        Contract: `gateway.kafka.state.Restarted`.
         """
         log.warning("the topic of sessions was made anew", topic=TOPIC, partition=partition)
         self._store.put_all(partition)
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
-        """The highest epoch is right, and of equals the last in the log; what is written late is written over."""
+        """Process another gateway's session record: the highest epoch wins, of equal epochs the last in the log."""
         record = decode_session(value)
         session = self.live.get(client_id)
         event = self._judge(client_id, record)
@@ -167,7 +167,7 @@ class Sessions:
             self._deadlines.watch(client_id, aside)
         elif action is Action.ASK:
             assert record is not None
-            self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends what it has
+            self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends that session there
         elif action is Action.WRITE and session is not None:
             self._store.write_session(client_id, session.describe(self.owner))
         elif action is Action.WRITE:
@@ -182,7 +182,7 @@ class Sessions:
                 self._store.release(client_id)
 
     def _judge(self, client_id: str, record: SessionRecord | None) -> Event | None:
-        """What another gateway's record means; None: nothing, for ours is behind it in the log, or has no record."""
+        """Classify another gateway's record; None if it has no effect here."""
         session, claim, known = self.live.get(client_id), self._claims.get(client_id), self.record(client_id)
         if session is None:
             epoch = known.epoch if known is not None else None
@@ -193,15 +193,15 @@ class Sessions:
         if event in {Event.OUTDATED, Event.DELETED}:
             return event if is_read and known is not None else None
         if event is Event.RIVAL and (session.client is not None or (record is not None and record.predecessors)):
-            return None  # the client was never served there, or it waits for us
+            return None  # the client was never served there, or that gateway waits for us
         return event
 
     def _apply_inflight(self, client_id: str, value: bytes | None) -> bool:
-        """Of two the higher epoch is right; whether it is the last of its writer."""
+        """Process another gateway's in-flight record (the higher epoch wins); return whether it is its final one."""
         mine = self.live.get(client_id)
         if mine is not None:
             if mine.journal is not None:
-                mine.journal.save()  # ours is to be the last
+                mine.journal.save()  # ours must be the last in the log
             return False
         if value is None:
             self._store.inflight.pop(client_id, None)
@@ -212,29 +212,29 @@ class Sessions:
         if known is None or before is None or record.epoch >= before.epoch:
             self._store.inflight[client_id] = value
         elif self.state(client_id) is State.AWAY:
-            self._store.put(INFLIGHT, client_id, known)  # its writer did not know yet that the session is ours
+            self._store.put(INFLIGHT, client_id, known)  # its writer did not know yet that we own the session
         return record.final
 
     def _answered(self, client_id: str, gateway: str) -> None:
-        """A gateway has nothing of a session on its way to Kafka."""
+        """Note that a gateway has no messages of a session in flight."""
         claim = self._claims.get(client_id)
         if claim is not None:
             claim.answered(gateway)
             self._look(client_id)
 
     def _look(self, client_id: str) -> None:
-        """Has everybody answered a claim?"""
+        """Check whether all gateways have answered a claim."""
         claim = self._claims.get(client_id)
         if claim is not None:
             claim.look(self.gateways.is_alive, handing_over=client_id in self._handing_over)
 
     def _hand_over(self, session: Session, record: SessionRecord) -> None:
-        """Another gateway has the session now: close its connection, and answer when Kafka has answered."""
+        """Give a session to another gateway: close its connection, and answer when nothing is in flight any more."""
         client_id, client = session.client_id, session.client
         self._remove(session)
         self._handing_over[client_id] = session
         self._store.records[client_id] = encode(followed(record, self.record(client_id)))
-        session.will = None  # it is the other's now
+        session.will = None  # the new owner publishes it
         session.detach()
         if client is not None:
             self.takeovers += 1
@@ -251,19 +251,19 @@ class Sessions:
             known = decode_inflight_head(self._store.inflight.get(client_id))
             if known is None or mine.epoch >= known.epoch:
                 self._store.write_inflight(client_id, msgspec.structs.replace(mine, final=True))
-            else:  # it has gone on without us
+            else:  # a newer in-flight record exists
                 self._store.release(client_id)
             self._look(client_id)
 
         if session.inbound_qos2 is None:
             idle()
         else:
-            session.inbound_qos2.when_idle(idle)  # else what is on its way to Kafka would come a second time
+            session.inbound_qos2.when_idle(idle)  # otherwise messages in flight would be stored twice
 
-    # a CONNECT
+    # CONNECT
 
     def enter(self, session: Session) -> None:
-        """A CONNECT goes on with this session: from now on it is an object, and does not expire."""
+        """Put the session for a CONNECT into `live`; from now on it does not expire."""
         self._on(session.client_id, Event.CONNECT)
         self.saving.discard(session)
         self.live[session.client_id] = session
@@ -271,12 +271,12 @@ class Sessions:
         session.gone_at = None
 
     async def save(self, session: Session, *, claimed: bool = False) -> None:
-        """Write both records of a session of `live`, and wait until they are stored.
+        """Write both records of a live session, and wait until they are stored.
 
-        `claimed`: the epoch was raised: what others wrote before this is in the log is older.
+        `claimed`: the epoch was raised, so records of others before this one in the log are older.
 
         Raises:
-            Refused: Kafka does not take them.
+            Refused: Kafka does not store them.
         """
         if claimed:
             self._unread[session.client_id] = session.epoch
@@ -284,11 +284,11 @@ class Sessions:
         await self._store.save(session.client_id, session.describe(self.owner), inflight)
 
     def ready(self, session: Session) -> None:
-        """The CONNECT's records are stored: the caller attaches the connection."""
+        """Note that the records for a CONNECT are stored; the caller attaches the connection."""
         self._on(session.client_id, Event.READY)
 
     def fail(self, session: Session, *, present: bool) -> None:
-        """The CONNECT has failed: the session is as before, or there is none again (`present`: there was one)."""
+        """Undo a failed CONNECT: save a session that existed before (`present`), or end a new one."""
         session.detach()
         if self.live.get(session.client_id) is not session:
             return
@@ -299,7 +299,7 @@ class Sessions:
             self.end(session.client_id)
 
     def take_released(self, client_id: str) -> None:
-        """A CONNECT has come: take the session without asking if its gateway has released it, because it stops."""
+        """Take over, without a claim, a session that its stopping gateway has released."""
         if self.state(client_id) is not State.ELSEWHERE or client_id in self._handing_over:
             return
         record = self.record(client_id)
@@ -307,23 +307,23 @@ class Sessions:
             self.take_over(client_id, record, Event.RELEASED, clean=True)
 
     def must_ask(self, client_id: str) -> bool:
-        """Whether a CONNECT has to ask before it gets the session: somebody may have a message of it on the way."""
+        """Whether a CONNECT needs a claim, since another gateway, or this one, may have messages in flight."""
         record = self.record(client_id)
         if client_id in self.live or record is None:
             return False
         return client_id in self._handing_over or bool(others(record, self.owner))
 
     async def claim(self, client_id: str, wait_s: float) -> bool:
-        """Ask everybody who may have a message of the session on its way to Kafka, and take the session over.
+        """Ask all gateways that may have messages of the session in flight, and take the session over.
 
-        A will that is due by the connection's end is published here [MQTT-3.1.2-8]. `must_ask` is true, and the
-        gateways may take `wait_s`.
+        Call it only if `must_ask` is true; the gateways have `wait_s` seconds to answer. A will that is due because the
+        connection has ended is published here [MQTT-3.1.2-8].
 
         Returns:
-            False when somebody else was faster.
+            False if another gateway was faster.
 
         Raises:
-            Unanswered: a living gateway has not answered in time; the next CONNECT asks again.
+            Unanswered: a live gateway has not answered in time; the next CONNECT asks again.
         """
         former = self.record(client_id)
         assert former is not None
@@ -342,7 +342,7 @@ class Sessions:
                 "gateways have not let go of a session in time", client=client_id, gateways=sorted(claim.waiting)
             )
             raise Unanswered from None
-        finally:  # also when the CONNECT was given up: the session's will and its expiry are ours to see to
+        finally:  # also for a cancelled CONNECT: this gateway is now responsible for will and expiry
             ours = self._claims.get(client_id) is claim
             if ours:
                 left = msgspec.structs.replace(former, epoch=claimed.epoch, predecessors=() if answered else asked)
@@ -350,10 +350,10 @@ class Sessions:
         return ours
 
     def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
-        """A session of another gateway is ours, without a connection, by RELEASED or ORPHANED.
+        """Own another gateway's session, without a connection, after RELEASED or ORPHANED.
 
-        `record` is of its former gateway; its predecessors are those who have not answered. `clean`: that gateway has
-        written its last in-flight record. Nothing is written of one that was released unasked: its CONNECT will.
+        `record` is from its former gateway; its predecessors have not answered. `clean`: that gateway has written its
+        last in-flight record. A session that was released without a claim is not written here, but by its CONNECT.
         """
         unasked = event is Event.RELEASED and self.state(client_id) is State.ELSEWHERE
         self._on(client_id, event)
@@ -369,10 +369,9 @@ class Sessions:
     # the end of a connection, and of a session
 
     def leave(self, session: Session, *, with_will: bool) -> None:
-        """The session's connection is gone, or about to be.
+        """End the session's connection; does nothing if the session is no longer here.
 
-        Nothing happens when it is not here any more. `with_will`: its will is to be published; not after DISCONNECT
-        0x00 [MQTT-3.14.4-3].
+        `with_will`: its will is published; false after DISCONNECT 0x00 [MQTT-3.14.4-3].
         """
         client_id = session.client_id
         if self.live.get(client_id) is not session:
@@ -390,7 +389,7 @@ class Sessions:
             self._publish_will(client_id, session.describe(self.owner))
 
     def _save(self, session: Session, event: Event) -> None:
-        """Write what is left of a session without a connection, and note what time will bring."""
+        """Write the records of a session without a connection, and note its deadlines."""
         assert session.journal is not None
         self._on(session.client_id, event)
         self._store.write_session(session.client_id, session.describe(self.owner))
@@ -399,20 +398,20 @@ class Sessions:
         self._deadlines.watch(session.client_id, session.describe(self.owner))
 
     def _released(self, session: Session) -> None:
-        """Kafka has what was saved: what another gateway does with the session is to find no object here."""
+        """Unload a stored session at once when the gateway stops, before another gateway takes it over."""
         if session in self.saving and session.is_stored:
             self.saved(session)
         elif session.journal is not None:
-            session.journal.dirty = True  # it is released when Kafka has answered for everything
+            session.journal.dirty = True  # released later, when Kafka has answered for everything
 
     def saved(self, session: Session) -> None:
-        """Everything is stored: the session is its records from now on."""
+        """Drop the object of a completely stored session; only its records stay."""
         self._on(session.client_id, Event.SAVED)
         self._remove(session)
         session.dissolve()
 
     def end(self, client_id: str) -> None:
-        """The session is over: its will is due [MQTT-3.1.2-8], its records go."""
+        """End a session: publish its will [MQTT-3.1.2-8] and delete its records."""
         session = self.live.get(client_id)
         record = self.record(client_id)
         self._on(client_id, Event.END)
@@ -431,12 +430,12 @@ class Sessions:
                     self._store.put(INFLIGHT, client_id, None)
 
         if will is not None:
-            self._wills.publish(client_id, principal, will, forget)  # after a crash in between it is published again
+            self._wills.publish(client_id, principal, will, forget)  # published again after a crash in between
         else:
             forget()
 
     def _remove(self, session: Session) -> None:
-        """The session is an object no longer."""
+        """Remove the session's object from the registry."""
         del self.live[session.client_id]
         self._unread.pop(session.client_id, None)
         if session.journal is not None:
@@ -444,7 +443,7 @@ class Sessions:
         self.saving.discard(session)
 
     def _publish_will(self, client_id: str, record: SessionRecord) -> SessionRecord:
-        """Publish the will of a session's record; the record without it, which is stored after that."""
+        """Publish a session's will; return the record without it, which is stored after the will."""
         assert record.will is not None
         self._on(client_id, Event.WILL)
         session = self.live.get(client_id)
@@ -464,16 +463,16 @@ class Sessions:
     # deadlines
 
     def keep_deadlines(self) -> None:
-        """Publish the wills and end the sessions whose time has come."""
+        """Publish the wills and end the sessions that are due."""
         now = self._wall_clock()
         in_turns(self._meet(list(self._deadlines.due(now)), now))
 
     def _meet(self, due: list[str], now: int) -> Iterator[None]:
-        """What is to be done for each; thousands may have left at the same moment."""
+        """Process the due sessions in slices, since thousands may have disconnected at the same moment."""
         for client_id in due:
             yield
             if self.state(client_id) not in {State.SAVING, State.AWAY}:
-                continue  # it came back, or ended, or went elsewhere
+                continue  # it reconnected, ended, or moved to another gateway
             session = self.live.get(client_id)
             record = session.describe(self.owner) if session is not None else self.record(client_id)
             if record is None or record.gone_at is None:
@@ -487,7 +486,7 @@ class Sessions:
             self._deadlines.watch(client_id, record)
 
     def statistics(self) -> SessionStatistics:
-        """Counts for the metrics."""
+        """Return a snapshot for the metrics."""
         return SessionStatistics(
             connected=len(self),
             stored=len(self._store.records),

@@ -1,4 +1,4 @@
-"""MQTT sessions as operators see them, with a connection or without."""
+"""Views of MQTT sessions for operators, connected or not."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.state.records import NEVER, InflightRecord, Places, SessionRecord, decode_inflight
 
-PARTITIONS: Final = 1000  # of a session whose lag is looked up; of one with more it is not told
+PARTITIONS: Final = 1000  # a session with more has no lag in its view
 
 
 class SessionViews:
-    """Looks at one session."""
+    """Builds the view of one session."""
 
     def __init__(self, sessions: Sessions, lookup: Lookup) -> None:
-        """`lookup` is asked for the ends of the log."""
+        """`lookup` finds the end offsets of the log."""
         self._sessions = sessions
         self._lookup = lookup
 
     async def of(self, client_id: str) -> SessionView | None:
-        """The session of a client id; None: there is none."""
+        """Return the view of a client id's session, or None."""
         live = self._sessions.live.get(client_id)
         if live is not None and not live.kept:
             return SessionView(kept=False)
@@ -36,7 +36,7 @@ class SessionViews:
         return await self._view(record, decode_inflight(self._sessions.parts.store.inflight.get(client_id)))
 
     async def away(self, client_id: str) -> ClientView | None:
-        """The client of a session without a connection at this gateway; None: there is none."""
+        """Return the view of a client whose session has no connection at this gateway, or None."""
         record = self._sessions.record(client_id)
         if record is None:
             return None
@@ -62,7 +62,7 @@ class SessionViews:
         )
 
     async def _lag(self, reached: Places) -> int | None:
-        """How many records lie behind the places; None: too many places, or Kafka does not answer."""
+        """Return the number of records above the offsets; None for too many partitions or if Kafka does not answer."""
         places = {TopicPartition(topic, number): at for topic, ats in reached.items() for number, at in ats.items()}
         if len(places) > PARTITIONS:
             return None

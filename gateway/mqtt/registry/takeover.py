@@ -1,4 +1,4 @@
-"""Sessions that other gateways have, or had: who is asked for them, and what becomes of their records.
+"""Taking sessions over from other gateways: claims, the order of records, and sessions of dead gateways.
 
 The protocol is modelled in docs/spec/SessionTakeover.tla; docs/adr/0043-take-over-names-its-predecessors.md says why.
 """
@@ -21,29 +21,29 @@ from mapping.outcomes import Outcome
 
 
 class Unanswered(Refused):
-    """A living gateway has not answered: its message may still come to the log, so nobody can say what is there."""
+    """A live gateway has not answered: its messages may still reach the log, so the log's contents are uncertain."""
 
     def __init__(self) -> None:
         super().__init__(Outcome.BUSY, "a message of the session may be on its way to Kafka elsewhere")
 
 
 class Claim:
-    """A CONNECT's question to every gateway that may have a message of the session on its way to Kafka."""
+    """A CONNECT's request to all gateways that may have messages of the session in flight."""
 
     def __init__(self, waiting: Iterable[str]) -> None:
-        self.waiting = set(waiting)  # who has not answered
-        self.is_read = False  # our record was read back: of another with the same epoch it is known which is the later
-        self.clean = True  # nobody was left out because it is dead
-        # done, with true, when everybody has answered or is dead; with false, when somebody else was faster
+        self.waiting = set(waiting)  # gateways that have not answered
+        self.is_read = False  # our record was read back, so its order among records of the same epoch is known
+        self.clean = True  # no asked gateway is dead
+        # true when all gateways have answered or are dead, false when another gateway was faster
         self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answered(self, gateway: str) -> None:
-        """A gateway has nothing on the way; what it said before our record was not an answer to that."""
+        """Note that a gateway has nothing in flight; what it wrote before our record was read back does not count."""
         if self.is_read:
             self.waiting.discard(gateway)
 
     def look(self, is_alive: Callable[[str], bool], *, handing_over: bool) -> None:
-        """See whether it is over; `handing_over`: we have a message of it on the way ourselves."""
+        """Check whether the claim is complete; `handing_over`: this gateway has messages in flight itself."""
         if self.over.done() or not self.is_read or handing_over:
             return
         dead = {gateway for gateway in self.waiting if not is_alive(gateway)}
@@ -52,18 +52,18 @@ class Claim:
             self.over.set_result(True)
 
     def lose(self) -> None:
-        """Somebody else has the session."""
+        """End the claim: another gateway has the session."""
         if not self.over.done():
             self.over.set_result(False)
 
 
 def others(record: SessionRecord, owner: str) -> tuple[str, ...]:
-    """Who may have a message of a session on its way to Kafka, by its record, beside `owner`."""
+    """Return the gateways, except `owner`, that may have messages in flight according to the session's record."""
     return tuple(sorted({record.owner, *record.predecessors} - {owner, ""}))
 
 
 def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
-    """Whether the owner of a session has released it unasked, and nobody else may have a message of it on the way."""
+    """Whether the session's owner has released it without a claim, and no other gateway may have messages in flight."""
     return (
         inflight is not None
         and not record.predecessors
@@ -73,7 +73,7 @@ def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
 
 
 def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:
-    """Another gateway's record, as it is kept: one that says whom to ask may not have heard of everybody who is."""
+    """Return another gateway's record with the predecessors that its writer did not know added."""
     if known is None or not record.predecessors:
         return record
     asked = {*record.predecessors, *others(known, record.owner)}
@@ -81,10 +81,10 @@ def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecor
 
 
 def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: bool, is_read: bool) -> Event:
-    """What another gateway's record means: the higher epoch is right, of equals the later in the log.
+    """Classify another gateway's record: the higher epoch wins, of equal epochs the later in the log.
 
-    `record` None is a deletion, `owner` we. `epoch` is of the session as it is known here; None: not at all. `ours`:
-    what is known is of us. `is_read`: it was read in the table, so that `record` lies behind it.
+    `record` is None for a deletion. `owner` is this gateway. `epoch` is that of the session known here, or None.
+    `ours`: this gateway wrote the known record. `is_read`: it was read back, so `record` is behind it in the log.
     """
     if record is None:
         return Event.DELETED
@@ -95,15 +95,15 @@ def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: 
 
 
 async def find_orphans(
-    store: SessionStore,  # all records
-    live: Collection[str],  # client ids of sessions that are here
-    gateways: Gateways,  # who is alive
-    takes_over: Callable[[str], bool],  # whether the sessions of an owner are to be taken
-    recovery: CrashRecovery,  # looks into the log
+    store: SessionStore,
+    live: Collection[str],  # client ids of sessions with an object here
+    gateways: Gateways,
+    takes_over: Callable[[str], bool],  # whether this gateway takes over an owner's sessions
+    recovery: CrashRecovery,
 ) -> list[tuple[str, SessionRecord]]:
-    """The sessions of owners that are gone, after their QoS 2 messages were looked for in the log.
+    """Find the sessions of dead owners, and recover their QoS 2 messages from the log.
 
-    Not those of which a living gateway may have a message on the way: the CONNECT asks it, and looks then.
+    The log is not scanned for a session with messages possibly in flight at a live gateway: its CONNECT does both.
     """
     unclear: dict[str, InflightRecord] = {}
     found: list[tuple[str, bytes, bytes | None, SessionRecord]] = []
@@ -122,7 +122,7 @@ async def find_orphans(
         unclear = await recovery.recover(unclear)
     orphans = []
     for client_id, value, stored, record in found:
-        # Where it took its time the client may be back, here or elsewhere.
+        # During a long scan the client may have reconnected, here or elsewhere.
         if client_id in live or store.records.get(client_id) is not value:
             continue
         accounted = unclear.get(client_id)
@@ -135,10 +135,11 @@ async def find_orphans(
 def taken_over(
     record: SessionRecord, owner: str, now: int, *, clean: bool, predecessors: tuple[str, ...] = ()
 ) -> SessionRecord:
-    """The record of a session that is ours now, without a connection.
+    """Return the record of a session that was taken over and has no connection.
 
-    The epoch stays: a client that came back at another gateway meanwhile has a higher one. The connection, if there
-    was one, has ended by `now` (epoch ms). `clean`: its former gateway has told all. `predecessors` have not answered.
+    The epoch is not raised: a client that reconnected at another gateway meanwhile has a higher one. A connection is
+    taken as ended at `now` (epoch milliseconds). `clean`: the former gateway has written its last in-flight record.
+    `predecessors` have not answered.
     """
     gone_at = record.gone_at if record.gone_at is not None else now
     will = record.will

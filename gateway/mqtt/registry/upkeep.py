@@ -1,4 +1,4 @@
-"""What time brings to sessions: positions, heartbeats, deadlines, gateways that fell silent; and the stop."""
+"""Background work for sessions: positions, heartbeats, deadlines, takeover from dead gateways; and their shutdown."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gateway.spawn import keep_on, together
 
 log = structlog.get_logger(__name__)
 
-TICK_S: Final = 1.0  # positions are written that often
-ROUND_S: Final = 60.0  # positions of sessions that got nothing
+TICK_S: Final = 1.0  # interval for writing positions
+ROUND_S: Final = 60.0  # the same for sessions without deliveries
 CLOSING_S: Final = 3.0
 
 
@@ -30,15 +30,14 @@ class Upkeep:
 
     def __init__(
         self,
-        sessions: Sessions,  # of this process
-        recovery: CrashRecovery,  # finds in the log what a dead gateway stored for QoS 2
-        ready: asyncio.Event,  # set when the sessions of this gateway's former process are taken over
-        read_to_end: Callable[[], Awaitable[None]],  # waits until all that gateways have stored of sessions is known
-        fence: Fence,  # shut after a freeze; opened here
+        sessions: Sessions,
+        recovery: CrashRecovery,  # finds QoS 2 messages that a dead gateway stored
+        ready: asyncio.Event,  # set here when the sessions of this gateway's former process are taken over
+        read_to_end: Callable[[], Awaitable[None]],  # waits until the table of sessions is read to its end
+        fence: Fence,  # shuts after a freeze; opened here
         *,
-        bury: Callable[[], None] = lambda: None,  # told when a gateway may be dead, behind its sessions
+        bury: Callable[[], None] = lambda: None,  # called when a gateway may be dead, after its sessions are taken over
     ) -> None:
-        """Nothing runs before `run`."""
         self._sessions = sessions
         self._gateways = sessions.gateways
         self._store = sessions.parts.store
@@ -48,17 +47,17 @@ class Upkeep:
         self._read_to_end = read_to_end
         self._fence = fence
         self._bury = bury
-        self._served = False  # before a freeze
+        self._served = False  # `ready` was set before the freeze
         fence.listen(self._frozen)
         self._round_of: list[Session] = []
 
     async def run(self, loaded: asyncio.Event) -> None:
-        """Work until the gateway stops, from when the records of all sessions are `loaded`."""
+        """Run until the gateway stops, as soon as all session records are `loaded`."""
         await loaded.wait()
         self._gateways.loaded()
         self._fence.guard(FROZEN_S, TOPIC)
         parts = (self._send_heartbeats, self._tick, self._take_over, self._catch_up)
-        # Each is tried again by itself: without heartbeats other gateways would take our sessions away.
+        # Each is restarted separately: without heartbeats other gateways would take our sessions over.
         await together(*(keep_on(part, "sessions") for part in parts))
 
     async def _tick(self) -> None:
@@ -71,13 +70,13 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
 
     async def _send_heartbeats(self) -> None:
-        """Write heartbeats, whatever else takes its time."""
+        """Write heartbeats, independently of all other work."""
         while not self._store.stopped:
             self._store.put_heartbeat(self._gateways.name, self._gateways.heartbeat())
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _take_over(self) -> None:
-        """Take over the sessions of our former process, and then of gateways that fell silent."""
+        """Take over the sessions of our former process, and then those of silent gateways."""
         if not self._ready.is_set():
             await self._take_orphans(self._gateways.is_predecessor)
             self._bury()
@@ -90,22 +89,22 @@ class Upkeep:
             await asyncio.sleep(TICK_S)
 
     async def _awake(self) -> None:
-        """Wait until the fence is open. The process may have been stopped since the timer that woke us: look anew."""
+        """Wait until the fence is open; check for a freeze first, which may have happened after our timer fired."""
         self._fence.now()
         while not self._fence.is_open:
             await self._fence.passed()
             self._fence.now()
 
     def _frozen(self) -> None:
-        """This process has not run for so long that others may have called it dead, nor knows who of them is alive."""
+        """Suspend sessions after a freeze: other gateways may have declared this one dead, or be dead themselves."""
         self._served |= self._ready.is_set()
         self._ready.clear()
         log.warning("this process was stopped for seconds; sessions wait until what was written meanwhile is read")
 
     async def _catch_up(self) -> None:
-        """After a freeze: read to the end before anybody gets a session, or anything of one, or is called dead.
+        """After a freeze, read the table to its end before sessions are served or gateways declared dead.
 
-        Our heartbeat is stored first: who calls us dead later has read it, when it reads its claim back.
+        Our heartbeat is stored first: a gateway that claims a session later has read it before its own claim.
         """
         while True:
             await self._fence.is_shut.wait()
@@ -124,7 +123,7 @@ class Upkeep:
             self._fence.open()
 
     async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
-        """Take over the sessions of owners that are gone: their clients are gone since now."""
+        """Take over the sessions of dead owners; their connections count as ended now."""
         sessions = self._sessions
         orphans = await find_orphans(self._store, sessions.live, self._gateways, takes_over, self._recovery)
         for client_id, record in orphans:
@@ -145,9 +144,9 @@ class Upkeep:
                 session.journal.dirty = True
 
     def _round(self) -> None:
-        """Sessions that got nothing for long still move on with the log; idle ones give up their start offsets.
+        """Write the positions of sessions without deliveries, and drop the start offsets of idle ones.
 
-        Each has its turn once in `ROUND_S`, not all at once.
+        Each session has its turn once in `ROUND_S`, spread over that time.
         """
         live = self._sessions.live
         if not self._round_of:
@@ -161,7 +160,7 @@ class Upkeep:
                 session.journal.save()
 
     async def stop(self) -> None:
-        """Write what is left of every session; connections were closed before."""
+        """Write the records of all sessions; connections were closed before."""
         self._fence.unguard()
         sessions = self._sessions
         for session in list(sessions.live.values()):

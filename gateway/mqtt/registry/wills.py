@@ -1,4 +1,4 @@
-"""Wills: published when a client is gone without DISCONNECT (section 3.1.2.5), also when its gateway is gone."""
+"""Wills: published when a connection ends without DISCONNECT (section 3.1.2.5), also after its gateway has died."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
-    """When a will is to be published: after its delay, or when the session ends, whichever comes first [MQTT-3.1.2-8].
+    """Return when a will is due: after its delay or at the session's end, whichever is first [MQTT-3.1.2-8].
 
-    In epoch milliseconds, as `gone_at`, the end of the connection; `expiry` is the Session Expiry Interval in seconds.
+    `gone_at`, the end of the connection, and the result are epoch milliseconds; `expiry` is the Session Expiry Interval
+    in seconds.
     """
     properties = pending.will.properties or NONE
     delay = properties.will_delay_interval or 0
@@ -30,7 +31,7 @@ def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
 
 
 class _Ticket:
-    """The publisher's owner of one will."""
+    """The owner of one will's record."""
 
     __slots__ = ("_client_id", "_then", "principal")
 
@@ -40,7 +41,7 @@ class _Ticket:
         self._then = then
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`)."""
         if result.outcome is not Outcome.STORED:
             log.warning("a will is not stored", client=self._client_id, reason=result.reason)
         self._then()
@@ -54,12 +55,12 @@ class Wills:
         self._publisher = publisher
         self._retained = retained
         self._wall_clock = wall_clock
-        self.published = 0  # how many were, ever
+        self.published = 0  # total
 
     def publish(self, client_id: str, principal: str, pending: PendingWill, then: Callable[[], None]) -> None:
-        """Publish the will of a principal's client; `then` follows when Kafka has answered, whatever it said.
+        """Publish a client's will; `then` is called after Kafka's answer, whether the will was stored or not.
 
-        Its message expiry counts from now (section 3.1.3.2.4).
+        The Message Expiry Interval counts from now (section 3.1.3.2.4).
         """
         will = pending.will
         inbound = Inbound(self._rules, pending.version, client_id)

@@ -1,4 +1,4 @@
-"""Records as MQTT's clients get them: mapped once and encoded once for all who get them while they are offered."""
+"""Maps each offered record to its MQTT form once, and encodes it once for all receivers."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
 _FORMS = 4
-"""In which whole packets differ: the version, and the RETAIN flag."""
+"""Number of variants of an encoded packet: two protocol versions, with and without RETAIN."""
 
 
 class _Message:
-    """What is known of one record."""
+    """The cached forms of one record."""
 
     __slots__ = ("delivery", "prepared", "record")
 
     def __init__(self, record: Received, delivery: Delivery | None) -> None:
         self.record = record
-        self.delivery = delivery  # None: it has no MQTT topic name
+        self.delivery = delivery  # None: the record has no MQTT topic name
         self.prepared: dict[Version, PreparedPublish] = {}
 
 
 class Packets(msgspec.Struct, frozen=True, gc=False):
-    """The whole PUBLISHes of a run at QoS 0."""
+    """The encoded PUBLISH packets of a run at QoS 0."""
 
     data: bytes
-    largest: int  # bytes of the largest of them
-    topic: str  # of all of them
+    largest: int  # size of the largest packet, in bytes
+    topic: str  # of all packets
 
 
 class Messages:
-    """The records that are offered now, and the last other one that somebody asked for."""
+    """Caches the forms of the records being offered, and of the last other record requested."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -46,25 +46,25 @@ class Messages:
         self._packets: tuple[Sequence[Received] | None, list[Packets | None]] = (None, [])
 
     def begin_run(self, first: Received) -> None:
-        """Others are offered from now on."""
+        """Start a new run: drop the forms of the last one."""
         found = self._run.get(id(first))
         self._run.clear()
         if found is not None and found.record is first:
-            self._run[id(first)] = found  # it was looked at to see where the last run ends
+            self._run[id(first)] = found  # it was mapped already to find the end of the last run
 
     def look_at(self, record: Received) -> Delivery | None:
-        """`delivery` of a record that belongs to the run, or to the next one."""
+        """Return `delivery` of a record of this run or of the next one."""
         found = self._run.get(id(record))
         if found is None or found.record is not record:
             found = self._run[id(record)] = _Message(record, from_record(record, self._rules))
         return found.delivery
 
     def delivery(self, record: Received) -> Delivery | None:
-        """The record as MQTT sees it; None when it has no MQTT topic name."""
+        """Return the record's MQTT form, or None if it has no MQTT topic name."""
         return self._find(record).delivery
 
     def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
-        """The encoded PUBLISH that all receivers of one version share; the record has no expiry."""
+        """Return the encoded PUBLISH that all receivers of one version share; the record must have no expiry."""
         prepared = self._find(record).prepared
         found = prepared.get(version)
         if found is None:
@@ -72,14 +72,14 @@ class Messages:
         return found
 
     def prepare(self, delivery: Delivery, properties: Properties | None, version: Version) -> PreparedPublish:
-        """The encoded PUBLISH of a message with these properties, its topic as its receivers call it."""
+        """Encode a PUBLISH with these properties, and with the topic as receivers see it (without tenant prefix)."""
         return prepare_publish(self._rules.own_name(delivery.topic), delivery.payload, properties, version)
 
     def packets(self, run: Sequence[Received], v5: bool, retain: bool) -> Packets | None:
-        """What all receivers of one version get of a run at QoS 0: records with one MQTT topic.
+        """Return the packets that all receivers of one version share, for a run at QoS 0 of one MQTT topic.
 
         Returns:
-            None: one has an expiry, which is counted down and checked for each receiver.
+            None if a record has an expiry, which must be checked and updated for each receiver.
         """
         known, forms = self._packets
         if known is not run:

@@ -1,4 +1,4 @@
-"""Which Kafka topics topic filters need."""
+"""Finds the Kafka topics that topic filters need."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mapping.rules import Rules
 async def needed_topics(
     filters: Collection[str], rules: Rules, topics: Topics, *, following: bool = False
 ) -> dict[str, set[str] | Refused]:
-    """The existing Kafka topics that may hold messages for each filter, by one question to Kafka at most.
+    """Return the existing Kafka topics that may hold messages for each filter, with at most one request to Kafka.
 
-    No topic is made for a filter: one that it names and that does not exist is left out until it appears. What exists
-    by then is read from its end, what comes later from its beginning; that is why Kafka is asked. `following`: every
-    topic that appears is followed already: what exists is known, but for a few seconds.
+    No topic is created for a filter; a missing one is left out until it appears. Kafka is asked because existing topics
+    are read from their end, later ones from their beginning. `following`: a subscription to all topics exists already,
+    so the known topics are current, except for a few seconds.
 
     Returns:
-        By filter: its topics, or Refused where the filter's topic is not for clients.
+        By filter: its topics, or Refused if clients must not read the filter's topic.
 
     Raises:
-        Refused: BUSY, Kafka does not answer.
+        Refused: BUSY, if Kafka does not answer.
     """
     fixed = {topic_filter: rules.fixed_topics(topic_filter) for topic_filter in filters}
     named: set[str] = set()

@@ -1,9 +1,9 @@
-"""Retained messages: the last one of each topic, in `__trivium_retained` and in memory (MQTT 5.0 section 3.3.1.3).
+"""Retained messages: the last message of each topic, in `__trivium_retained` and in memory (section 3.3.1.3).
 
-The key is the MQTT topic, the value the payload, the headers are those of the message's own record; a deletion is a
-tombstone. Any Kafka client may write there too. Order per topic is Kafka's: the offset is the version. What this
-process wrote counts from Kafka's answer on, so that a subscription after PUBACK finds it; the copy that the follower
-brings later changes nothing.
+The key is the MQTT topic, the value is the payload, and the headers are those of the message's own record; a tombstone
+deletes. Other Kafka clients may write there too. The offset is the version of a topic's message. A message from this
+process counts from Kafka's answer on, so that a subscription after PUBACK finds it; reading its record later changes
+nothing.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ log = logging.getLogger(__name__)
 RETAINED: Final = "__trivium_retained"
 SWEEP_S: Final = 1.0
 SWEEP_MOST: Final = 1000
-"""Messages that expire in one turn of the loop, and tombstones per sweep: there may be very many of both."""
+"""Maximum number of messages expired in one event loop iteration, and of tombstones written per sweep."""
 GRACE_MS: Final = 60_000
-"""Expired messages stay in the log for so long: clocks differ, and topics are often refreshed just as they expire."""
+"""Delay before an expired message gets its tombstone: clocks differ, and messages are often refreshed at expiry."""
 NOTICED_MS: Final = 60_000
-"""Twice the usual age of metadata: it is noticed within this time that the topic was deleted and made again."""
+"""Time within which the deletion and recreation of the topic is noticed: twice the usual age of metadata."""
 STALE_DEADLINES: Final = 1000
-"""The heap of deadlines may hold so many of replaced messages, beside as many as there are messages in it."""
+"""Extra deadlines of replaced messages in the heap, beyond twice the number of messages, before it is rebuilt."""
 
 _RETAIN_SET: Final = (MQTT_RETAIN, b"1")
-_OWN, _COPY = "own", "copy"  # the tokens of a message's two records
+_OWN, _COPY = "own", "copy"  # tokens of a message's two records
 
-_SHOWN: Final = 1 << 20  # is added to the partitions of another topic, so that their places are places of their own
+_SHOWN: Final = 1 << 20  # added to the partition numbers of another topic, to keep them apart
 
 Place = tuple[int, int]
 """Partition and offset in the topic of retained messages."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A retained message as it is delivered, and its version: the place of its record in `__trivium_retained`."""
+    """A retained message for delivery, and its version: the position of its record in `__trivium_retained`."""
 
     delivery: Delivery
     partition: int
@@ -60,7 +60,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RetainedStatistics(msgspec.Struct, frozen=True):
-    """A snapshot."""
+    """A snapshot of the retained messages, for the metrics."""
 
     messages: Annotated[int, gauge("retained messages")]
     bytes: Annotated[int, gauge("bytes that retained messages count for in memory")]
@@ -70,7 +70,7 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
 
 
 class _Put:
-    """One retained PUBLISH: owner of its own record and of the copy, which settles the client's token once."""
+    """One retained PUBLISH: owns its own record and the retained copy, and settles the client's token once."""
 
     __slots__ = (
         "_offset", "_retained", "_token", "budget", "copy", "is_written", "own", "owner", "principal", "read",
@@ -78,23 +78,23 @@ class _Put:
     )  # fmt: skip
 
     def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
-        self.record = record  # the own record
-        self.topic = topic  # its MQTT topic
-        self.budget = getattr(owner, "budget", None)  # the client's, which counts both records (see `Publisher.submit`)
+        self.record = record  # the message's own record
+        self.topic = topic  # MQTT topic
+        self.budget = getattr(owner, "budget", None)  # the client's; counts both records (see `Publisher.submit`)
         self.principal = getattr(owner, "principal", None)  # the client's
-        self.own: Result | None = None  # own, copy: what became of each; None: not known yet
-        self.copy: Result | None = None
-        self.is_written = False  # whether the copy was given to the publisher
-        # to which offset the copy's partition was read when it was written, and in which of the topics of the name (see
-        # `Retained._restarts`): the copy lies behind that
+        self.own: Result | None = None  # result of the own record; None: not known yet
+        self.copy: Result | None = None  # result of the copy
+        self.is_written = False  # whether the copy was submitted
+        # `Retained._restarts`, and the offset up to which the copy's partition was read when the copy was written; the
+        # copy must get a higher offset, unless the topic was recreated
         self.read = (0, -1)
         self._retained = retained
-        self.owner = owner  # for whom it stands
+        self.owner = owner  # the client's owner
         self._token = token
         self._offset = -1
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Learn the fate of one record, or of both when both were refused alike (contract: `Owner`)."""
+        """Take the result of one record, or of both if they were refused together (contract: `Owner`)."""
         offset = offsets[0] if offsets else -1
         if _OWN in tokens:
             self.own, self._offset = result, offset
@@ -105,7 +105,7 @@ class _Put:
         self._retained.settled(self)
 
     def finish(self) -> None:
-        """Tell the client's side: the worse of both results, with the place of the own record."""
+        """Settle the client's token with the worse of both results and the offset of the own record."""
         own, copy = self.own, self.copy
         assert own is not None
         if self.owner is None:
@@ -120,7 +120,7 @@ class _Put:
 
 
 class Retained:
-    """The retained messages of all gateways of this Kafka."""
+    """The retained messages, shared by all gateways of this Kafka."""
 
     def __init__(
         self,
@@ -134,12 +134,8 @@ class Retained:
         wall_clock: Callable[[], int],
         name: str = RETAINED,
     ) -> None:
-        """Nothing is known before `state` is loaded.
-
-        Clients may have `limit` messages retained, which may be counted for `limit_bytes`. `wall_clock` gives epoch
-        milliseconds.
-        """
-        self.name = name  # the topic in which they are
+        """`limit` and `limit_bytes` bound what clients may have retained. `wall_clock` returns epoch milliseconds."""
+        self.name = name  # Kafka topic
         self._state = state
         self._publisher = publisher
         self._rules = rules
@@ -151,44 +147,44 @@ class Retained:
         self._kept: dict[str, Entry] = {}
         self._names = NameTrie()
         self._bytes = 0
-        self._applied: dict[int, int] = {}  # partition -> the offset up to which the follower has come
-        self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version that Kafka's answer told before the follower
-        self._restarts = 0  # how often a partition was read from its beginning once more
-        self._stale: dict[int, set[str]] = {}  # partition -> topics of messages that were in it before it was made anew
-        self._known_anew: set[int] = set()  # of these, where an own message told so before the follower
-        self._writing: dict[str, int] = {}  # topic -> messages on their way to Kafka
+        self._applied: dict[int, int] = {}  # partition -> offset of the last record read
+        self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version known from Kafka's answer but not read yet
+        self._restarts = 0  # number of times that a partition was read again from its beginning
+        self._stale: dict[int, set[str]] = {}  # partition -> topics of messages from before it was recreated
+        self._known_anew: set[int] = set()  # those of these partitions where an own message's offset revealed it first
+        self._writing: dict[str, int] = {}  # topic -> number of messages in flight to Kafka
         self._deadlines: list[tuple[int, str]] = []
         self._tombstones: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
         self._sweeping: asyncio.Task[None] | None = None
         self._invalid = self._expired = self._refused = 0
 
     async def start(self) -> None:
-        """Begin to remove what expires."""
+        """Start removing expired messages."""
         self._sweeping = self._spawn(keep_on(self._run, "retained"))
 
     async def stop(self) -> None:
-        """Stop that."""
+        """Stop removing expired messages."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
     def __len__(self) -> int:
-        """How many messages are retained."""
+        """Return the number of retained messages."""
         return len(self._kept)
 
     def statistics(self) -> RetainedStatistics:
-        """See `RetainedStatistics`."""
+        """Return a snapshot for the metrics."""
         return RetainedStatistics(len(self._kept), self._bytes, self._invalid, self._expired, self._refused)
 
     # Reading
 
     def search(self, topic_filter: str, after: Place = (-1, -1)) -> Iterator[list[tuple[str, Place]]]:
-        """The topics with a message that a valid filter (not a shared one) matches, and the places of the messages.
+        """Find the topics that match a valid, not shared filter, and the positions of their messages.
 
-        They come in pieces, in no order, those behind `after` only; each piece is a short step of the search, and may
-        be empty. A message that is retained from begin to end is found. Wildcards at the first level match no topic
-        that begins with `$` [MQTT-4.7.2-1]. The search costs what it finds, and what a wildcard in the middle has to
-        try; it does not look at all topics.
+        Results above `after` come in unordered pieces; each is a short step of the search, and may be empty. A message
+        that stays retained during the search is found. Wildcards at the first level match no topic that starts with `$`
+        [MQTT-4.7.2-1]. The cost grows with the results and with the branches below a wildcard in the middle, not with
+        the number of topics.
         """
         is_name = "+" not in topic_filter and "#" not in topic_filter
         kept = self._kept
@@ -204,12 +200,12 @@ class Retained:
             yield found
 
     def may_match(self, topic_filter: str) -> bool:
-        """Whether a filter matches messages; True also when that takes more than a step of the search to find out."""
+        """Whether a filter matches messages; also True if one step of the search does not suffice to decide."""
         pieces = self.search(topic_filter)
         return bool(next(pieces)) or next(pieces, None) is not None
 
     def get(self, topic: str) -> Kept | None:
-        """The message of a topic; None when there is none (any more)."""
+        """Return the message of a topic, or None if there is none or it has expired."""
         entry = self._kept.get(topic)
         if entry is None or entry.is_over(self._wall_clock()):
             return None
@@ -223,12 +219,12 @@ class Retained:
     # Writing
 
     def put(self, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
-        """Publish a message that is to be retained; an empty payload deletes [MQTT-3.3.1-6, MQTT-3.3.1-7].
+        """Publish a message to be retained; an empty payload deletes [MQTT-3.3.1-6, MQTT-3.3.1-7].
 
-        Both records are written at once, the message's own and the one that is retained. Where the own record may be
-        refused (its topic is not known yet, it is too large) it goes first, so that a refused message is not retained.
-        Two messages of one client to one topic keep their order. `owner` is told once, when both are answered: the
-        worse result, with the offset of the own record.
+        The message's own record and the retained copy are submitted together. If the own record may be refused (its
+        topic is unknown, it is large), the copy waits for it, so that a refused message is not retained. One client's
+        messages to one topic keep their order. `owner` is settled once, when both are answered, with the worse result
+        and the offset of the own record.
         """
         put = _Put(self, record, topic, owner, token)
         if self._is_full(topic, record):
@@ -251,14 +247,14 @@ class Retained:
         return more > 0 and self._bytes + more > self._limit_bytes
 
     def _is_safe(self, record: Record) -> bool:
-        """Whether the own record will not be refused for its topic's sake, as far as is known."""
+        """Whether, as far as is known, the topic will not refuse the own record."""
         info = self._publisher.known_topic(record.topic)
         if info is None or (info.needs_key and record.key is None):
             return False
         return content_bytes(record) < info.max_message_bytes // 2
 
     def _write(self, put: _Put) -> None:
-        """The copy goes to the partition where the topic's last version is: another client may have put it there."""
+        """Write the copy to the partition of the topic's last version, which another client may have chosen."""
         put.is_written = True
         record, key = put.record, put.topic.encode()
         partition = self._partition_of(put.topic)
@@ -267,15 +263,15 @@ class Retained:
         self._table.write(key, record.value or None, headers, owner=put, token=_COPY, partition=partition)
 
     def _partition_of(self, topic: str) -> int:
-        """Where the last version of a message is, so that the next one is behind it."""
+        """Return the partition of the topic's last version, so that the next one is ordered behind it."""
         entry = self._kept.get(topic)
         if entry is not None and entry.partition < self._table.partitions:
             return entry.partition
         return self._table.partition_of(topic.encode())
 
     def stored(self, put: _Put, partition: int, offset: int) -> None:
-        """Kafka has a message's copy: it counts from now on, unless the follower has come further already."""
-        if 0 <= offset <= put.read[1] and put.read[0] == self._restarts:  # so it is in another topic
+        """Apply a copy that Kafka has stored, unless a later record was read already."""
+        if 0 <= offset <= put.read[1] and put.read[0] == self._restarts:  # only possible in a recreated topic
             self._applied.pop(partition, None)
             if partition not in self._known_anew:
                 self._doubt(partition)
@@ -287,7 +283,7 @@ class Retained:
             self._change(put.topic, partition, offset, self._wall_clock(), record.value, record.headers)
 
     def settled(self, put: _Put) -> None:
-        """One of a message's records was answered, or both."""
+        """Continue after Kafka has answered for one of a message's records, or both."""
         if put.own is None:
             return
         if put.own.outcome is Outcome.STORED and not put.is_written:
@@ -298,10 +294,10 @@ class Retained:
                 self._writing[put.topic] = left
             put.finish()
 
-    # What the log says
+    # Reading the log
 
     def _apply(self, record: Received) -> None:
-        """A record of the topic (contract: `gateway.kafka.state.Apply`)."""
+        """Process a record of the topic (contract: `gateway.kafka.state.Apply`)."""
         self._applied[record.partition] = record.offset
         name = text_of(record.key)
         if name is None or not is_valid_name(name):
@@ -324,10 +320,10 @@ class Retained:
     def _change(  # noqa: PLR0917 - a record's parts
         self, name: str, partition: int, offset: int, timestamp: int, value: bytes | None, headers: Headers
     ) -> None:
-        """The topic's last version is this one."""
+        """Set the last version of a topic's message."""
         former = self._kept.get(name)
         if former is not None and former.partition != partition and former.timestamp > timestamp:
-            return  # of another partitioner's partition, where offsets say nothing
+            return  # in the partition of another partitioner: offsets cannot be compared
         self._tombstones.pop(name, None)
         entry: Entry | None = None
         if value:
@@ -355,11 +351,11 @@ class Retained:
         self._names.remove(name)
         self._bytes -= entry.size(name)
 
-    # The topic was deleted and made again. A message that was acknowledged just before that was noticed may have been
-    # stored in the former one: what is older was deleted on purpose, that one not.
+    # The topic was deleted and created again. Older messages were deleted on purpose. A message acknowledged just
+    # before this was noticed may have been stored in the former topic, and must not be lost.
 
     def _restarted(self, partition: int) -> None:
-        """The partition is read from its beginning once more (contract: `gateway.kafka.state.Restarted`)."""
+        """Note that a partition is read again from its beginning (contract: `gateway.kafka.state.Restarted`)."""
         self._restarts += 1
         if partition in self._known_anew:
             self._known_anew.remove(partition)
@@ -368,14 +364,14 @@ class Retained:
         self._applied.pop(partition, None)
 
     def _doubt(self, partition: int) -> None:
-        """What is kept of a partition is not in the log any more, unless it comes again."""
+        """Mark the messages of a partition as stale until their records are read again."""
         for name, ahead in list(self._ahead.items()):
             if ahead[0] == partition:
                 del self._ahead[name]
         self._stale[partition] = {name for name, entry in self._kept.items() if entry.partition == partition}
 
     def _reread(self, partition: int) -> None:
-        """All that is in the log has come again (contract: `gateway.kafka.state.Reread`)."""
+        """Remove or rewrite stale messages after the log was read again (contract: `gateway.kafka.state.Reread`)."""
         since = self._wall_clock() - NOTICED_MS
         for name in self._stale.pop(partition, ()):
             entry = self._kept[name]
@@ -385,10 +381,10 @@ class Retained:
                 value, headers = entry.content()
                 self._table.write(name.encode(), value, headers, owner=None, partition=self._partition_of(name))
 
-    # What another topic says
+    # Messages from another topic
 
     def show(self, record: Received) -> None:
-        """The last record of its key in another compacted topic is retained as its MQTT topic; None is a deletion."""
+        """Retain the last record of a key in another compacted topic, under its MQTT topic; a None value deletes."""
         name = self._rules.mqtt_topic(record.topic, record.key, record.headers)
         if name is not None and is_valid_name(name):
             place = record.partition + _SHOWN, record.offset
@@ -406,7 +402,7 @@ class Retained:
             await asyncio.sleep(SWEEP_S)
 
     def _expire(self, now: int) -> Iterator[None]:
-        """Remove what has expired from memory, in steps [MQTT-3.3.2-5]."""
+        """Remove expired messages from memory, in steps [MQTT-3.3.2-5]."""
         expired = 0
         while self._deadlines and self._deadlines[0][0] <= now:
             expires, name = heapq.heappop(self._deadlines)
@@ -423,10 +419,10 @@ class Retained:
             heapq.heapify(self._deadlines)
 
     def _delete(self, now: int) -> None:
-        """Delete from the log what has expired some time ago.
+        """Write tombstones for messages that expired some time ago.
 
-        The tombstone is written by any gateway, for what it has seen. A message that another gateway stores in the
-        moment between is deleted with it; nothing that is retained by this one is.
+        Every gateway writes tombstones for the messages that it has read. A message that another gateway stores at the
+        same moment is deleted too; one that this gateway is writing is not.
         """
         due: list[tuple[str, int]] = []
         for name, (at, partition) in self._tombstones.items():
@@ -436,7 +432,7 @@ class Retained:
         for name, partition in due:
             del self._tombstones[name]
             if name not in self._writing:
-                # Nobody waits for it: what is not deleted now is found again at the next start.
+                # Without an owner: a message that is not deleted now is found again at the next start.
                 self._table.write(name.encode(), None, owner=None, partition=partition)
 
     def _plan_tombstone(self, name: str, entry: Entry) -> None:

@@ -1,7 +1,7 @@
-"""From the end of the log to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
+"""Routes new records to MQTT sessions: one subscription trie, and the Kafka topics that its filters need.
 
-The router is the `Fanout` of every Kafka topic that some filter may match. A record is turned into its MQTT form
-once, matched once, and offered to each session once, whatever number of its filters match.
+The router is the `Fanout` of every Kafka topic that a filter may match. Each record is mapped to its MQTT form once,
+matched once, and offered to each session once, however many of its filters match.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from protocols.mqtt.topics import SubscriptionTrie
 
 log = structlog.get_logger(__name__)
 
-AHEAD_S: Final = 3.0  # for Kafka to tell where the logs end that are read already
-AGAIN_S: Final = 0.5  # before Kafka is asked again for new topics
-FILTERS_PER_TURN: Final = 500  # compared with new topics between two looks at the event loop
+AHEAD_S: Final = 3.0  # limit for Kafka to return the end offsets of topics that are already read
+AGAIN_S: Final = 0.5  # delay before another attempt to read new topics
+FILTERS_PER_TURN: Final = 500  # filters compared with new topics in one event loop iteration
 WILDCARDS: Final = ("+", "#")
-TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; a record tells very many of them
-PLANNED: Final = 100_000  # topics and outboxes in plans that are remembered, about 16 bytes each
+TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; an in-flight record may have very many
+PLANNED: Final = 100_000  # maximum number of topics and outboxes in cached plans, about 16 bytes each
 
 AnySubscriber = Subscriber | LossySubscriber
 Since = dict[tuple[str, int], int]
@@ -43,7 +43,7 @@ Since = dict[tuple[str, int], int]
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """How one session gets one message: all its matching filters in one delivery [MQTT-3.3.4-2, MQTT-3.3.4-3]."""
+    """How one session gets a message: one delivery for all matching filters [MQTT-3.3.4-2, MQTT-3.3.4-3]."""
 
     qos: int
     retain: bool
@@ -51,25 +51,25 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class SubscribedSession(Protocol):
-    """A session as the router sees it. Its two outboxes differ in what may be dropped."""
+    """A session as the router sees it; it has one outbox that may drop messages and one that may not."""
 
     client_id: str
 
     def __hash__(self) -> int:
-        """By identity."""
+        """Hash by identity."""
 
     def outbox_for(self, match: Match) -> AnySubscriber:
-        """The outbox of deliveries that match so; the same for as long as the session's subscriptions stay."""
+        """Return the outbox for a match; the same one as long as the session's subscriptions do not change."""
 
 
 class _Entry(msgspec.Struct):
-    """A subscription in the trie; `since` holds partitions of which it wants only what lies at or after an offset."""
+    """A subscription in the trie; `since` has, for some partitions, the offset at which it starts."""
 
     subscription: SessionSubscription
     since: Since | None
 
     def is_early(self, record: Received) -> bool:
-        """Whether the record was stored before the subscription; forgets a mark that is passed."""
+        """Whether the record was stored before the subscription; drops a start offset that is reached."""
         since = self.since
         if since is None:
             return False
@@ -88,28 +88,28 @@ class _Entry(msgspec.Struct):
 class _Held(msgspec.Struct, eq=False):
     """A filter in use."""
 
-    users: int = 0  # how many subscriptions, or holds, there are
-    topics: set[str] = set()  # the Kafka topics that are watched for it
-    looked: bool = False  # whether it was found out which exist; what appears after that is newer than the filter
+    users: int = 0  # number of subscriptions and holds
+    topics: set[str] = set()  # Kafka topics that are watched for it
+    looked: bool = False  # the existing topics are known: those that appear later are newer than the filter
 
 
 _Shape = tuple[str, int, bool]
-"""What decides who gets a message, and how: MQTT topic, QoS and RETAIN flag."""
+"""MQTT topic, QoS and RETAIN flag, which together determine the receivers of a message."""
 
 
 class _Plan(msgspec.Struct, eq=False):
-    """Who gets the messages of one shape."""
+    """The receivers of messages of one shape."""
 
-    size: int = 0  # what it counts for, of what may be remembered
-    waiting: int = 0  # entries in `judged` that want only what is stored later, when the plan was made
+    size: int = 0  # counts towards `PLANNED`
+    waiting: int = 0  # entries in `judged` with a start offset that was not reached when the plan was made
 
-    outboxes: list[tuple[AnySubscriber, Match]] = []  # those that get every one of them, each with how it matches
-    # subscriptions that may not want a message: No Local, or one that was stored before
+    outboxes: list[tuple[AnySubscriber, Match]] = []  # get every message
+    # subscriptions that must be checked for each message: No Local, or a start offset
     judged: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 
 class Router:
-    """Subscriptions of all sessions of this process."""
+    """The subscriptions of all sessions of this process, except shared ones."""
 
     def __init__(
         self,
@@ -118,18 +118,18 @@ class Router:
         live_reader: LiveReader,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """`topics` tells of new Kafka topics; `live_reader` reads them."""
+        """`topics` reports new Kafka topics; `live_reader` reads them."""
         self._rules = rules
         self._topics = topics
         self._live_reader = live_reader
         self._spawn = spawn
         self._trie: SubscriptionTrie[SubscribedSession, _Entry] = SubscriptionTrie()
         self._held: dict[str, _Held] = {}  # by filter
-        self._wildcards: set[str] = set()  # of those, with a first level that matches all, when they have looked
+        self._wildcards: set[str] = set()  # those with a wildcard as first level, once `looked`
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._watching = asyncio.Lock()
-        self._new: dict[str, asyncio.Event] = {}  # topics that have appeared, until what needs them watches them
-        self.messages = Messages(rules)  # as clients get them
+        self._new: dict[str, asyncio.Event] = {}  # new topics that are not watched yet
+        self.messages = Messages(rules)
         self._plans: dict[_Shape, _Plan] = {}
         self._planned = 0
         self._listeners: list[Callable[[str], None]] = []
@@ -137,11 +137,11 @@ class Router:
         topics.watch(self._topics_changed)
 
     def __len__(self) -> int:
-        """Subscriptions."""
+        """Return the number of subscriptions."""
         return len(self._trie)
 
     def listen(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(topic)` when a watched Kafka topic turns out to be another one of its name."""
+        """Call `callback(topic)` when a watched Kafka topic was deleted and created again."""
         self._listeners.append(callback)
 
     def made_anew(self, topic: str) -> None:
@@ -153,7 +153,7 @@ class Router:
             failures.guard("session", callback, topic)
 
     def unsubscribe(self, subscriber: SubscribedSession, topic_filter: str) -> bool:
-        """Take a subscription out; False when there was none."""
+        """Remove a subscription; return False if there was none."""
         found = self._trie.remove(topic_filter, subscriber)
         if found:
             self._forget_plans()
@@ -161,17 +161,17 @@ class Router:
         return found
 
     async def hold(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, Since | Refused]:
-        """Watch what filters need until `add` and `unsubscribe`, or `drop`: one pass for all of them.
+        """Watch the Kafka topics of all given filters, until `drop`, or `add` and `unsubscribe`.
 
-        A topic that a filter names and that does not exist is watched from its beginning when it appears. `wanted` has
-        filters, each with None; or any other name, with the Kafka topics that it needs.
+        A missing topic is watched from its beginning when it appears. `wanted` maps filters to None, or any other name
+        to the Kafka topics that it needs.
 
         Returns:
-            By filter: what of the log was there before and is still to be fanned out, not for a new subscription; or
-            why the filter is not held: its topic is not for clients.
+            By filter: the offsets from which on a new subscription gets records, for partitions where older records are
+            still to be fanned out; or Refused if the filter is not held because clients must not read its topic.
 
         Raises:
-            Refused: Kafka does not answer; nothing is held.
+            Refused: Kafka does not answer; no filter is held.
         """
         for name in wanted:
             self._held.setdefault(name, _Held()).users += 1
@@ -183,7 +183,7 @@ class Router:
                     await one.wait()
             running = topics & self._watched.keys()
             if running != topics:
-                async with self._watching:  # what another has begun meanwhile is running by now
+                async with self._watching:  # another call may have started some of them meanwhile
                     running = topics & self._watched.keys()
                     topics = running | await self._watch(topics - running)
             for name, needed in needs.items():
@@ -206,13 +206,13 @@ class Router:
         return found
 
     async def _needs(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, set[str] | Refused]:
-        """The topics that each needs. From here on what appears is newer than they are."""
+        """Return the topics that each filter needs; topics that appear from now on are newer than the filters."""
         needs: dict[str, set[str] | Refused] = {
             name: set(topics) for name, topics in wanted.items() if topics is not None
         }
         filters = [name for name, topics in wanted.items() if topics is None]
         if filters:
-            # Whoever reads everything reads what others make from its beginning when it is found.
+            # With a wildcard subscription every new topic is already read from its beginning.
             needs |= await needed_topics(filters, self._rules, self._topics, following=bool(self._wildcards))
             for name in filters:
                 self._held[name].looked = True
@@ -221,11 +221,11 @@ class Router:
         return needs
 
     async def _watch(self, topics: set[str]) -> set[str]:
-        """Watch topics from their ends; those that are there. Another is watched when it appears again."""
+        """Watch topics from their ends; return those that exist. A missing one is watched when it appears again."""
         try:
             found = await self._live_reader.watch_all(topics, self)
             if topics - found:
-                await self._topics.refresh()  # its disappearance is noticed, so that its return will be
+                await self._topics.refresh()  # notice the deletion, so that the return is noticed too
         except BaseException:
             for topic in topics - self._watched.keys():
                 self._live_reader.unwatch(topic, self)
@@ -233,10 +233,10 @@ class Router:
         return found & self._topics.names
 
     async def _ahead(self, topics: Collection[str]) -> Since:
-        """What of topics that are watched is older than this call.
+        """Return the end offsets of watched topics where records older than this call are still to be read.
 
-        While Kafka is silent it is what the last fetch has told, and what this process has stored: nothing that is
-        stored later is missed by that, and what others have stored in between may come though it is older.
+        If Kafka does not answer, the offsets come from the last fetch and from this process's own writes. Then no later
+        record is missed, but older records of other writers may be delivered too.
         """
         try:
             async with asyncio.timeout(AHEAD_S):
@@ -252,14 +252,14 @@ class Router:
         held.topics |= new
 
     def hold_again(self, topic_filter: str) -> None:
-        """Hold a filter once more that is held."""
+        """Hold an already held filter once more."""
         self._held[topic_filter].users += 1
 
     def add(self, subscriber: SubscribedSession, subscription: SessionSubscription, since: Since | None = None) -> bool:
-        """Add or replace a subscription whose filter is held; messages from before `since`, of `hold`, are not wanted.
+        """Add or replace a subscription whose filter is held; it gets no records below `since`, from `hold`.
 
         Returns:
-            Whether it is new; if not, the hold is dropped.
+            Whether the subscription is new; if not, the hold is dropped.
         """
         topic_filter = subscription.options.topic_filter
         self._forget_plans()
@@ -269,7 +269,7 @@ class Router:
         return new
 
     def drop(self, topic_filter: str) -> None:
-        """Give up a hold; what nobody needs any more is no longer watched."""
+        """Release a hold, and stop watching topics that no filter needs any more."""
         held = self._held[topic_filter]
         held.users -= 1
         if held.users:
@@ -284,7 +284,7 @@ class Router:
                 self._live_reader.unwatch(topic, self)
 
     def places(self, filters: Collection[str], outbox: Subscriber) -> Places:
-        """How far the log of the filters' topics was offered to an outbox; 0 in a partition that nobody leads."""
+        """Return the offsets up to which the filters' topics were offered; 0 in a partition without a leader."""
         live = self._live_reader
         return {
             topic: dict.fromkeys(live.leaderless(topic), 0) | live.places(topic, outbox)
@@ -295,12 +295,12 @@ class Router:
         return {topic for name in filters if name in self._held for topic in self._held[name].topics}
 
     def topic_ids(self, filters: Collection[str]) -> dict[str, str]:
-        """What tells the filters' topics from others of their names: the first 48 bits of their ids, in base64."""
+        """Return the first 48 bits of the topic ids, in base64, to recognize topics that were recreated."""
         found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in self._topics_of(filters)}
         return {topic: b64encode(identity).decode() for topic, identity in found.items() if identity}
 
     async def ends(self, filters: Collection[str], outbox: Subscriber, places: Places) -> Places:
-        """Where the log ends in partitions of which more was offered elsewhere, or before, than is read here.
+        """Return the log's end offsets for topics where more was offered before, or elsewhere, than is read here.
 
         Raises:
             Refused: Kafka does not answer.
@@ -314,7 +314,7 @@ class Router:
         ahead = await live.ahead(behind) if behind else {}
         return {
             topic: {number: ahead.get((topic, number), here) for number, here in live.places(topic, outbox).items()}
-            for topic in self._topics_of(filters) & set(behind)  # as they are by now
+            for topic in self._topics_of(filters) & set(behind)  # the topics may have changed meanwhile
         }
 
     def has_subscribers(self, topic: str) -> bool:
@@ -322,11 +322,14 @@ class Router:
         return bool(self._trie.match(topic))
 
     def select(self, record: Received) -> Collection[tuple[AnySubscriber, Match]]:
-        """The outboxes of the sessions whose filters match, and how they do."""
+        """Return the outboxes of the sessions whose filters match a record, with their matches."""
         return self.select_run((record,), 0)[0]
 
     def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[AnySubscriber, Match]], int]:
-        """`select` for the record at a place, and for how many from there on: those with its MQTT topic and its key."""
+        """Like `select` for the record at `at`; also return the number of records from there on that it is valid for.
+
+        These have the same MQTT topic, QoS, RETAIN flag and key.
+        """
         record, messages = records[at], self.messages
         messages.begin_run(record)
         delivery = messages.look_at(record)
@@ -351,7 +354,7 @@ class Router:
     def _judge(
         self, plan: _Plan, shape: _Shape, record: Received, delivery: Delivery
     ) -> Collection[tuple[AnySubscriber, Match]]:
-        """The outboxes of a plan with subscriptions that may not want the message."""
+        """Return a plan's outboxes, after checking the subscriptions that may not get the message."""
         outboxes = list(plan.outboxes)
         waiting = 0
         for subscriber, entries in plan.judged:
@@ -360,13 +363,13 @@ class Router:
             found = combine(delivery, subscriber.client_id, subscriptions)
             if found is not None:
                 outboxes.append((subscriber.outbox_for(found), found))
-        if plan.waiting and waiting <= plan.waiting // 2:  # many of them get every message from now on: plan anew
+        if plan.waiting and waiting <= plan.waiting // 2:  # many get every message now: make a new plan
             self._planned -= plan.size
             del self._plans[shape]
         return outboxes
 
     def _plan(self, shape: _Shape) -> _Plan:
-        """Who gets the messages of one topic, QoS and RETAIN flag, for as long as no subscription changes."""
+        """Plan the receivers for one topic, QoS and RETAIN flag; valid until a subscription changes."""
         topic, qos, retain = shape
         entries: dict[SubscribedSession, list[_Entry]] = {}
         for subscriber, entry in self._trie.match(topic):
@@ -375,7 +378,7 @@ class Router:
             self._forget_plans()
         plan = self._plans[shape] = _Plan(size=1 + len(entries))
         self._planned += plan.size
-        matches: dict[Match, Match] = {}  # those that are alike are one object
+        matches: dict[Match, Match] = {}  # equal matches share one object
         for subscriber, matching in entries.items():
             if any(entry.since is not None or entry.subscription.options.no_local for entry in matching):
                 plan.judged.append((subscriber, matching))
@@ -403,7 +406,7 @@ class Router:
             self._spawn(self._follow(new, looked, begun))
 
     async def _follow(self, new: set[str], filters: list[str], begun: asyncio.Event) -> None:
-        """Topics appeared: all that is in them is newer than these filters, so it is read from the beginning."""
+        """Watch new topics from the beginning, since all their records are newer than these filters."""
         try:
             await keep_on(partial(self._begin, new, filters), "topic", ", ".join(sorted(new)[:3]))
         finally:
@@ -435,9 +438,9 @@ class Router:
 
 
 def combine(delivery: Delivery, client_id: str, subscriptions: Iterable[SessionSubscription]) -> Match | None:
-    """One delivery for all matching subscriptions of a session.
+    """Combine all matching subscriptions of a session into one delivery.
 
-    None when no subscription wants it: No Local, and the session published it itself [MQTT-3.8.3-3].
+    Returns None if all of them have No Local and the session published the message itself [MQTT-3.8.3-3].
     """
     if delivery.client is not None and delivery.client == client_id:
         subscriptions = [subscription for subscription in subscriptions if not subscription.options.no_local]
@@ -446,7 +449,7 @@ def combine(delivery: Delivery, client_id: str, subscriptions: Iterable[SessionS
 
 
 def merge(qos: int, retain: bool, subscriptions: Collection[SessionSubscription]) -> Match:
-    """One delivery of a message for subscriptions that all want it: the highest QoS, every identifier."""
+    """Merge subscriptions into one delivery: the highest QoS, and every Subscription Identifier."""
     wanted = max(subscription.options.qos for subscription in subscriptions)
     kept = retain and any(subscription.options.retain_as_published for subscription in subscriptions)
     return Match(

@@ -1,12 +1,12 @@
 """Shared subscriptions (section 4.8.2): `$share/{group}/{filter}` is the Kafka consumer group `{group}`.
 
     share = await sharing.join(session, Shared("workers", "jobs/#"), subscription)
-    share.done(record)        # the client has acknowledged it, or it is settled in another way
-    await share.leave()       # what it has not acknowledged goes to another member at once
+    share.done(record)        # the client has acknowledged it, or it is settled otherwise
+    await share.leave()       # unacknowledged records go to other members immediately
 
-Each share name and filter are a shared subscription of their own: a message goes to one subscriber of each that it
-matches. Those of one name are one member of the Kafka group in this process, next to its AMQP receivers, which take
-their turns with them, and to its members elsewhere. docs/adr/0019-shared-subscriptions.md says who gets what, and why.
+Each pair of share name and filter is a separate shared subscription: a message goes to one subscriber of each that it
+matches. All filters of one share name use one member of the Kafka group in this process, taking turns with the group's
+AMQP receivers. docs/adr/0019-shared-subscriptions.md has the distribution rules and reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.topics import Shared, SubscriptionTrie
 
-BATCH: Final = 100  # demand of a member at QoS 0, which only the socket bounds
+BATCH: Final = 100  # demand of a member at QoS 0, which only the socket limits
 
 
 class SharedSubscriber(Protocol):
@@ -40,27 +40,27 @@ class SharedSubscriber(Protocol):
     client_id: str
 
     def __hash__(self) -> int:
-        """By identity."""
+        """Hash by identity."""
 
     @property
     def capacity(self) -> int:
-        """Free places in the client's window (QoS 1 and 2); 0 while the socket is full."""
+        """Number of messages that the client's window allows (QoS 1 and 2); 0 while the socket is full."""
 
     @property
     def takes_more(self) -> bool:
-        """Whether the socket's buffer is below its mark (QoS 0)."""
+        """Whether messages can be sent now (QoS 0)."""
 
     def take_shared(self, record: Received, match: Match, share: Share) -> None:
-        """Send the record; there is capacity. Sooner or later it is told to `share`, exactly once.
+        """Send the record, for which there is capacity, and later call exactly one of these.
 
-        `share.done`: acknowledged (QoS 0: at once), or refused by the client [MQTT-4.8.2-6], or expired.
-        `share.decline`: too large for this client, or not allowed to it; another may have it.
-        `share.again`: not sent after all.
+        `share.done`: acknowledged (QoS 0: sent), refused by the client [MQTT-4.8.2-6], or expired.
+        `share.decline`: too large for this client, or not allowed; another member may get it.
+        `share.again`: not sent.
         """
 
 
 class Share:
-    """A session's place in a shared subscription; an outbox of the group (`gateway.kafka.contracts.Subscriber`)."""
+    """A session's membership in a shared subscription, as a `gateway.kafka.contracts.Subscriber` of the group."""
 
     __slots__ = (
         "_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "lossy", "subscription",
@@ -76,9 +76,9 @@ class Share:
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
         self.group = shared.group  # the share name
-        self.topic_filter = shared.topic_filter  # without `$share/` and the name
-        self.subscription = subscription  # the options as of the last SUBSCRIBE
-        self.lossy = False  # what nobody has capacity for waits in Kafka's log, at QoS 0 too
+        self.topic_filter = shared.topic_filter  # without `$share/` and the share name
+        self.subscription = subscription  # options of the last SUBSCRIBE
+        self.lossy = False  # without capacity, records wait in Kafka's log, at QoS 0 too
         self._sharing = sharing
         self._subscriber = subscriber
         self._delivery = delivery
@@ -86,33 +86,33 @@ class Share:
         self._entering = asyncio.Lock()
         self._left = False
 
-    # What the session says.
+    # Called by the session.
 
     def done(self, record: Received) -> None:
-        """The record is settled: nobody else gets it. It must be the very object that `take_shared` got."""
+        """Settle the record: no other member gets it. It must be the same object that `take_shared` got."""
         if self._membership is not None:
             self._membership.done(record)
 
     def again(self, record: Received, *, failed: bool = True) -> None:
-        """The record is not settled: it is offered again, to any member, after a back-off that grows if it `failed`."""
+        """Give the record back: it is offered again to any member, after a back-off that grows if it `failed`."""
         if self._membership is not None:
             self._membership.again(record, failed=failed)
 
     def decline(self, record: Received) -> None:
-        """The record is not for this client: it is offered to the other members; settled when it is for none."""
+        """Decline the record for this client: it is offered to the other members, and settled if all decline."""
         if self._membership is not None:
             self._membership.decline(record)
 
     def wake(self) -> None:
-        """There is capacity again."""
+        """Have the group offer records again: there is capacity."""
         if self._membership is not None and self.demand > 0:
             self._membership.wake()
 
     async def enter(self, join: Callable[[], Awaitable[Membership]]) -> bool:
-        """Take the place by `join`, unless it is taken; called by `Sharing.join`.
+        """Become a member by `join`, unless it is one already; called by `Sharing.join`.
 
         Returns:
-            False when the place was given up meanwhile.
+            False if `leave` was called meanwhile.
         """
         async with self._entering:
             if self._membership is None and not self._left:
@@ -126,9 +126,9 @@ class Share:
             return not self._left
 
     async def leave(self) -> None:
-        """The subscription has ended, or its connection has: unsettled records go to other members at once.
+        """Leave the group after the subscription or connection has ended; unsettled records go to other members.
 
-        Settle QoS 2 deliveries first: they belong to this session [MQTT-4.8.2-4], or to nobody [MQTT-4.8.2-5].
+        Settle QoS 2 deliveries first: no other member may get them [MQTT-4.8.2-4, MQTT-4.8.2-5].
         """
         if not self._left:
             self._left = True
@@ -137,11 +137,11 @@ class Share:
             if self._membership is not None:
                 await self._membership.leave()
 
-    # The outbox.
+    # Called by the group.
 
     @property
     def demand(self) -> int:
-        """How many records the session would take now."""
+        """Number of records that the session can accept now."""
         if self._membership is None or self._left:
             return 0
         if self.subscription.options.qos:
@@ -149,20 +149,20 @@ class Share:
         return BATCH if self._subscriber.takes_more else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Have the session send the record, at the lower of its QoS and the member's [MQTT-4.8.2-3]."""
+        """Have the session send the record, at the lower QoS of record and subscription [MQTT-4.8.2-3]."""
         if self.demand <= 0:
             return False
         delivery = self._delivery(record)
         match = combine(delivery, self._subscriber.client_id, (self.subscription,)) if delivery is not None else None
         if match is None:
-            self.decline(record)  # the mapping has no topic for it
+            self.decline(record)  # it has no MQTT topic
         else:
             self._subscriber.take_shared(record, match, self)
         return True
 
 
 class _Filter(msgspec.Struct, eq=False):
-    """A shared subscription: its filter in a group, and the Kafka topics that it needs."""
+    """A shared subscription: a filter of a group, its members, and the Kafka topics that it needs."""
 
     subscription_filter: SubscriptionFilter
     shares: dict[SharedSubscriber, Share] = {}
@@ -170,7 +170,7 @@ class _Filter(msgspec.Struct, eq=False):
 
 
 class _Group:
-    """The shared subscriptions of one share name; finds those that a record matches (`group_parts.Selector`)."""
+    """The shared subscriptions of one share name; the group's selector of those that a record matches."""
 
     __slots__ = ("_emptied", "_rules", "_trie", "filters")
 
@@ -181,7 +181,7 @@ class _Group:
         self.filters: dict[str, _Filter] = {}
 
     def filter(self, text: str) -> _Filter:
-        """The shared subscription of a filter; made when it is new."""
+        """Return the shared subscription of a filter; create it if it is new."""
         found = self.filters.get(text)
         if found is None:
             found = self.filters[text] = _Filter(SubscriptionFilter(self, text))
@@ -189,7 +189,7 @@ class _Group:
         return found
 
     def forget(self, name: Hashable) -> None:
-        """Nothing is kept any more for a shared subscription, unless it has members again."""
+        """Delete a shared subscription for which the group holds no records any more, if it has no members."""
         text = str(name)
         one = self.filters.get(text)
         if one is not None and not one.shares:
@@ -199,13 +199,13 @@ class _Group:
                 self._emptied()
 
     def select(self, record: Received) -> Sequence[str]:
-        """The filters that the record's topic matches; none when it has no MQTT topic."""
+        """Return the filters that match the record's topic; none if it has no MQTT topic."""
         topic = self._rules.mqtt_topic(record.topic, record.key, record.headers)
         return () if topic is None else [text for text, _ in self._trie.match(topic)]
 
 
 class Sharing:
-    """All shared subscriptions of connected sessions of this process."""
+    """The shared subscriptions of all connected sessions of this process."""
 
     def __init__(
         self,
@@ -214,28 +214,28 @@ class Sharing:
         topics: Topics,
         delivery: Callable[[Received], Delivery | None],
     ) -> None:
-        """`delivery` makes of a record what MQTT sees (`Router.delivery`)."""
+        """`delivery` maps a record to its MQTT form (`Messages.delivery`)."""
         self._groups = groups
         self._rules = rules
         self._topics = topics
         self._delivery = delivery
         self._names: dict[str, _Group] = {}
-        # the part of each turn that places have that are given up: a connection may end with thousands
+        # limits the memberships ended per event loop iteration: a connection may end with thousands
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 
     def __len__(self) -> int:
-        """Members of shared subscriptions."""
+        """Return the number of members of shared subscriptions."""
         return sum(len(one.shares) for group in self._names.values() for one in group.filters.values())
 
     async def join(self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription) -> Share:
-        """Make a session a member of a shared subscription; replaces its options when it is one already.
+        """Make a session a member of a shared subscription; if it is one already, replace its options.
 
-        Returns when Kafka has assigned this process its part of the group. What is stored from then on is delivered
-        to the group; so is what the group, if it exists, has not had yet.
+        Returns when Kafka has assigned this process its partitions. Records stored from then on are delivered to the
+        group, and so are the uncommitted ones of a group that exists already.
 
         Raises:
-            Refused: no legal group, no right to it or to the topic, or Kafka does not answer.
+            Refused: the group's name is invalid, group or topic are not allowed, or Kafka does not answer.
         """
         while True:
             group = self._names.get(shared.group)
@@ -261,12 +261,12 @@ class Sharing:
         )
 
     def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
-        """Called by `Share.leave`."""
+        """Remove a member; called by `Share.leave`."""
         group = self._names[share.group]
         one = group.filters[share.topic_filter]
         del one.shares[subscriber]
         if not self._groups.knows(share.group, one.subscription_filter):
-            group.forget(share.topic_filter)  # it has never come so far
+            group.forget(share.topic_filter)  # the group was never joined
 
     def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
         appeared, gone = frozenset(appeared), frozenset(disappeared)

@@ -1,7 +1,7 @@
 """Acknowledgements of one client's publishes, in order of arrival.
 
-Kafka answers per partition, so fates come back in any order; the acknowledgements must not [MQTT311-4.6.0-2], and a
-record that failed must not be overtaken by a later success.
+Kafka answers per partition, so results arrive in any order. The acknowledgements must be in order [MQTT311-4.6.0-2],
+and a failed record must not be overtaken by a later success.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ STORED: Final = Outcome.STORED  # looked up once: Python 3.11 takes 0.2 us for a
 
 
 class Slot(msgspec.Struct, gc=False):
-    """The place of one publish in the line: its packet id, its QoS and, once known, what became of it."""
+    """The place of one publish in the queue: its packet identifier, its QoS and, once known, its result."""
 
     packet_id: int
     result: Result | None = None
     qos: int = 1
-    no_subscribers: bool = False  # there was no subscriber
-    own_topic: str = ""  # the Kafka topic of a message whose copy the client is to have before (see `self_delivery`)
+    no_subscribers: bool = False  # answer "no matching subscribers"
+    own_topic: str = ""  # the Kafka topic, if the client must get its copy before PUBACK (see `self_delivery`)
 
 
 _NOBODY: Final[collections.deque[Slot]] = collections.deque()
-"""The line of every connection that never published at QoS 1 or 2; a line of its own takes 760 bytes."""
+"""Shared by all connections that never published at QoS 1 or 2; an empty deque takes 760 bytes."""
 
 
 class AckQueue:
-    """The line of a connection's unacknowledged publishes."""
+    """The queue of a connection's unacknowledged publishes."""
 
     __slots__ = ("_line",)
 
@@ -44,7 +44,7 @@ class AckQueue:
         return len(self._line)
 
     def arrive(self, packet_id: int, qos: int = 1) -> Slot:
-        """A publish arrived; the slot is its ticket's token."""
+        """Append a publish; the slot is its ticket's token."""
         slot = Slot(packet_id, None, qos)
         if self._line is _NOBODY:
             self._line = collections.deque()
@@ -52,7 +52,7 @@ class AckQueue:
         return slot
 
     def arrive_run(self, packet_ids: Sequence[int]) -> list[Slot]:
-        """Publishes of QoS 1 arrived, one behind another."""
+        """Append consecutive publishes of QoS 1."""
         slots = [Slot(packet_id) for packet_id in packet_ids]
         if self._line is _NOBODY:
             self._line = collections.deque()
@@ -60,7 +60,7 @@ class AckQueue:
         return slots
 
     def stored(self) -> list[int]:
-        """Take the head of the line, as far as it is stored and due a plain PUBACK; its packet identifiers."""
+        """Remove the stored publishes at the head that get a plain PUBACK, and return their packet identifiers."""
         line = self._line
         taken: list[int] = []
         for slot in line:
@@ -76,7 +76,7 @@ class AckQueue:
         return taken
 
     def ready(self) -> list[Slot]:
-        """Take the slots at the head of the line whose result is known, in order of arrival."""
+        """Remove and return the slots at the head whose result is known, in order of arrival."""
         line = self._line
         taken: list[Slot] = []
         while line and line[0].result is not None:
@@ -84,10 +84,10 @@ class AckQueue:
         return taken
 
     def put_back(self, slots: Sequence[Slot]) -> None:
-        """Slots that were `ready`, in order, are the head of the line again: the first has no result any more."""
+        """Put slots from `ready` back at the head, in order, and clear the first one's result."""
         slots[0].result = None
         self._line.extendleft(reversed(slots))
 
     def clear(self) -> None:
-        """The connection is gone: nobody waits any more."""
+        """Empty the queue after the connection has ended."""
         self._line.clear()

@@ -1,7 +1,7 @@
-"""A session's connection: what the session and its parts ask of it, and how they send through it.
+"""The sending side of a connection, as the session and its parts use it.
 
-`gateway.mqtt.connection.client.Client`, which imports the session, is one and has the rest: login, what the client
-publishes and subscribes to, and the end.
+`gateway.mqtt.connection.client.Client`, which imports the session, extends it by login, publishes, subscriptions and
+the end of the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 
 V5: Final = Version.V5  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
-WRITE_AT: Final = 65_536  # bytes of deliveries that wait for their turn to be written; more are written at once
+WRITE_AT: Final = 65_536  # bytes of queued deliveries; above that they are written immediately
 
 
 class ClientPort(abc.ABC):
@@ -48,22 +48,22 @@ class ClientPort(abc.ABC):
         self._self_delivery = self_delivery
         self._pump: Pump | None = None
         self._disconnected_for = ""
-        # the reason code that ends it, None: its socket went; and our words, "" where it is the client's code
+        # reason code that ended the connection (None: the socket was lost), and reason text ("": the client's code)
         self._ended: tuple[int | None, str] = (None, "")
-        self._holding: object | None = None  # messages are held back, since then
-        self.limits: ClientLimits | None = None  # None: not logged in, or there are none
-        self._sending: SendingPause | None = None  # None: it may be sent as much as there is
+        self._holding: object | None = None  # identifies the current hold of messages
+        self.limits: ClientLimits | None = None  # None before login and if no limits apply
+        self._sending: SendingPause | None = None  # None: no rate limit
 
-    # what it is
+    # properties of the client
 
     @property
     def subject(self) -> str:
-        """What the connection is called where pauses are told."""
+        """The name of the connection in reports of pauses."""
         return subject("mqtt", self.client_id, "" if self._pump is None else self._pump.peer)
 
     @property
     def version(self) -> Version:
-        """Of the protocol; CONNECT has come."""
+        """The protocol version; CONNECT must have been received."""
         version = self._connection.version
         assert version is not None
         return version
@@ -75,7 +75,7 @@ class ClientPort(abc.ABC):
 
     @property
     def reports_failures(self) -> bool:
-        """Whether PUBREC can say that a message was not stored: not in 3.1.1."""
+        """Whether PUBREC can report that a message was not stored; 3.1.1 has no codes for it."""
         return self._connection.is_open and self.is_v5
 
     @property
@@ -84,7 +84,7 @@ class ClientPort(abc.ABC):
         return not self._connection.gives_aliases
 
     def may_receive(self, topic: str, record: Received) -> bool:
-        """Whether the client may read a record, which has this MQTT topic."""
+        """Whether the client may read a record that has this MQTT topic."""
         return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)
 
     def may_receive_retained(self, topic: str) -> bool:
@@ -92,20 +92,20 @@ class ClientPort(abc.ABC):
         return self.grant is not None and self.grant.mqtt_subscribe.of_topic(topic)
 
     def audit_denied(self, what: str, on: str) -> None:
-        """The client may not do something that it wanted to."""
+        """Write an audit line: the client was denied an operation."""
         if audit.enabled and self._pump is not None and self.grant is not None:
             audit.denied(where_of("mqtt", self._pump, self.client_id), self.grant.identity.name, what, on)
 
-    # what can be sent now
+    # capacity
 
     @property
     def is_open(self) -> bool:
-        """Whether something can be sent."""
+        """Whether packets can be sent."""
         return self._connection.is_open
 
     @property
     def takes_more(self) -> bool:
-        """Whether something can be sent: the socket's buffer is below its mark, and nothing is owed to a limit."""
+        """Whether messages can be sent now: the write buffer is below its mark and no rate limit is exceeded."""
         if self._holding is not None and self._connection.unsent > WRITE_AT:
             return False
         if self._sending is not None and not self._sending.is_open:
@@ -114,11 +114,11 @@ class ClientPort(abc.ABC):
 
     @property
     def window(self) -> int:
-        """Free places in the client's Receive Maximum."""
+        """Number of further messages that the client's Receive Maximum allows."""
         return self._connection.outbound.free
 
     def enter_limits(self, limits: Limits, identity: Identity, former: ClientPort | None) -> None:
-        """Count it as connected; `former`: the connection that it takes the place of. See `Limits.enter`."""
+        """Count the connection for the limits (see `Limits.enter`); it replaces `former`, if there is one."""
         assert self._pump is not None
         peer, listener = address_of(self._pump.peer), self._pump.entrance.name
         self.limits = limits.enter(identity, peer, listener, None if former is None else former.limits)
@@ -126,7 +126,7 @@ class ClientPort(abc.ABC):
     def hold_to_limits(
         self, limits: Limits, pause: Callable[[str], None], resume: Callable[[str], None]
     ) -> ReadingPause | None:
-        """Begin to count what it is sent; what counts what it publishes, and has its reading paused and resumed."""
+        """Apply the rate limits to deliveries; return the one for publishes, which pauses and resumes reading."""
         own = self.limits
         if own is not None and own.outgoing is not None:
             self._sending = SendingPause(own.outgoing, self.subject, self.writable)
@@ -138,7 +138,7 @@ class ClientPort(abc.ABC):
         return None if own is None or own.incoming is None else ReadingPause(own.incoming, pause, resume, send_away)
 
     def leave_limits(self) -> None:
-        """It is over."""
+        """Stop counting the connection for the limits."""
         if self._sending is not None:
             self._sending.end()
             self._sending = None
@@ -156,7 +156,11 @@ class ClientPort(abc.ABC):
         dup: bool = False,
         packet_id: int | None = None,
     ) -> int | None:
-        """Send a PUBLISH; its packet identifier, 0 at QoS 0, or None when it is larger than the client takes."""
+        """Send a PUBLISH.
+
+        Returns:
+            Its packet identifier, 0 at QoS 0, or None if it exceeds the client's Maximum Packet Size.
+        """
         sent = self._connection.send_prepared(message, qos, retain=retain, dup=dup, packet_id=packet_id)
         if sent is None:
             self._counters.too_large += 1
@@ -171,13 +175,13 @@ class ClientPort(abc.ABC):
         return sent
 
     def send_packets(self, packets: Packets, run: Sequence[Received]) -> bool:
-        """Send a run that is encoded already (see `takes_packets`), as far as the client may read it.
+        """Send a run that is already encoded (see `takes_packets`), unless the client may not read its topic.
 
         Returns:
-            False when it has something that is too large for the client: nothing is sent.
+            False if a packet exceeds the client's Maximum Packet Size; then nothing is sent.
         """
         connection = self._connection
-        if not self.may_receive(packets.topic, run[0]):  # they have one topic and one key
+        if not self.may_receive(packets.topic, run[0]):  # the run has one topic and one key
             return True
         if not connection.send_encoded(packets.data, packets.largest):
             return False
@@ -196,11 +200,11 @@ class ClientPort(abc.ABC):
         self.flush_soon()
 
     def release_reserved(self, packet_id: int) -> None:
-        """Free an identifier that will not be sent again."""
+        """Free a reserved packet identifier whose message will not be sent again."""
         self._connection.release_reserved(packet_id)
 
     def hold_messages(self) -> None:
-        """Send no messages for a moment: the acknowledgement of the client's own comes first."""
+        """Hold messages back until the client's own message is acknowledged, for a limited time."""
         if self._holding is None and self._self_delivery is not None:
             self._holding = object()
             self._connection.hold_messages()
@@ -226,32 +230,32 @@ class ClientPort(abc.ABC):
 
     @abc.abstractmethod
     def answered(self) -> None:
-        """Results of publishes are known: send the acknowledgements that are due."""
+        """Send the acknowledgements that are due immediately."""
 
     def complete(self, packet_id: int) -> None:
         """Send PUBCOMP."""
         self._connection.send_pubcomp(packet_id)
         self.flush_soon()
 
-    # writing, and the end
+    # writing and closing
 
     def flush_soon(self) -> None:
-        """Write at the end of this loop turn."""
+        """Write queued packets at the end of this event loop iteration."""
         if self._pump is not None:
             self._pump.flush_soon()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write queued packets."""
         if self._pump is not None:
             self._pump.flush()
 
     def give_up(self) -> None:
-        """Our bug, which was told: say so, and end the connection."""
+        """End the connection after a bug of ours, which was already reported."""
         if self._pump is not None:
             self._pump.give_up()
 
     def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
-        """Close with DISCONNECT; the will is published all the same."""
+        """Close with DISCONNECT; the will is published."""
         self._disconnected_for = reason
         self._ended = (code, reason)
         self._leave(with_will=True)
@@ -260,8 +264,8 @@ class ClientPort(abc.ABC):
 
     @abc.abstractmethod
     def _leave(self, *, with_will: bool) -> None:
-        """Give the session up; without effect after the first time."""
+        """Detach the session from this connection; later calls do nothing."""
 
     @abc.abstractmethod
     def taken_over(self) -> None:
-        """Close: another connection has the client id now [MQTT-3.1.4-3]."""
+        """Disconnect, because another connection uses the client id now [MQTT-3.1.4-3]."""

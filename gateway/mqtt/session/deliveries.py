@@ -1,7 +1,7 @@
-"""What a session sends to its client: new messages, those of before a reconnect, retained ones, and their PUBRELs.
+"""Delivery of messages to a session's client: new, resent after a reconnect, retained, and shared.
 
-A kept session notes each delivery at QoS 1 and 2 in its `InflightMessages`; at QoS 2 that is stored before the message
-leaves.
+A kept session notes each delivery at QoS 1 and 2 in its `InflightMessages`; at QoS 2 the note is stored in Kafka before
+the message is sent.
 """
 
 from __future__ import annotations
@@ -37,50 +37,48 @@ _NOTHING: Final = SessionSubscription(Subscription("", 0))
 
 
 class DeliveryParts(msgspec.Struct, frozen=True):
-    """What the deliveries of all sessions need."""
+    """Shared by the deliveries of all sessions."""
 
-    messages: Messages  # the records that are offered
-    retained: Retained  # the messages that new subscriptions get
-    counters: Counters  # of the process
+    messages: Messages  # MQTT forms of the offered records
+    retained: Retained  # for new subscriptions
+    counters: Counters
     wall_clock: Callable[[], int]  # epoch milliseconds
-    touched: set[Journal]  # journals of sessions of which a delivery has begun or ended: they are written soon
+    touched: set[Journal]  # of sessions whose deliveries in flight have changed; written soon
 
 
 class Deliveries:
-    """What stands behind the session's two outboxes, and its shared subscriptions' subscriber."""
+    """Sends for the session's two outboxes, and is the subscriber of its shared subscriptions."""
 
     __slots__ = ("_back", "_feed", "_journal", "_parts", "_retained", "_subscriptions", "_unsent", "client",
                  "client_id", "copies", "inflight", "shared")  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
         self,
-        client_id: str,  # the session's
-        inflight: InflightMessages | None,  # see the attribute
-        journal: Journal | None,  # writes down what is in flight; None as `inflight`
-        subscriptions: Subscriptions,  # the session's
-        feed: Callable[[], None],  # called when there is capacity that was not there before
-        parts: DeliveryParts,  # of the process
+        client_id: str,
+        inflight: InflightMessages | None,  # None: the session is not kept
+        journal: Journal | None,  # writes the in-flight record; None: the session is not kept
+        subscriptions: Subscriptions,
+        feed: Callable[[], None],  # called when capacity was freed
+        parts: DeliveryParts,
     ) -> None:
-        """There is no connection yet."""
-        self.client: ClientPort | None = None  # the session's connection, or None
-        self.client_id = client_id  # the session's
-        # notes which of the client's own messages come too early; None where nobody asks for it
-        self.copies: OwnCopies | None = None
-        self.inflight = inflight  # what is in flight; None: the session ends with its connection
-        self.shared = SharedInflight()  # what of it consumer groups gave
+        self.client: ClientPort | None = None  # the session's connection
+        self.client_id = client_id
+        self.copies: OwnCopies | None = None  # finds the client's own messages that come too early, if configured
+        self.inflight = inflight
+        self.shared = SharedInflight()  # those from consumer groups
         self._journal = journal
         self._subscriptions = subscriptions
         self._feed = feed
         self._parts = parts
-        self._back = False  # some of the log is read a second time
+        self._back = False  # some of the log is read again after a reconnect
         self._retained: RetainedQueue | None = None
-        # Deliveries that have an identifier and wait for the journal; those of a group with where they are from.
+        # Deliveries that have a packet identifier and wait for the journal; with their origin if from a group.
         self._unsent: dict[int, tuple[Share, Received] | None] = {}
 
-    # with a connection, and without
+    # attaching and detaching a connection
 
     def go_on(self, at_once: list[InflightMessage], lost: list[InflightMessage]) -> None:
-        """The session is back: send what needs no reading of the log (see `InflightMessages.rewind`)."""
+        """After a reconnect, send what needs no reading of the log (see `InflightMessages.rewind`)."""
         assert self.inflight is not None
         self._back = self.inflight.is_back
         for entry in at_once:
@@ -95,7 +93,7 @@ class Deliveries:
         self.feed_retained()
 
     def forget_topic(self, topic: str) -> None:
-        """A Kafka topic was deleted."""
+        """Give up deliveries in flight whose Kafka topic was deleted."""
         if self.inflight is not None:
             for entry in self.inflight.forget(topic):
                 if self.client is not None:
@@ -103,21 +101,21 @@ class Deliveries:
             self._back = self.inflight.is_back
 
     def stop(self) -> None:
-        """The connection is gone."""
+        """Drop unsent deliveries after the connection has ended."""
         self.client = None
         for packet_id, given in self._unsent.items():
             if given is not None and self.inflight is not None:
-                self.inflight.end(packet_id)  # it was not sent: another member of the group gets it
+                self.inflight.end(packet_id)  # not sent: another member of the group gets it
         self._unsent.clear()
         if self._retained is not None:
             self._retained.clear()
 
     def dissolve(self) -> None:
-        """The session is over: what is still to come, from a group that is being left, is for nobody."""
+        """Break the reference cycle with the session, which is unloaded."""
         del self._feed
 
     def _send_at_once(self, entry: InflightMessage) -> None:
-        """A delivery of which the client has the message already, or whose message is a retained one."""
+        """Resend PUBREL for a message that the client has received, or queue a retained message again."""
         assert self.client is not None
         if entry.stage == PUBCOMP:
             self.client.send_pubrel(entry.packet_id)
@@ -126,9 +124,9 @@ class Deliveries:
         self._retained_queue().add_again(entry.name, subscription, entry.packet_id)
 
     def _abandon(self, entry: InflightMessage) -> None:
-        """A delivery in flight cannot be sent again: its message is gone, or too large for the client.
+        """End a delivery that cannot be sent again: its message is deleted, or too large for the client.
 
-        At QoS 2 the client may have the message: PUBREL completes that, so that the identifier can be used again.
+        At QoS 2 the client may have the message: PUBREL completes the exchange and frees the packet identifier.
         """
         client = self.client
         assert client is not None
@@ -142,12 +140,12 @@ class Deliveries:
 
     @property
     def takes_more(self) -> bool:
-        """Whether the socket's buffer is below its mark."""
+        """Whether messages can be sent now; see `ClientPort.takes_more`."""
         return self.client is not None and self.client.takes_more
 
     @property
     def capacity(self) -> int:
-        """Free places in the client's window [MQTT-3.3.4-9], 0 while the socket is full."""
+        """Number of messages that the client's window allows [MQTT-3.3.4-9], 0 while the socket is full."""
         client = self.client
         if client is None or not client.takes_more:
             return 0
@@ -158,11 +156,11 @@ class Deliveries:
 
     @property
     def pending_retained(self) -> tuple[PendingRetained, ...]:
-        """Subscriptions of a kept session that are still to be sent retained messages."""
+        """Subscriptions of a kept session for which retained messages are still to be sent."""
         return self._retained.progress if self._retained is not None and self.inflight is not None else ()
 
     def restore_retained(self, progress: tuple[PendingRetained, ...]) -> None:
-        """Begin with what the in-flight record told."""
+        """Restore the progress from the in-flight record."""
         self._retained = RetainedQueue(progress) if progress else None
 
     def _retained_queue(self) -> RetainedQueue:
@@ -171,10 +169,10 @@ class Deliveries:
         return self._retained
 
     def expect_retained(self, subscription: SessionSubscription) -> PendingRetained | None:
-        """A new subscription is to be sent retained messages: note it, so that SUBACK promises them.
+        """Note that a new subscription gets retained messages, so that a kept session gets them after SUBACK.
 
         Returns:
-            What `send_retained` is to be given; None where no note is needed: at QoS 0, or there are no messages.
+            The note for `send_retained`; None if none is needed: at QoS 0, or if no message can match.
         """
         topic_filter = subscription.options.topic_filter
         if self.inflight is None or not subscription.options.qos or not self._parts.retained.may_match(topic_filter):
@@ -182,13 +180,13 @@ class Deliveries:
         return self._retained_queue().expect(topic_filter)
 
     def send_retained(self, subscriptions: Iterable[tuple[SessionSubscription, PendingRetained | None]]) -> None:
-        """Queue the retained messages that subscriptions get (section 3.3.1.3); they are sent as there is capacity."""
+        """Queue the retained messages of subscriptions (section 3.3.1.3); they are sent as capacity allows."""
         queue = self._retained_queue()
         pending = [queue.add(subscription, progress) for subscription, progress in subscriptions]
         in_turns(itertools.chain.from_iterable(map(self._search, pending)))
 
     def _search(self, pending: Pending) -> Iterator[None]:
-        """Find them in steps, then send them in the order of their places, as `progress` notes them."""
+        """Find retained messages in steps, then send them in the order of their offsets, as `progress` requires."""
         queue, progress = self._retained_queue(), pending.progress
         after = (-1, -1) if progress is None else (progress.partition, progress.offset)
         found: dict[int, list[tuple[int, str]]] = {}  # by partition
@@ -209,12 +207,12 @@ class Deliveries:
                 self._retained = None
 
     def forget_retained(self, topic_filter: str) -> None:
-        """The client has unsubscribed."""
+        """Drop queued retained messages of a filter that the client has unsubscribed from."""
         if self._retained is not None:
             self._retained.forget(topic_filter)
 
     def feed_retained(self) -> None:
-        """Send what is queued as it is now: a message that was replaced meanwhile is not sent in its old form."""
+        """Send queued retained messages in their current version, as capacity allows."""
         retained, queue = self._parts.retained, self._retained
         while queue is not None and (first := queue.first) is not None:
             topic, subscription = first.found[0][0], first.subscription
@@ -242,7 +240,7 @@ class Deliveries:
     # deliveries
 
     def send_lossy(self, run: Sequence[Received], match: Match) -> int:
-        """Send messages of the log at QoS 0 that all match so; for how many there was capacity."""
+        """Send messages of the log at QoS 0 that share one match; return how many were taken."""
         client = self.client
         if client is None or not client.takes_more:
             return 0
@@ -268,14 +266,14 @@ class Deliveries:
             self._deliver(record, delivery, match)
 
     def _hold_if_early(self, client: ClientPort, record: Received) -> None:
-        """Have messages wait when the next one is the client's own and its PUBREC was not sent."""
+        """Hold messages back if the next one is the client's own and its PUBREC was not sent yet."""
         assert self.copies is not None
         delivery = self._parts.messages.delivery(record)
         if delivery is not None and self.copies.is_early(record, delivery):
             client.hold_messages()
 
     def deliver_again(self, record: Received, match: Match | None = None) -> None:
-        """A record that is caught up on: new, or in flight already, or finished, or for somebody else."""
+        """Deliver a record from the catch-up reader: new, in flight, finished, or not for this session."""
         entry, dup = None, False
         if self.inflight is not None and self._back:
             verdict = self.inflight.judge(record)
@@ -294,14 +292,14 @@ class Deliveries:
             match = self._subscriptions.match(delivery, self.client_id)
         if entry is not None:
             match = match or _PLAIN
-            message = self._message(delivery, match.identifiers)  # it was sent: it does not expire [MQTT-4.3.3-7]
+            message = self._message(delivery, match.identifiers)  # already sent, so it does not expire [MQTT-4.3.3-7]
             self._send_again(entry, message, retain=match.retain)
             return
-        if match is not None and match.qos:  # what goes out at QoS 0 is not for those who were away
+        if match is not None and match.qos:  # messages at QoS 0 are not kept for absent clients
             self._deliver(record, delivery, match, dup=dup)
 
     def _send_again(self, entry: InflightMessage, message: PreparedPublish, *, retain: bool) -> None:
-        """Send a delivery in flight under its old identifier [MQTT-4.4.0-1]."""
+        """Resend a delivery in flight under its old packet identifier [MQTT-4.4.0-1]."""
         client, packet_id = self.client, entry.packet_id
         assert client is not None
         if client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
@@ -328,7 +326,7 @@ class Deliveries:
     def _deliver(
         self, record: Received, delivery: Delivery, match: Match, *, dup: bool = False, name: str = ""
     ) -> None:
-        """Send one message; one that is expired, too large for the client or not allowed counts as delivered."""
+        """Send one message; one that is expired, too large or not allowed is skipped and counts as delivered."""
         client = self.client
         if client is None or not client.is_open:
             return
@@ -349,23 +347,23 @@ class Deliveries:
         name: str = "",
         share: Share | None = None,
     ) -> int | None:
-        """Send one message that may be sent.
+        """Send one message after all checks.
 
         Returns:
-            Its packet identifier, 0 at QoS 0; None: it is larger than the client takes.
+            Its packet identifier, 0 at QoS 0, or None if it exceeds the client's Maximum Packet Size.
         """
         inflight, qos = self.inflight, match.qos
         if inflight is None or not qos:
             packet_id = client.send(message, qos, retain=match.retain)
         elif qos == AT_LEAST_ONCE and (share is not None or not self._unsent):
-            # What a group gave is not sent again to this session: it goes to another member.
+            # A group's message is not resent to this session: it goes to another member.
             packet_id = inflight.begin(record if share is None else None, PUBACK, name)
             if client.send(message, qos, retain=match.retain, dup=dup, packet_id=packet_id) is None:
                 inflight.end(packet_id)
                 packet_id = None
         else:
-            # The identifier is stored before the message leaves: after a crash it goes out under the same one. A QoS 1
-            # message stays behind those that wait for it: sending again has the log's order [MQTT311-4.6.0-1].
+            # The identifier is stored before the message is sent, for a resend under the same one after a crash. A QoS
+            # 1 message queues behind those that wait, since messages are resent in log order [MQTT311-4.6.0-1].
             packet_id = inflight.begin(record, PUBACK if qos == AT_LEAST_ONCE else PUBREC, name)
             self._unsent[packet_id] = None if share is None else (share, record)
             assert self._journal is not None
@@ -382,7 +380,7 @@ class Deliveries:
         return packet_id
 
     def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
-        """The message's bytes; None when its time has run out [MQTT-3.3.2-5]."""
+        """Return the encoded message, or None if it has expired [MQTT-3.3.2-5]."""
         parts = self._parts
         assert self.client is not None
         if delivery.expires is None and not match.identifiers:
@@ -401,19 +399,19 @@ class Deliveries:
     def _send_stored(self, argument: tuple[ClientPort, int, PreparedPublish, int, bool, bool]) -> None:
         client, packet_id, message, qos, retain, dup = argument
         if client is not self.client:
-            return  # it is sent when the session comes back
+            return  # it is sent after the reconnect
         given = self._unsent.pop(packet_id)
         if given is not None:
             share, record = given
-            share.done(record)  # it is this session's from now on [MQTT-4.8.2-4]
+            share.done(record)  # from now on this session is responsible for it [MQTT-4.8.2-4]
         if client.is_open and client.send(message, qos, retain=retain, dup=dup, packet_id=packet_id) is None:
             self._end(packet_id)
-            self._feed()  # the capacity that was kept for it
+            self._feed()  # its reserved capacity is free
 
-    # the client's answers to them
+    # the client's acknowledgements
 
     def acknowledged(self, packet_id: int) -> None:
-        """PUBACK, PUBCOMP, or a PUBREC with an error came: the delivery is over."""
+        """End a delivery on PUBACK, PUBCOMP, or a PUBREC with an error."""
         self.shared.settle(packet_id)
         if self.inflight is not None:
             self._end(packet_id)
@@ -425,10 +423,10 @@ class Deliveries:
         self._parts.touched.add(self._journal)
 
     def received(self, packet_id: int) -> bool:
-        """PUBREC came: PUBREL follows, from a kept session when that is stored.
+        """Answer PUBREC with PUBREL; a kept session stores the new stage first.
 
         Returns:
-            False when the identifier is not in use.
+            False if the packet identifier is not in use.
         """
         client = self.client
         assert client is not None

@@ -1,9 +1,9 @@
-"""Deliveries of a kept session that its client has not acknowledged to the end, and how far the log was offered to it.
+"""Unfinished deliveries of a kept session, and the offsets up to which the log was offered to it.
 
-The queue of such a session is the log. What is kept here is which records are in flight under which packet
-identifiers, and per partition the offset below which everything was offered (`reached`). After a reconnect the log is
-read again from the first unfinished record: one that is in flight is sent again under its old identifier
-[MQTT-4.4.0-1], one below `reached` was finished, and the rest is new.
+The log is the queue of such a session. This module holds the packet identifiers of the records in flight and, per
+partition, the offset below which everything was offered (`reached`). After a reconnect the log is read again from the
+first unfinished record: a record in flight is resent under its old identifier [MQTT-4.4.0-1], any other below `reached`
+is finished, and the rest is new.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Place = tuple[str, int]
 """Kafka topic and partition."""
 
 NOWHERE: Final = ""
-"""In the place of the topic of a delivery in flight whose record is gone with its topic."""
+"""Replaces the topic name of a delivery in flight whose topic was deleted."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What a record that is read again is."""
+    """The classification of a record that is read again."""
 
-    entry: InflightMessage | None = None  # it is in flight: send it again as that
-    finished: bool = False  # it was offered before and needs nothing
-    unclear: bool = False  # it may have been sent before, by a gateway that died
-    lost: tuple[InflightMessage, ...] = ()  # deliveries in flight whose records are not in the log any more
+    entry: InflightMessage | None = None  # in flight: resend it as this delivery
+    finished: bool = False  # offered before: skip it
+    unclear: bool = False  # a gateway that died may have sent it
+    lost: tuple[InflightMessage, ...] = ()  # deliveries in flight whose records are no longer in the log
 
 
 NEW = Verdict()
@@ -50,17 +50,17 @@ class InflightMessages:
         reached: Places | None = None,
         topic_ids: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin with what an in-flight record says."""
+        """Start with the contents of an in-flight record."""
         self._ids: dict[int, InflightMessage | None] = {message.packet_id: message for message in messages}
         self._last = 0
         self._waiting: dict[Place, collections.deque[InflightMessage]] = {}
-        self._offered: dict[Place, int] = {}  # what is below was offered before the session came back
+        self._offered: dict[Place, int] = {}  # offsets below which all was offered before the reconnect
         self._unclear_until = 0
         self.reached: Places = reached if reached is not None else {}
-        self.topic_ids: Mapping[str, str] = topic_ids if topic_ids is not None else {}  # of what is in `reached`
+        self.topic_ids: Mapping[str, str] = topic_ids if topic_ids is not None else {}  # of the topics in `reached`
 
     def __len__(self) -> int:
-        """Packet identifiers in use."""
+        """Return the number of packet identifiers in use."""
         return len(self._ids)
 
     def __contains__(self, packet_id: int) -> bool:
@@ -68,16 +68,16 @@ class InflightMessages:
         return packet_id in self._ids
 
     def entries(self) -> tuple[InflightMessage, ...]:
-        """What an in-flight record tells of them."""
+        """Return the deliveries that the in-flight record stores."""
         return tuple(entry for entry in self._ids.values() if entry is not None)
 
     # sending
 
     def begin(self, record: Received | None, stage: int, name: str = "") -> int:
-        """A delivery gets a packet identifier that is not in use [MQTT-2.2.1-4].
+        """Start a delivery under an unused packet identifier [MQTT-2.2.1-4].
 
-        `record` None: it is not sent again (a shared subscription's). `stage`: what the client owes. `name`: the MQTT
-        topic of a retained message.
+        `record` is None for a shared subscription's message, which is not resent. `stage` is the packet that the client
+        must answer with. `name` is the MQTT topic of a retained message.
         """
         packet_id = self._last % UNLIMITED + 1
         while packet_id in self._ids:
@@ -91,25 +91,25 @@ class InflightMessages:
         return packet_id
 
     def find(self, packet_id: int) -> InflightMessage | None:
-        """The delivery under an identifier."""
+        """Return the delivery under a packet identifier."""
         return self._ids.get(packet_id)
 
     def end(self, packet_id: int) -> None:
-        """The client has it, or it is given up: the identifier is free."""
+        """End a delivery and free its packet identifier."""
         self._ids.pop(packet_id, None)
 
-    # coming back
+    # reconnecting
 
     def compare(self, topic_ids: Mapping[str, str]) -> None:
-        """Forget what is of topics that have other ids now: they were deleted and made again meanwhile."""
+        """Forget the state of topics whose ids have changed: they were deleted and created again."""
         for topic, found in topic_ids.items():
             if self.topic_ids.get(topic, found) != found:
                 self.forget(topic)
 
     def fit(self, ends: Places) -> None:
-        """Fit what was reached into the log, which seems to end (`ends`) below that in some partitions.
+        """Reset partitions whose log ends (`ends`) below the reached offset.
 
-        Where it does, it was made anew (its broker tells no ids) or cut, and all of it is new.
+        Such a topic was created again (on a broker without topic ids) or truncated, and all its records are new.
         """
         for topic, partitions in ends.items():
             for partition, end in partitions.items():
@@ -119,22 +119,22 @@ class InflightMessages:
     def rewind(
         self, unclear_until: int, wanted: Places, others: Places
     ) -> tuple[dict[Place, int], list[InflightMessage], list[InflightMessage]]:
-        """The session has a connection again.
+        """Prepare for reading the log again, after the session got a connection.
 
         Args:
-            unclear_until: epoch milliseconds up to which a gateway that died may have sent what no in-flight record
-                tells; 0: there is nothing such.
-            wanted: how far the log is fanned out in the partitions that the subscriptions need. One that is not in
-                the record appeared while the client was away: all of it is wanted.
-            others: the same of those that only deliveries in flight need.
+            unclear_until: epoch milliseconds until which a gateway that died may have sent messages that are in no
+                in-flight record, or 0.
+            wanted: the live reader's positions in the partitions of the subscriptions. A partition that is not in
+                `reached` was created while the client was away, and is read from its beginning.
+            others: the same for partitions that only deliveries in flight need.
 
         Returns:
-            Where to read each partition from; what needs no reading: the deliveries that were received already (PUBREL
-            is due) and the retained ones; and those whose partitions do not exist any more.
+            The start offset for each partition; the deliveries that need no reading (PUBREL is due, or the message is
+            retained); and the deliveries whose partitions no longer exist.
         """
         self._waiting.clear()
         self._unclear_until = unclear_until
-        # What is not there was deleted while the client was away: should it be there again, all of it is new.
+        # A missing partition was deleted while the client was away; if it is created again, all its records are new.
         self._offered = {
             (topic, partition): offset
             for topic, places in self.reached.items()
@@ -159,7 +159,7 @@ class InflightMessages:
                     if here is None:
                         lost.append(entry)
                         continue
-                    self._offered[place] = here  # nothing but what is in flight is wanted of what is there
+                    self._offered[place] = here  # only the deliveries in flight are wanted from it
                 self._waiting.setdefault(place, collections.deque()).append(entry)
                 starts[place] = min(starts.get(place, entry.offset), entry.offset)
         for place, waiting in self._waiting.items():
@@ -167,10 +167,11 @@ class InflightMessages:
         return starts, at_once, lost
 
     def forget(self, topic: str) -> list[InflightMessage]:
-        """A Kafka topic was deleted: of another one of its name nothing was offered, and what is in flight is lost.
+        """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning.
 
         Returns:
-            What waited to be read again. The rest was sent; should it not be acknowledged, it is lost with `rewind`.
+            The deliveries that were to be read again, now lost. Deliveries already sent stay until they are
+            acknowledged, or are lost at the next `rewind`.
         """
         lost: list[InflightMessage] = []
         self.reached.pop(topic, None)
@@ -184,11 +185,11 @@ class InflightMessages:
 
     @property
     def is_back(self) -> bool:
-        """Whether some of the log is still read a second time."""
+        """Whether some of the log is still read again."""
         return bool(self._offered)
 
     def judge(self, record: Received) -> Verdict:
-        """What a record is to a session that came back; call it once it can be sent."""
+        """Classify a record that is read again; call it once for each record, when it can be sent."""
         place = (record.topic, record.partition)
         offered = self._offered.get(place)
         if offered is None:
@@ -213,11 +214,11 @@ class InflightMessages:
         return NEW
 
     def _is_unsent(self, entry: InflightMessage) -> bool:
-        """Whether it is to be sent again; not when the client has answered before."""
+        """Whether a delivery must be resent, because the client has not answered it."""
         return self._ids.get(entry.packet_id) is entry and entry.stage != PUBCOMP
 
     def places(self, live: Places) -> Places:
-        """How far the log was offered: `live`, but never behind what was reached before."""
+        """Return the offsets up to which the log was offered: `live`, but at least those before the reconnect."""
         for (topic, partition), offered in self._offered.items():
             partitions = live.get(topic)
             if partitions is None:

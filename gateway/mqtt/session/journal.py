@@ -1,4 +1,4 @@
-"""Writing down a session's messages: what may be said to the client only after Kafka has it."""
+"""Writes a session's in-flight record to Kafka, and then sends the packets that had to wait for that."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mapping.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
-AGAIN_S: Final = 1.0  # after Kafka refused a write
+AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 
 Then = tuple[Callable[[Any], None], Any]
-"""What to call, with what, when everything up to now is stored."""
+"""Callback and argument, called when everything up to now is stored."""
 
 
 class Journal:
-    """Writes of one record that replace each other: at most one is in flight, the next one covers all since.
+    """Writes successive versions of one record: at most one is in flight, and the next covers all later changes.
 
-    A write is made once per loop turn at most, however often it is asked for.
+    At most one write is made per event loop iteration.
     """
 
     __slots__ = ("_busy", "_next", "_scheduled", "_sent", "_stopped", "_too_large", "_write", "dirty")
 
     def __init__(self, write: Callable[[Owner], None], too_large: Callable[[], None]) -> None:
-        """`write` submits the record as it is now, with the given owner.
+        """`write` submits the current record with the given owner.
 
-        `too_large` is called when Kafka will never take it as it is: what waits for that write is forgotten, so the
-        connection must end, as if it had been lost before.
+        `too_large` is called when the record exceeds Kafka's limit. The callbacks for that write are dropped, so the
+        connection must be closed, as if it had been lost before.
         """
         self._write = write
         self._too_large = too_large
@@ -40,15 +40,15 @@ class Journal:
         self._scheduled = False
         self._busy = False
         self._stopped = False
-        self.dirty = False  # something changed that need not be written at once
+        self.dirty = False  # changed, but the write can wait
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was asked for is stored."""
+        """Whether every requested write is stored."""
         return not (self._busy or self._scheduled)
 
     def save(self, then: Then | None = None) -> None:
-        """Write the record as it will be at the end of this turn; `then` follows when that is stored."""
+        """Write the record at the end of this event loop iteration; `then` is called when it is stored."""
         if then is not None:
             self._next.append(then)
         if not self._scheduled and not self._stopped:
@@ -57,7 +57,7 @@ class Journal:
                 asyncio.get_running_loop().call_soon(self._begin)
 
     def stop(self) -> None:
-        """The record is not wanted any more: what waits is forgotten, and who wrote it."""
+        """Stop writing, and drop waiting callbacks and the references to the session."""
         self._write, self._too_large = _nothing, _nothing
         self._stopped = True
         self._scheduled = False
@@ -73,7 +73,7 @@ class Journal:
             self._write(self)
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`)."""
         self._busy = False
         if self._stopped:
             return
@@ -98,4 +98,4 @@ class Journal:
 
 
 def _nothing(*_: object) -> None:
-    """In the place of whoever is gone."""
+    """Replace the callbacks of a stopped journal."""

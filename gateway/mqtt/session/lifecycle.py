@@ -1,7 +1,7 @@
-"""The life-cycle of a session in one gateway process, as a table: where it is, what happens, what is done, where next.
+"""The life cycle of a session in one gateway process, as a table of states, events, actions and next states.
 
-The state is that of one client id. `gateway.mqtt.registry.session_registry` does what the table says; docs/mqtt.md has
-the diagram that `make tables` draws from it.
+Each client id has one state. `gateway.mqtt.registry.session_registry` executes the table; docs/mqtt.md has the diagram
+that `make tables` draws from it.
 """
 
 from __future__ import annotations
@@ -11,70 +11,70 @@ from typing import Final
 
 
 class State(enum.IntEnum):
-    """Where the session of a client id is, as this process knows it."""
+    """The state of a client id's session, as this process knows it."""
 
-    ABSENT = 0  # there is none
-    ELSEWHERE = 1  # another gateway has it, or had it: its records are followed
-    CLAIMING = 2  # a CONNECT waits for the gateways that may have a message of it on its way to Kafka
-    OPENING = 3  # a CONNECT is under way; from here to SAVING the session is an object
+    ABSENT = 0  # there is no session
+    ELSEWHERE = 1  # another gateway has it, or had it; its records are followed
+    CLAIMING = 2  # a CONNECT waits for gateways that may have messages of the session in flight to Kafka
+    OPENING = 3  # a CONNECT is being processed; from here to SAVING there is a `Session` object
     CONNECTED = 4
-    SAVING = 5  # its connection has ended, its records are on their way to Kafka
-    AWAY = 6  # its client is away: two records, and a deadline
+    SAVING = 5  # the connection has ended, the records are being written to Kafka
+    AWAY = 6  # the client is away: only two records and a deadline are kept
 
 
 class Event(enum.IntEnum):
-    """What happens to it."""
+    """An event for a session."""
 
-    CONNECT = 0  # a CONNECT has come this far: it continues the session, or makes one
-    CLAIM = 1  # a CONNECT has come, and others, or we as its former owner, may have a message of it on the way
-    READY = 2  # the CONNECT's records are stored: CONNACK
-    FAIL = 3  # the CONNECT has failed, and the session was there before
+    CONNECT = 0  # a CONNECT may continue the session, or create one
+    CLAIM = 1  # a CONNECT came, but other gateways, or we as former owner, may have messages of it in flight
+    READY = 2  # the records for the CONNECT are stored: CONNACK is due
+    FAIL = 3  # the CONNECT has failed, and the session existed before
     DISCONNECT = 4  # the connection has ended, and the session outlives it
     END = 5  # expired, ended with its connection, or discarded by Clean Start
     WILL = 6  # the will is due
     SAVED = 7  # everything is stored
-    # who was asked has answered or is dead, or the CONNECT is given up; or its gateway stops and has released it
+    # all asked gateways have answered or are dead, or the CONNECT is given up; or a stopping gateway has released it
     RELEASED = 8
-    ORPHANED = 9  # the gateway that had it is dead
-    # a record of another gateway
-    CLAIMED = 10  # a newer one, whose writer waits for our answer
-    MOVED = 11  # a newer one, whose writer does not wait for us
-    OUTDATED = 12  # an older one, or a deletion of what we have in memory
+    ORPHANED = 9  # the gateway that owned it is dead
+    # a record of another gateway was read
+    CLAIMED = 10  # newer than ours; its writer waits for our answer
+    MOVED = 11  # newer than ours; its writer does not wait for us
+    OUTDATED = 12  # older than ours, or a deletion of a session that we have in memory
     DELETED = 13
-    RIVAL = 14  # one with our epoch that lies before ours, unknown when ours was written; its writer may have served
+    RIVAL = 14  # same epoch, stored before ours but unknown when ours was written; its writer may have served it
 
 
 class Action(enum.IntEnum):
-    """What the gateway does then."""
+    """The gateway's reaction."""
 
     NOTHING = 0
-    CREATE = 1  # make an object; its records are stored before CONNACK
-    LOAD = 2  # the same, from the records
-    RESUME = 3  # the same, with the object that is still there
-    CLAIM = 4  # write a record with the next epoch that names whom we wait for
-    TAKE_OVER = 5  # write the record as ours, without a connection; its will may be due
-    ATTACH = 6  # the connection gets the session
+    CREATE = 1  # create a `Session`; its records are stored before CONNACK
+    LOAD = 2  # the same, from the stored records
+    RESUME = 3  # the same, with the `Session` that still exists
+    CLAIM = 4  # write a record with the next epoch that names the gateways we wait for
+    TAKE_OVER = 5  # write the record as ours, without a connection; the will may be due
+    ATTACH = 6  # give the session to the connection
     SAVE = 7  # write both records
-    DISSOLVE = 8  # the object goes, the records stay
+    DISSOLVE = 8  # drop the `Session`, keep the records
     END = 9  # delete the records; publish the will
     PUBLISH_WILL = 10
     HAND_OVER = 11  # close the connection; write the last in-flight record when Kafka has answered for QoS 2 messages
-    RELEASE = 12  # keep the other gateway's record, and answer that nothing is on the way here, as soon as this is so
+    RELEASE = 12  # keep the other gateway's record, and answer it as soon as nothing is in flight here
     ASK = 13  # wait for that gateway's answer too
-    SET_ASIDE = 14  # the object goes as if it were handed over, the record stays ours; the next CONNECT asks
+    SET_ASIDE = 14  # drop the `Session` as in HAND_OVER, but the record stays ours; the next CONNECT claims
     FOLLOW = 15  # keep the other gateway's record
-    FORGET = 16  # the records are gone
-    WRITE = 17  # write our record over it
+    FORGET = 16  # the records were deleted
+    WRITE = 17  # overwrite it with our record
 
 
 FOREIGN: Final = (Event.CLAIMED, Event.MOVED, Event.OUTDATED, Event.DELETED)
-"""What other gateways' records say: in every state, but that where there is nothing no record is outdated."""
+"""Events from other gateways' records; possible in every state, except OUTDATED in ABSENT."""
 
 _S, _E, _A = State, Event, Action
 
 
 def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, State]]:
-    """What other gateways' records do to a session that is not an object here; `ours`: we have written the last."""
+    """Return the reactions to other gateways' records without a `Session` here; `ours`: we wrote the last record."""
     return {
         _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE),
         _E.MOVED: (_A.FOLLOW, _S.ELSEWHERE),
@@ -84,7 +84,7 @@ def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, St
 
 
 def _object(state: State) -> dict[Event, tuple[Action, State]]:
-    """The same for an object: it is handed over to a newer writer; a deletion by others is written over."""
+    """Return the reactions with a `Session` here: hand it over to a newer writer, overwrite a deletion."""
     return {
         _E.CLAIMED: (_A.HAND_OVER, _S.ELSEWHERE),
         _E.MOVED: (_A.HAND_OVER, _S.ELSEWHERE),
@@ -133,13 +133,13 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     },
     _S.AWAY: {
         _E.CONNECT: (_A.LOAD, _S.OPENING),
-        _E.CLAIM: (_A.CLAIM, _S.CLAIMING),  # not everybody has answered yet
+        _E.CLAIM: (_A.CLAIM, _S.CLAIMING),  # not all gateways have answered yet
         _E.END: (_A.END, _S.ABSENT),
         _E.WILL: (_A.PUBLISH_WILL, _S.AWAY),
         **_without_object(_S.AWAY, ours=True),
     },
 }
-"""State -> event -> action and next state. What is not in it cannot happen.
+"""State -> event -> action and next state. Missing combinations cannot happen.
 
-A CONNECT that meets CONNECTED closes that connection first [MQTT-3.1.4-3]; one with Clean Start ends the session first.
+In CONNECTED, a CONNECT first closes the old connection [MQTT-3.1.4-3]; with Clean Start it first ends the session.
 """

@@ -1,8 +1,8 @@
-"""Retained messages that a session is still to be sent (section 3.3.1.3), by name: they are read when they are sent.
+"""The retained messages that are still to be sent to a session (section 3.3.1.3), by topic; read when they are sent.
 
-A kept session must get them although its connection ends in between. Its in-flight record notes for each subscription
-how far it has come: they are sent in the order of their places in `__trivium_retained`, so one place says it all, and
-after a reconnect those above it are looked up anew.
+A kept session must get them even if its connection ends in between. They are sent in the order of their offsets in
+`__trivium_retained`, so the in-flight record needs one position for each subscription; after a reconnect the messages
+above it are searched again.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 
 
 class Pending(msgspec.Struct, gc=False, eq=False):
-    """What a subscription is still to be sent, or one message again."""
+    """The messages still to be sent to a subscription, or one message to be resent."""
 
-    subscription: SessionSubscription  # how it is sent
-    packet_id: int = 0  # under which identifier it goes again; 0: a new one
-    progress: PendingRetained | None = None  # the note of how far it has come, where that is needed
-    # topics and where their messages were, in the order in which they are sent
+    subscription: SessionSubscription  # sets QoS and subscription identifier
+    packet_id: int = 0  # packet identifier of a resent message; 0: a new one
+    progress: PendingRetained | None = None  # position that the in-flight record stores, for QoS 1 and 2
+    # topics and positions of their messages, in sending order
     found: collections.deque[tuple[str, Place]] = msgspec.field(default_factory=collections.deque)
-    is_found: bool = False  # whether that is all; nothing is sent before
-    is_dropped: bool = False  # nothing of it is to be sent any more
+    is_found: bool = False  # the search is complete; nothing is sent before
+    is_dropped: bool = False  # nothing more is to be sent
 
 
 class RetainedQueue:
-    """A queue of retained messages, and how far each subscription has come in it."""
+    """A queue of retained messages, and the progress of each subscription."""
 
     __slots__ = ("_pending", "_progress")
 
     def __init__(self, progress: Iterable[PendingRetained] = ()) -> None:
-        """Begin with what an in-flight record tells; nothing waits before `add`."""
+        """Start with the progress from an in-flight record and an empty queue."""
         self._pending: collections.deque[Pending] = collections.deque()
         self._progress: list[PendingRetained] = list(progress)
 
     @property
     def progress(self) -> tuple[PendingRetained, ...]:
-        """What an in-flight record tells: the subscriptions that have not come to their end."""
+        """The unfinished subscriptions, for the in-flight record."""
         return tuple(self._progress)
 
     def expect(self, topic_filter: str) -> PendingRetained:
-        """A subscription gets its retained messages: note it before they are queued."""
+        """Note that a subscription gets retained messages, before they are queued."""
         progress = PendingRetained(topic_filter)
         self._progress.append(progress)
         return progress
 
     def __bool__(self) -> bool:
-        """Whether anything is to be sent, or to be looked for."""
+        """Whether anything is still to be sent or searched."""
         return bool(self._pending or self._progress)
 
     def add(self, subscription: SessionSubscription, progress: PendingRetained | None = None) -> Pending:
-        """Queue what a subscription is to be sent; its `found` is to be filled, see `send`."""
+        """Queue a subscription; the caller fills `found` and calls `send`."""
         pending = Pending(subscription, progress=progress)
         self._pending.append(pending)
         return pending
 
     def send(self, pending: Pending) -> None:
-        """All is found; in the order of the places if it has a note of its progress."""
+        """Release a completely searched subscription for sending; with `progress`, `found` is in offset order."""
         pending.is_found = True
         if not pending.found:
             self._end(pending)
@@ -72,11 +72,11 @@ class RetainedQueue:
 
     @property
     def first(self) -> Pending | None:
-        """Whose first message is the next one; None: nothing can be sent now."""
+        """The subscription whose first message is the next to send, or None if nothing can be sent now."""
         return self._pending[0] if self._pending and self._pending[0].is_found else None
 
     def pop(self) -> None:
-        """The next one was sent, or need not be."""
+        """Remove the next message: it was sent, or need not be sent."""
         pending = self._pending[0]
         place = pending.found.popleft()[1]
         if pending.progress is not None:
@@ -85,7 +85,7 @@ class RetainedQueue:
             self._end(pending)
 
     def forget(self, topic_filter: str) -> None:
-        """The client has unsubscribed: nothing new is sent for it [MQTT-3.10.4-2]."""
+        """Drop the messages of an unsubscribed filter, except one that is being resent [MQTT-3.10.4-2]."""
         self._progress = [progress for progress in self._progress if progress.topic_filter != topic_filter]
         self._drop(
             pending
@@ -94,7 +94,7 @@ class RetainedQueue:
         )
 
     def clear(self) -> None:
-        """The connection is gone; the progress is known."""
+        """Empty the queue after the connection has ended; the progress is kept."""
         self._drop(self._pending)
 
     def _drop(self, dropped: Iterable[Pending]) -> None:

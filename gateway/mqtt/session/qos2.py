@@ -1,15 +1,15 @@
-"""The client's QoS 2 messages, from PUBLISH to PUBREL: each is stored once, whatever is repeated or killed.
+"""Inbound QoS 2 messages from PUBLISH to PUBCOMP: each is stored exactly once, despite retries and crashes.
 
-A session that is kept needs no transaction for it: **the log is the proof**. Every record of such a message carries the
-session's id, the packet identifier and a sequence number in a header. The session's in-flight record says which
-sequences are finished (`low_water_mark`, `open`, `released`), and from which offsets the others can be found in the log
-(`scan_from`). So PUBREC leaves when the record is stored, PUBCOMP when an in-flight record without the identifier is
-stored, and after a crash `gateway.mqtt.registry.crash_recovery` finds what was stored and is in no in-flight record.
-The offsets are in a stored in-flight record before the first record goes to a topic.
+A kept session needs no transactions for this: **the log is the proof**. The record of each message has the session's
+id, the packet identifier and a sequence number in a header. The session's in-flight record states which sequences are
+finished (`low_water_mark`, `open`, `released`) and from which offsets the others can be found in the log (`scan_from`).
+PUBREC is sent when the record is stored, PUBCOMP when an in-flight record without the identifier is stored. After a
+crash `gateway.mqtt.registry.crash_recovery` finds records that were stored but are in no in-flight record. The start
+offsets of a topic are in a stored in-flight record before its first record is submitted.
 
-The other sessions end with their connection, and with them the state of their messages: nothing is written for them.
+Other sessions end with their connection, together with the state of their messages: nothing is written for them.
 
-What happens to one message is the table in `gateway.mqtt.session.qos2_states`.
+The states of one message are the table in `gateway.mqtt.session.qos2_states`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gateway.mqtt.state.records import InflightRecord, Places
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
-HELD_OVERHEAD: Final = 64  # what a held record is counted for beside its key and value
+HELD_OVERHEAD: Final = 64  # bytes counted for a held record, beside its key and value
 _STORED: Final = Result(Outcome.STORED)
-_HAS_RECORD: Final = frozenset({State.STORED, State.COPYING})  # and the client may send PUBLISH again
+_HAS_RECORD: Final = frozenset({State.STORED, State.COPYING})  # the client may still send PUBLISH again
 # Looked up once: Python 3.11 takes 0.2 us for a member of an enumeration.
 _PUBLISH, _PUBREL, _COPIED, _PERSISTED = Event.PUBLISH, Event.PUBREL, Event.COPIED, Event.PERSISTED
 _STORED_NOW, _REFUSED_NOW = Event.STORED, Event.REFUSED
@@ -47,91 +47,87 @@ _BEGUN: Final = TABLE[State.ENDED][Event.PUBLISH][1]
 
 
 class StartOffsets:
-    """Offsets at or above which everything lies that is stored from now on, of the topics that were asked for."""
+    """Offsets, per partition of the known topics, at or above which all future records are stored."""
 
     def __init__(self, lookup: Lookup) -> None:
-        """`lookup` is asked once per topic."""
         self._lookup = lookup
         self._ends: Places = {}
 
     def __contains__(self, topic: str) -> bool:
-        """Whether they are known."""
+        """Whether the topic's offsets are known."""
         return topic in self._ends
 
     async def learn(self, topic: str) -> None:
-        """Ask for them; Refused when there is no such topic or Kafka does not answer."""
+        """Get a topic's end offsets from Kafka; raise Refused if it does not exist or Kafka does not answer."""
         partitions = await self._lookup.partitions(topic)
         ends = await self._lookup.ends(partitions, led=True)
         known = self._ends.setdefault(topic, {})
-        for partition in partitions:  # nobody can tell of one without a leader: everything lies above 0
+        for partition in partitions:  # a partition without a leader has no known end: 0
             known[partition.partition] = max(ends.get(partition, 0), known.get(partition.partition, 0))
 
     def of(self, topics: Iterable[str]) -> Places:
-        """As they are now."""
+        """Return the current offsets of those topics that are known."""
         return {topic: dict(self._ends[topic]) for topic in topics if topic in self._ends}
 
     def forget(self, topic: str) -> None:
-        """It was deleted: of another one of its name they are to be learned anew."""
+        """Drop the offsets of a deleted topic; a new topic of that name has others."""
         self._ends.pop(topic, None)
 
     def passed(self, topic: str, partition: int, offset: int) -> None:
-        """A record was stored at `offset`."""
+        """Advance a partition: a record was stored at `offset`."""
         known = self._ends.get(topic)
         if known is not None and partition in known:
             known[partition] = max(known[partition], offset)
 
 
 class InboundMessage:
-    """One QoS 2 message of the client."""
+    """One inbound QoS 2 message."""
 
     __slots__ = (
         "connection", "packet_id", "place", "retained", "self_delivered", "sequence", "slots", "state", "topic",
     )  # fmt: skip
 
     def __init__(self, packet_id: int, sequence: int, topic: str = "", state: State = _ENDED) -> None:
-        self.packet_id = packet_id  # the client's
-        self.sequence = sequence  # counts the QoS 2 messages of the session
-        self.topic = topic  # where it is stored
-        self.retained = ""  # its MQTT topic, if it is to be retained
-        # the places of its PUBLISHes in the line of acknowledgements; it may come again before Kafka answers
-        self.slots: list[Slot] = []
-        self.state = state  # changed by `on` alone
-        self.self_delivered = False  # the session is sent a copy, which is to come before PUBCOMP; see `self_delivery`
-        self.place: tuple[int, int] | None = None  # partition and offset of one that is sent to the session too
-        self.connection: ClientPort | None = None  # which sent PUBREL last
+        self.packet_id = packet_id
+        self.sequence = sequence  # number of the QoS 2 message within the session
+        self.topic = topic  # Kafka topic
+        self.retained = ""  # MQTT topic of a message to be retained
+        self.slots: list[Slot] = []  # one for each PUBLISH; it may be repeated before Kafka answers
+        self.state = state  # changed only by `on`
+        self.self_delivered = False  # the session itself gets a copy, before PUBCOMP; see `self_delivery`
+        self.place: tuple[int, int] | None = None  # partition and offset, if `self_delivered`
+        self.connection: ClientPort | None = None  # the one that sent PUBREL last
 
     def on(self, event: Event) -> Action:
-        """Take the step of the table; the caller does what it says."""
+        """Change the state by the table, and return the action for the caller to do."""
         action, self.state = TABLE[self.state][event]
         return action
 
 
 class Qos2Parts(msgspec.Struct, frozen=True):
-    """What the QoS 2 messages of all sessions need."""
+    """Shared by the QoS 2 messages of all sessions."""
 
-    publisher: Publisher  # the way into Kafka
-    retained: Retained  # the way into Kafka of a message that is to be retained
-    start_offsets: StartOffsets  # of the process
+    publisher: Publisher
+    retained: Retained  # publishes messages to be retained
+    start_offsets: StartOffsets
     spawn: Callable[[Coroutine[Any, Any, None]], object]  # starts a task of the application
-    self_delivery: SelfDelivery | None = None  # PUBCOMP waits there for the session's own copy, where that is asked for
+    self_delivery: SelfDelivery | None = None  # delays PUBCOMP until the session's own copy is sent, if configured
 
 
 class InboundQos2:
-    """The unfinished QoS 2 messages of one session's client; the publisher's owner of their records."""
+    """The unfinished inbound QoS 2 messages of one session; owns their records."""
 
     def __init__(
         self,
-        session_id: str,  # names the session's life in the header
-        principal: str,  # whose session it is; see `Publisher.submit`
-        parts: Qos2Parts,  # of the process
+        session_id: str,  # for the record header
+        principal: str,  # the session's; see `Publisher.submit`
+        parts: Qos2Parts,
         *,
-        budget: ConnectionBudget,  # what the client has on the way
+        budget: ConnectionBudget,  # counts the client's records in flight
         journal: Journal | None,  # writes the in-flight record; None: the session ends with its connection
-        connection: Callable[[], ClientPort | None],  # gives the one that the session has now
-        # notes which own copies come before PUBREC; goes with `Qos2Parts.self_delivery`
-        copies: OwnCopies | None = None,
+        connection: Callable[[], ClientPort | None],  # returns the session's current connection
+        copies: OwnCopies | None = None,  # notes own copies that come before PUBREC; with `Qos2Parts.self_delivery`
     ) -> None:
-        """State without a message."""
         self.budget = budget
         self.session_id = session_id
         self.principal = principal
@@ -146,16 +142,16 @@ class InboundQos2:
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
         self.scan_from: Places = {}
-        self._fresh: tuple[int, Places] | None = None  # right from this sequence on
+        self._fresh: tuple[int, Places] | None = None  # start offsets that are valid from this sequence on
         self._persisted_topics: set[str] = set()  # topics whose start offsets are in a stored in-flight record
-        self._held: list[tuple[Record, InboundMessage, int]] = []  # each with what it is counted for
+        self._held: list[tuple[Record, InboundMessage, int]] = []  # with the size counted in the budget
         self._learning = False
         self._idle = False
         self._uncertain: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
         self._when_idle: Callable[[], None] | None = None
 
     def restore(self, record: InflightRecord) -> None:
-        """Begin with what an in-flight record says; nothing of it is left to be scanned."""
+        """Start with the contents of an in-flight record; recovery must have scanned the log already."""
         self._known = {
             packet_id: InboundMessage(packet_id, sequence, state=State.STORED)
             for packet_id, sequence in record.open.items()
@@ -163,14 +159,14 @@ class InboundQos2:
         self._next = max((record.low_water_mark, *(sequence + 1 for sequence in record.released)))
 
     def confirm(self, found: Iterable[tuple[int, int]]) -> None:
-        """Settle what is uncertain: what is found of it (packet identifier, sequence) is stored."""
+        """Resolve uncertain messages: those in `found` (packet identifier, sequence) are stored."""
         uncertain, self._uncertain = self._uncertain, {}
         for packet_id, sequence in found:
             if uncertain.get(packet_id) == sequence and packet_id not in self._known:
                 self._known[packet_id] = InboundMessage(packet_id, sequence, state=State.STORED)
 
     def describe(self, *, leaving: bool) -> dict[str, Any]:
-        """The client's messages' part of the in-flight record, as of now; `leaving`: the session has no connection."""
+        """Return this state's fields of the in-flight record; `leaving`: the session has no connection."""
         if leaving and not (self._unanswered or self._held or self._uncertain):
             self.scan_from, self._fresh = {}, None
             self._persisted_topics.clear()
@@ -198,21 +194,21 @@ class InboundQos2:
 
     @property
     def open_ids(self) -> list[int]:
-        """Packet identifiers between PUBLISH and PUBREL."""
+        """Packet identifiers of messages between PUBLISH and PUBREL."""
         return list(self._known)
 
     @property
     def has_uncertain(self) -> bool:
-        """Whether the log must be looked into before the client sends its last messages again."""
+        """Whether the log must be searched before the client sends its last messages again."""
         return bool(self._uncertain)
 
     @property
     def busy(self) -> bool:
-        """Whether a record is on its way to Kafka."""
+        """Whether a record is held or in flight to Kafka."""
         return bool(self._unanswered)
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """The session goes elsewhere: forget what is held, and call `then` when Kafka has answered for the rest."""
+        """Drop held records of a session that moves away; call `then` when Kafka has answered for the rest."""
         for _, message, _ in self._held:
             self._unanswered.pop(message.sequence, None)
             if self._known.get(message.packet_id) is message:
@@ -229,10 +225,10 @@ class InboundQos2:
     def publish(
         self, record: Record, packet_id: int, slot: Slot, retained: str = "", *, self_delivered: bool = False
     ) -> None:
-        """A PUBLISH came: store it, unless it is one that came before [MQTT-4.3.3-10].
+        """Store a PUBLISH, unless it repeats one that is known [MQTT-4.3.3-10].
 
-        `slot` gets its result when PUBREC may be sent, at once or later. `retained`: the MQTT topic, if the message is
-        to be retained. `self_delivered`: the session will be sent it.
+        `slot` gets its result when PUBREC may be sent, immediately or later. `retained` is the MQTT topic of a message
+        to be retained. `self_delivered`: the session's own subscriptions match it.
         """
         message = self._known.get(packet_id)
         if message is not None:
@@ -272,7 +268,7 @@ class InboundQos2:
             self._parts.publisher.submit(record, self, message)
 
     def release(self, packet_id: int) -> bool:
-        """PUBREL came; PUBCOMP follows; false when the identifier is not known: the caller answers [MQTT-4.3.3-11]."""
+        """Handle PUBREL; PUBCOMP follows. False if the identifier is unknown: the caller answers [MQTT-4.3.3-11]."""
         message = self._known.get(packet_id) or self._completing.get(packet_id)
         if message is None:
             return False
@@ -284,7 +280,7 @@ class InboundQos2:
         return True
 
     def _await_copy(self, message: InboundMessage) -> None:
-        """The message is finished when the client was sent its copy; at once where that is not asked for."""
+        """Finish the message when the client was sent its copy, or now if it gets none before PUBCOMP."""
         if message.place is not None and self._parts.self_delivery is not None:
             self._parts.self_delivery.after(message.topic, *message.place, (self._copied, message))
         else:
@@ -293,7 +289,7 @@ class InboundQos2:
     def _copied(self, message: InboundMessage) -> None:
         _, message.state = TABLE[message.state][_COPIED]
         del self._known[message.packet_id]
-        if message.packet_id in self._completing:  # the client has taken its identifier again before PUBCOMP
+        if message.packet_id in self._completing:  # the client reused the identifier before PUBCOMP
             self._completing[message.packet_id].state = _ENDED
         self._completing[message.packet_id] = message
         if self._journal is not None:
@@ -308,7 +304,7 @@ class InboundQos2:
             self._journal.save((self._persisted, message))
 
     def _persisted(self, message: InboundMessage) -> None:
-        """Send PUBCOMP, once, to the connection that sent PUBREL; another one sends it again, and is answered then."""
+        """Send PUBCOMP once, to the connection that sent PUBREL; a new connection repeats PUBREL."""
         if message.on(_PERSISTED) is _PUBCOMP:
             del self._completing[message.packet_id]
             connection = message.connection
@@ -318,7 +314,7 @@ class InboundQos2:
     # from Kafka
 
     def settle(self, tokens: Sequence[InboundMessage], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`)."""
+        """Take Kafka's result for some messages (contract: `gateway.kafka.contracts.Owner`)."""
         stored = result.outcome is Outcome.STORED
         if stored:
             self._start_offsets.passed(tokens[0].topic, result.partition, offsets[-1])
@@ -343,12 +339,12 @@ class InboundQos2:
             slot.result = result
         message.slots.clear()
         if action is _REFUSE:
-            # The message is over, by PUBREC with an error or by the end of the connection [MQTT-4.3.3-9].
+            # PUBREC with an error, or closing the connection, ends the exchange [MQTT-4.3.3-9].
             if self._known.get(message.packet_id) is message:
                 del self._known[message.packet_id]
                 if result.outcome is Outcome.BUSY and self._journal is not None:
-                    # It may be stored after all. A client that is told that it failed takes the identifier for
-                    # another message; one that is not told sends this one again.
+                    # It may be stored after all. A client that gets an error reuses the identifier for another
+                    # message; a client that gets no answer sends this one again.
                     if connection is None or not connection.reports_failures:
                         self._uncertain[message.packet_id] = message.sequence
                     self._journal.save()
@@ -364,7 +360,7 @@ class InboundQos2:
         if may_leave and connection is not None:
             connection.release_messages()
 
-    # the start offsets of a topic are stored before its first record
+    # a topic's start offsets are stored before its first record
 
     async def _persist_start_offsets(self) -> None:
         for topic in dict.fromkeys(record.topic for record, _, _ in self._held):
@@ -377,7 +373,7 @@ class InboundQos2:
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
                 continue
-            except Exception as error:  # contained: what waits for the topic has a clear outcome
+            except Exception as error:  # contained: the held records get a definite outcome
                 failures.tell("session", error)
                 self._refuse(topic, Result(Outcome.BUSY, reason="internal error"))
                 continue
@@ -392,7 +388,7 @@ class InboundQos2:
         if refused:
             self.settle([message for _, message, _ in refused], (), result)
             for _, message, _ in refused:
-                self._uncertain.pop(message.packet_id, None)  # Kafka was not given it
+                self._uncertain.pop(message.packet_id, None)  # it was never submitted
 
     def _drop_held(self, count: int) -> None:
         """Drop the last `count` held records."""
@@ -412,11 +408,11 @@ class InboundQos2:
             submitted += 1
         done = self._held[:submitted]
         del self._held[:submitted]
-        for _, _, size in done:  # after taking again, so that the gate does not flap
+        for _, _, size in done:  # after `submit` has taken it again, so that the gate does not flap
             self.budget.give(size)
 
     def forget_topic(self, topic: str) -> None:
-        """A Kafka topic was deleted: what is on its way may be anywhere in another one of its name."""
+        """Reset a deleted Kafka topic: records in flight may land anywhere in a new topic of that name."""
         self._start_offsets.forget(topic)
         self._persisted_topics.discard(topic)
         if topic in self.scan_from:
@@ -426,7 +422,7 @@ class InboundQos2:
                 self._journal.save()
 
     def rest(self) -> bool:
-        """Give up the start offsets of a session that was idle since the last call: they must not age.
+        """Drop the start offsets if the session was idle since the last call, so that they do not become stale.
 
         Returns:
             Whether the in-flight record should be written.

@@ -1,7 +1,7 @@
-"""A client's QoS 2 message from PUBLISH to PUBCOMP, as a table (section 4.3.3, the receiver's side).
+"""The states of an inbound QoS 2 message from PUBLISH to PUBCOMP, as a table (section 4.3.3, receiver).
 
-The state is that of one packet identifier. `gateway.mqtt.session.qos2` does what the table says; docs/mqtt.md has the
-diagram that `make tables` draws from it.
+Each packet identifier has one state. `gateway.mqtt.session.qos2` executes the table; docs/mqtt.md has the diagram that
+`make tables` draws from it.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from typing import Final
 
 
 class State(enum.IntEnum):
-    """Where a message is; an `IntEnum` since its members are hashed for each message."""
+    """The state of a message; an `IntEnum`, since its members are hashed for each message."""
 
-    ENDED = 0  # there is no message, or none any more: the identifier is free
-    STORING = 1  # Kafka was not asked yet, or has not answered
-    STORING_RELEASED = 2  # the same, and PUBREL came already
+    ENDED = 0  # no message: the identifier is free
+    STORING = 1  # not submitted to Kafka yet, or not answered
+    STORING_RELEASED = 2  # the same, and PUBREL was received
     STORED = 3  # PUBREC was sent; PUBREL is awaited
-    COPYING = 4  # PUBREL came; the client's own copy is to be sent first, where that is asked for
-    COMPLETING = 5  # the state record without the message is on its way to Kafka; PUBCOMP follows
+    COPYING = 4  # PUBREL was received; the client's own copy must be sent first, if configured
+    COMPLETING = 5  # the in-flight record without the message is being written; PUBCOMP follows
 
 
 class Event(enum.IntEnum):
-    """What happens to a message."""
+    """An event for a message."""
 
     PUBLISH = 0
     PUBREL = 1
-    STORED = 2  # Kafka has it
-    REFUSED = 3  # Kafka has it not, or does not answer
-    COPIED = 4  # the client was sent its own copy, or gets none, or has waited long enough
-    PERSISTED = 5  # the state record without the message is stored, or the session has none
+    STORED = 2  # by Kafka
+    REFUSED = 3  # by Kafka, or Kafka does not answer
+    COPIED = 4  # the client's own copy was sent, does not exist, or was waited for long enough
+    PERSISTED = 5  # the in-flight record without the message is stored, or the session has none
 
 
 class Action(enum.IntEnum):
-    """What the gateway does then."""
+    """The gateway's reaction."""
 
     NOTHING = 0
-    STORE = 1  # give the record to Kafka, once its topic's start offsets are in a stored state record
-    JOIN = 2  # PUBREC goes with that of the first PUBLISH [MQTT-4.3.3-10]
+    STORE = 1  # submit the record to Kafka, once its topic's start offsets are in a stored in-flight record
+    JOIN = 2  # PUBREC is sent together with that of the first PUBLISH [MQTT-4.3.3-10]
     PUBREC = 3
-    REFUSE = 4  # PUBREC with an error, or the connection's end [MQTT-4.3.3-9]
+    REFUSE = 4  # PUBREC with an error, or close the connection [MQTT-4.3.3-9]
     AWAIT_COPY = 5
     PUBREC_AWAIT_COPY = 6  # both
-    PERSIST = 7  # write a state record without the message
+    PERSIST = 7  # write an in-flight record without the message
     PUBCOMP = 8
 
 
@@ -50,8 +50,8 @@ _S, _E, _A = State, Event, Action
 TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     _S.ENDED: {
         _E.PUBLISH: (_A.STORE, _S.STORING),
-        _E.PUBREL: (_A.PUBCOMP, _S.ENDED),  # it ended before, and its PUBCOMP was lost [MQTT-4.3.3-11]
-        _E.PERSISTED: (_A.NOTHING, _S.ENDED),  # PUBREL came twice: PUBCOMP was sent
+        _E.PUBREL: (_A.PUBCOMP, _S.ENDED),  # ended before, and PUBCOMP was lost [MQTT-4.3.3-11]
+        _E.PERSISTED: (_A.NOTHING, _S.ENDED),  # second PUBREL: PUBCOMP was sent already
     },
     _S.STORING: {
         _E.PUBLISH: (_A.JOIN, _S.STORING),
@@ -66,7 +66,7 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
         _E.REFUSED: (_A.REFUSE, _S.ENDED),
     },
     _S.STORED: {
-        _E.PUBLISH: (_A.PUBREC, _S.STORED),  # again: it is not stored a second time
+        _E.PUBLISH: (_A.PUBREC, _S.STORED),  # a repetition is not stored again
         _E.PUBREL: (_A.AWAIT_COPY, _S.COPYING),
     },
     _S.COPYING: {
@@ -80,4 +80,4 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
         _E.PERSISTED: (_A.PUBCOMP, _S.ENDED),
     },
 }
-"""State -> event -> action and next state. What is not in it cannot happen; a client's packets are in every state."""
+"""State -> event -> action and next state. Missing combinations cannot happen; a client's packets always can."""

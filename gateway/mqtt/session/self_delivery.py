@@ -1,10 +1,10 @@
-"""A client's own messages before their acknowledgements, where `mqtt.echo_wait_ms` asks for it (ADR 0021).
+"""Delivers a client's own messages before their acknowledgements, if `mqtt.echo_wait_ms` is set (ADR 0021).
 
-A client that is subscribed to what it publishes is sent its own message by the live reader, and PUBACK or PUBCOMP after
-Kafka's answer; which is first is chance. With the setting the acknowledgement waits until the live reader has passed
-the record, and the copy of a QoS 2 message waits for its PUBREC. Neither waits longer than the setting says.
+A client that subscribes to its own topic gets its message from the live reader, and PUBACK or PUBCOMP after Kafka's
+answer, in either order. With the setting the acknowledgement waits until the live reader has passed the record, and the
+copy of a QoS 2 message waits for its PUBREC. Neither waits longer than the setting allows.
 
-There is no future, task or timer for a message: what waits is in order, and one timer of the process is for the first.
+There is no future, task or timer per message: waiting callbacks are ordered, and one timer serves the first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 
 Then = tuple[Callable[[Any], None], Any]
-"""What to call, with what."""
+"""Callback and argument."""
 
 NOWHERE: Final = -1
 
 
 class _Waiting:
-    """Something to be said; `then` is None once it was."""
+    """A waiting callback; `then` is None once it was called."""
 
     __slots__ = ("deadline", "offset", "then")
 
@@ -36,10 +36,10 @@ class _Waiting:
 
 
 class SelfDelivery:
-    """What waits in this process for the live reader, each for at most the same time."""
+    """The callbacks of this process that wait for the live reader, each for at most the same time."""
 
     def __init__(self, live_reader: LiveReader, wait_s: float, clock: Callable[[], float]) -> None:
-        """`live_reader` tells us of what it offers from now on; nobody waits longer than `wait_s` of `clock`."""
+        """Subscribe to `live_reader`'s positions; a callback waits at most `wait_s` seconds of `clock`."""
         self._live_reader = live_reader
         self._wait_s = wait_s
         self._clock = clock
@@ -49,14 +49,14 @@ class SelfDelivery:
         live_reader.fan_out.passed = self._passed
 
     def __len__(self) -> int:
-        """How many wait, as far as is known: those that were called are forgotten when their time comes."""
+        """Return the number of waiting callbacks."""
         return sum(one.then is not None for one in self._all)
 
     def after(self, topic: str, partition: int, offset: int, then: Then) -> None:
-        """Call `then` when the live reader has passed a record: now, soon, or when the time is up.
+        """Call `then` when the live reader has passed a record, which may be now, or when the time is up.
 
-        A client that is sent the record waits for it, so a topic that the live reader does not read was made with it:
-            soon.
+        If the live reader has no position in the partition yet, the topic was created by this record, and reading
+        starts soon: the client subscribes to it.
         """
         position = self._live_reader.position(topic, partition)
         if position is not None and position > offset:
@@ -70,7 +70,7 @@ class SelfDelivery:
         self._wait(NOWHERE, then)
 
     def release(self) -> None:
-        """Call everything that waits: the gateway stops."""
+        """Call everything that waits, because the gateway stops."""
         self._places.clear()
         waiting, self._all = self._all, collections.deque()
         for one in waiting:
@@ -84,15 +84,15 @@ class SelfDelivery:
         return waiting
 
     def _passed(self, topic: str, partition: int, position: int) -> None:
-        """The live reader has offered what is below `position`."""
+        """Call what waited for records below `position`, which the live reader has offered."""
         place = (topic, partition)
         waiting = self._places.get(place)
         if waiting is None:
             return
-        # One behind another that waits for a later record, as PUBRELs in another order do, waits with it.
+        # A callback behind one for a later record waits with it; this happens if PUBRELs come in another order.
         while waiting and (waiting[0].then is None or waiting[0].offset < position):
             one = waiting.popleft()
-            # Not from inside the live reader: a fault in there would end it.
+            # Not from inside the live reader, which an exception would end.
             asyncio.get_running_loop().call_soon(_call, one)
         if not waiting:
             del self._places[place]
@@ -122,22 +122,22 @@ def _call(waiting: _Waiting) -> None:
 
 
 class OwnCopies:
-    """Which copies of a session's own QoS 2 messages come before Kafka's answer, and so before their PUBREC."""
+    """Finds copies of a session's own QoS 2 messages that come before Kafka's answer, and so before their PUBREC."""
 
     __slots__ = ("_answered", "_client_id", "_early", "_open")
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
-        self._open = 0  # messages that Kafka has not answered
-        self._answered: dict[tuple[str, int], int] = {}  # the highest offsets that it has told
+        self._open = 0  # messages without Kafka's answer
+        self._answered: dict[tuple[str, int], int] = {}  # the highest offset answered, per partition
         self._early: tuple[tuple[str, int], int] | None = None
 
     def published(self) -> None:
-        """A message that the session will be sent went to Kafka."""
+        """Count a message that was submitted to Kafka and that the session will get a copy of."""
         self._open += 1
 
     def answered(self, count: int, topic: str, partition: int, offsets: Sequence[int]) -> bool:
-        """Kafka answered for so many; whether the copies that were held back may leave."""
+        """Note Kafka's answer for `count` messages; return whether held copies may now be sent."""
         self._open -= count
         if offsets:
             self._answered[topic, partition] = offsets[-1]
@@ -149,7 +149,7 @@ class OwnCopies:
         return early is not None
 
     def is_early(self, record: Received, delivery: Delivery) -> bool:
-        """Whether a record that is to be sent now is a copy whose PUBREC is not due yet."""
+        """Whether the record to be sent next is an own copy whose PUBREC is not due yet."""
         if not self._open or delivery.qos != 2 or delivery.client != self._client_id:
             return False
         place = (record.topic, record.partition)

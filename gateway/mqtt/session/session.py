@@ -1,7 +1,7 @@
-"""An MQTT session: subscriptions, deliveries in flight, QoS 2 state (section 4.1), with a connection or without.
+"""An MQTT session: subscriptions, deliveries in flight, inbound QoS 2 state (section 4.1), connected or not.
 
-A session that is kept (its expiry is not 0) has its records in Kafka (see `state_records`); while its client is away it
-is nothing but these records. What is delivered from the log is queued in the log: see `inflight`.
+A kept session (its expiry is not 0) has records in Kafka (see `gateway.mqtt.state.records`); while its client is away
+only these records exist. The log is its message queue: see `inflight`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 class Outbox:
-    """What may not be dropped; a record's context is how the subscriptions match it."""
+    """The subscriber for QoS 1 and 2, whose messages must not be dropped; a record's context is its `Match`."""
 
     __slots__ = ("_deliveries",)
 
@@ -50,16 +50,16 @@ class Outbox:
 
     @property
     def demand(self) -> int:
-        """How many more records would be taken now."""
+        """Number of records that can be accepted now."""
         return self._deliveries.capacity
 
     def lacks(self) -> tuple[str, str] | None:
-        """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
+        """Return why there is no demand, and the connection's name (`gateway.kafka.contracts.Subscriber`)."""
         client = self._deliveries.client
         return (RECEIVE_MAXIMUM, client.subject) if client is not None and client.takes_more else None
 
     def offer_nowait(self, record: Received, context: Match | None = None) -> bool:
-        """Send the record; False when there is no capacity. One without a context is caught up on."""
+        """Send the record, or return False without capacity. A record without context is from the catch-up reader."""
         deliveries = self._deliveries
         if not deliveries.capacity:
             return False
@@ -71,7 +71,7 @@ class Outbox:
 
 
 class LossyOutbox:
-    """What may be dropped (QoS 0): what it had no capacity for is not sent later."""
+    """The subscriber for QoS 0: messages without capacity are dropped."""
 
     __slots__ = ("_counters", "_deliveries")
 
@@ -82,14 +82,14 @@ class LossyOutbox:
         self._counters = counters
 
     def offer_run(self, records: Sequence[Received], context: Match) -> int:
-        """Send records as long as there is capacity: how many."""
+        """Send records while there is capacity; return how many were sent."""
         taken = self._deliveries.send_lossy(records, context)
         self._counters.dropped += len(records) - taken
         return taken
 
 
 class SessionParts(msgspec.Struct, frozen=True):
-    """What the sessions of a process need; `budget` makes what one client may have on its way into Kafka."""
+    """Shared by the sessions of a process; `budget` creates the budget for a client's records in flight to Kafka."""
 
     router: Router
     live_reader: LiveReader
@@ -102,7 +102,7 @@ class SessionParts(msgspec.Struct, frozen=True):
 
 
 class Session:
-    """One session; the router's subscriber and the owner of its outboxes."""
+    """One session: what the router delivers to, through its outboxes."""
 
     __slots__ = (
         "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_parts", "_places", "budget", "client", "client_id",
@@ -111,16 +111,17 @@ class Session:
     )  # fmt: skip
 
     def __init__(self, client_id: str, principal: str, session_id: str, parts: SessionParts, *, kept: bool) -> None:
-        """A new session of `principal`; `kept`: it may outlive its connection."""
+        """Create a session of `principal`; a `kept` one may outlive its connection."""
         self.client_id = client_id
         self.principal = principal
         self.session_id = session_id
-        self.state = State.OPENING  # changed by `gateway.mqtt.registry.session_registry` alone
+        self.state = State.OPENING  # changed only by `gateway.mqtt.registry.session_registry`
         self.epoch = 0
         self.expiry = 0
         self.gone_at: int | None = None
         self.will: PendingWill | None = None
-        self.unclear_until = 0  # epoch ms: its last gateway died then, and may have sent what no in-flight record tells
+        # epoch milliseconds until which a gateway that died may have sent messages that are in no in-flight record
+        self.unclear_until = 0
         self.client: ClientPort | None = None
         self.budget = parts.budget()
         self.subscriptions = Subscriptions()
@@ -134,18 +135,18 @@ class Session:
         self._parts = parts
         self._lossy: LossyOutbox | None = None
         self._lossless: Outbox | None = None
-        self._places: Places = {}  # of a session without a connection
-        # names of what the router holds for this session, beside `subscriptions` once attached
+        self._places: Places = {}  # offered offsets while there is no connection
+        # names that the router holds for this session; once attached, those beside `subscriptions`
         self._held: list[str] = []
         self._gaps = 0
 
     @property
     def kept(self) -> bool:
-        """Whether it has records in Kafka."""
+        """Whether the session has records in Kafka."""
         return self.journal is not None
 
     def subscription_views(self) -> tuple[list[SubscriptionView], int]:
-        """The first `SUBSCRIPTIONS` of its subscriptions, as operators see them, and how many there are."""
+        """Return the first `SUBSCRIPTIONS` subscriptions for the clients view, and the total number."""
         own, shared = self.subscriptions.by_filter, self.shares.subscriptions
         first = itertools.islice(itertools.chain(own.values(), shared.values()), SUBSCRIPTIONS)
         views = [SubscriptionView(each.options.topic_filter, qos=each.options.qos) for each in first]
@@ -154,7 +155,7 @@ class Session:
     # records
 
     def describe(self, owner: str) -> SessionRecord:
-        """The session's record as of now."""
+        """Return the current session record."""
         return SessionRecord(
             session_id=self.session_id,
             principal=self.principal,
@@ -168,7 +169,7 @@ class Session:
         )
 
     def restore(self, record: SessionRecord, inflight: InflightRecord | None) -> None:
-        """Become what the records say."""
+        """Restore the session from its records."""
         self.epoch, self.expiry, self.gone_at, self.will = record.epoch, record.expiry, record.gone_at, record.will
         if record.unclean or record.gone_at is None:
             self.unclear_until = record.gone_at or self._parts.deliveries.wall_clock()
@@ -189,7 +190,7 @@ class Session:
             self._make_inbound_qos2().restore(inflight)
 
     def inflight_record(self) -> InflightRecord:
-        """The in-flight record as of now."""
+        """Return the current in-flight record."""
         assert self._inflight is not None
         store, inbound_qos2 = self._parts.store, self.inbound_qos2
         released = store.leaving and self.state is State.SAVING and not self._sends
@@ -206,25 +207,25 @@ class Session:
 
     @property
     def _sends(self) -> bool:
-        """Whether a QoS 2 message of the client is on its way to Kafka."""
+        """Whether a QoS 2 message of the client is in flight to Kafka."""
         return self.inbound_qos2 is not None and self.inbound_qos2.busy
 
     @property
     def is_stored(self) -> bool:
-        """Whether Kafka has answered for everything."""
+        """Whether Kafka has answered for the in-flight record and all QoS 2 messages."""
         return self.journal is not None and self.journal.idle and not self._sends
 
     def _write_inflight(self, owner: Owner) -> None:
         self._parts.store.write_inflight(self.client_id, self.inflight_record(), owner)
 
     def _too_large(self) -> None:
-        """Kafka will not take the in-flight record as it is; the next one, after a change, may be smaller."""
+        """Disconnect the client, because the in-flight record is too large for Kafka; a later one may be smaller."""
         if self.client is not None:
             log.error("a session has more in flight than a record in Kafka can tell", client=self.client_id)
             self.client.disconnect(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
     def _reached(self) -> Places:
-        """How far the log was offered to this session."""
+        """Return the offsets up to which the log was offered to this session."""
         if self.client is None or self._lossless is None:
             return self._places
         assert self._inflight is not None
@@ -232,7 +233,7 @@ class Session:
         return self._inflight.places(self._parts.router.places(filters, self._lossless))
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """The ids of the topics in `_reached`."""
+        """Return the ids of the topics in `_reached`."""
         assert self._inflight is not None
         if self.client is None or self._lossless is None:
             return self._inflight.topic_ids
@@ -254,7 +255,7 @@ class Session:
         return self.inbound_qos2
 
     def receiving(self) -> InboundQos2:
-        """The state of the client's QoS 2 messages; made when the first comes."""
+        """Return the state of inbound QoS 2 messages, created at the first one."""
         return self.inbound_qos2 if self.inbound_qos2 is not None else self._make_inbound_qos2()
 
     @property
@@ -262,10 +263,10 @@ class Session:
         """Packet identifiers of deliveries in flight."""
         return [message.packet_id for message in self._inflight.entries()] if self._inflight is not None else []
 
-    # with a connection
+    # attaching and detaching a connection
 
     async def prepare(self) -> None:
-        """Watch what the subscriptions and the deliveries in flight need; Refused when Kafka does not answer."""
+        """Have the router read the topics of subscriptions and deliveries in flight; Refused if Kafka is silent."""
         router = self._parts.router
         wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
         messages = self._inflight.entries() if self._inflight is not None else ()
@@ -286,17 +287,17 @@ class Session:
             raise
 
     def _drop(self) -> None:
-        """Give up what is held."""
+        """Release the names that the router holds."""
         held, self._held = self._held, []
         for name in held:
             self._parts.router.drop(name)
 
     def attach(self, client: ClientPort) -> None:
-        """The session has a connection, and CONNACK was sent; `prepare` came before."""
+        """Start delivering to a connection, after `prepare` and CONNACK."""
         self.client = self.deliveries.client = client
         self.gone_at = None
         router, live_reader = self._parts.router, self._parts.live_reader
-        # the router's entries have the others now
+        # from here on the router counts the subscriptions themselves
         self._held = [name for name in self._held if name not in self.subscriptions.by_filter]
         for subscription in self.subscriptions.by_filter.values():
             router.add(self, subscription)
@@ -312,7 +313,7 @@ class Session:
             live_reader.catch_up(topic, router, outbox, number, offset, self._lost)
 
     def detach(self) -> None:
-        """The connection is gone: leave the live reader, remember how far the log was offered."""
+        """Leave the live reader after the connection has ended, and remember the offered offsets."""
         parts = self._parts
         if self.kept:
             self._places = self._reached()
@@ -331,20 +332,20 @@ class Session:
         self.shares.leave()
 
     def dissolve(self) -> None:
-        """Nobody will ask for this object again: its parts let go of it, so that it needs no collector."""
+        """Break reference cycles of a session that is no longer used, so that it is freed without the collector."""
         self.deliveries.dissolve()
         if self.journal is not None:
             self.journal.stop()
 
     def forget_topic(self, topic: str) -> None:
-        """A Kafka topic was deleted: should there be one of the name again, all of it is new."""
+        """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning."""
         self._places.pop(topic, None)
         self.deliveries.forget_topic(topic)
         if self.inbound_qos2 is not None:
             self.inbound_qos2.forget_topic(topic)
 
     def _lost(self, count: int) -> None:
-        """Retention was faster than the client."""
+        """Count records that retention deleted before the client got them."""
         self._parts.counters.gaps += count
         if not self._gaps:
             log.warning("messages of a session are gone by retention", client=self.client_id, messages=count)
@@ -353,21 +354,21 @@ class Session:
     # subscriptions
 
     def subscribed(self, subscription: SessionSubscription, since: Since) -> bool:
-        """Put a subscription in whose filter is held by the router, which said `since`; whether it is new."""
+        """Add a subscription whose filter the router holds since `since`; return whether it is new."""
         self._make_outboxes()
         if subscription.options.topic_filter in self.subscriptions.by_filter:
-            since = {}  # it goes on: nothing is lost by replacing a subscription [MQTT-3.8.4-4]
+            since = {}  # replacing a subscription must lose no messages [MQTT-3.8.4-4]
         self.subscriptions.put(subscription)
         return self._parts.router.add(self, subscription, since)
 
     def unsubscribed(self, topic_filter: str) -> bool:
-        """Take a subscription out; what is in flight is still completed [MQTT-3.10.4-3]. Whether there was one."""
+        """Remove a subscription and return whether it existed; deliveries in flight complete [MQTT-3.10.4-3]."""
         self.deliveries.forget_retained(topic_filter)
         found = self.subscriptions.remove(topic_filter)
         return self._parts.router.unsubscribe(self, topic_filter) if found else False
 
     def refused_by(self, grant: Grant) -> str | None:
-        """A filter among the subscriptions that a client would be refused; None: there is none."""
+        """Return a subscribed filter that the grant does not allow, or None."""
         for topic_filter in (*self.subscriptions.by_filter, *self.shares.subscriptions):
             shared = parse_share(topic_filter)
             if not grant.mqtt_subscribe.filter(topic_filter if shared is None else shared.topic_filter):
@@ -383,13 +384,13 @@ class Session:
         return self._lossless
 
     def outbox_for(self, match: Match) -> Outbox | LossyOutbox:
-        """The outbox of this delivery's QoS (contract: `gateway.mqtt.routing.router.SubscribedSession`)."""
+        """Return the outbox for the match's QoS (contract: `gateway.mqtt.routing.router.SubscribedSession`)."""
         outbox = self._lossless if match.qos else self._lossy
         assert outbox is not None
         return outbox
 
     def feed(self) -> None:
-        """The window or the socket has capacity again."""
+        """Go on sending: the window or the socket has capacity again."""
         self.deliveries.feed_retained()
         if self._lossless is not None:
             self._parts.live_reader.resume(self._lossless)
@@ -397,12 +398,12 @@ class Session:
 
 
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
-    """Kafka's topics have changed: what `Topics.watch` calls for the sessions that are open."""
+    """Update open sessions after Kafka's topics have changed; called by `Topics.watch`."""
     for topic in disappeared:
         topic_made_anew(live, topic)
 
 
 def topic_made_anew(live: Mapping[str, Session], topic: str) -> None:
-    """A Kafka topic is another one of its name: what `Router.listen` calls for the sessions that are open."""
+    """Update open sessions after a Kafka topic was deleted and created again; called by `Router.listen`."""
     for session in live.values():
         session.forget_topic(topic)

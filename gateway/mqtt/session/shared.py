@@ -1,4 +1,4 @@
-"""The shared subscriptions of one session: its places in Kafka's consumer groups."""
+"""The shared subscriptions of one session: its memberships in Kafka consumer groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RETRY_S: Final = 1.0  # while Kafka does not answer
 
 
 class ShareParts(msgspec.Struct, frozen=True):
-    """What the shared subscriptions of all sessions need; `names` says who may be in which group."""
+    """Shared by the subscriptions of all sessions; `names` authorizes groups."""
 
     sharing: Sharing
     names: GroupNames
@@ -32,27 +32,25 @@ class ShareParts(msgspec.Struct, frozen=True):
 
 
 class Shares:
-    """A session's places in consumer groups; its deliveries go through `Deliveries.take_shared`."""
+    """A session's memberships in consumer groups, which deliver through `Deliveries.take_shared`."""
 
     __slots__ = ("_deliveries", "_parts", "_places", "subscriptions")
 
     def __init__(self, deliveries: Deliveries, parts: ShareParts) -> None:
-        """`deliveries` sends what the groups give."""
-        # as subscribed, by filter; with a place in the group or not
-        self.subscriptions: dict[str, SessionSubscription] = {}
+        self.subscriptions: dict[str, SessionSubscription] = {}  # by filter; joined or not
         self._places: dict[str, Share] = {}
         self._deliveries = deliveries
         self._parts = parts
 
     async def join(self, subscription: SessionSubscription) -> None:
-        """Join the group of a shared subscription; Refused: the group cannot be joined."""
+        """Join the group of a shared subscription; raise Refused if that is not possible."""
         share = await self._enter(subscription)
         if share is not None:
             self._places[subscription.options.topic_filter] = share
             self.subscriptions[subscription.options.topic_filter] = subscription
 
     async def _enter(self, subscription: SessionSubscription) -> Share | None:
-        """The place in the group; None when the connection has gone meanwhile."""
+        """Join the group; return None if the connection has ended meanwhile."""
         shared = parse_share(subscription.options.topic_filter)
         assert shared is not None
         client = self._deliveries.client
@@ -69,12 +67,12 @@ class Shares:
         return None
 
     def resume(self) -> None:
-        """The session has a connection: take the places again."""
+        """Join all groups again after the session got a connection."""
         for subscription in self.subscriptions.values():
             self._parts.spawn(self._rejoin(subscription))
 
     async def _rejoin(self, subscription: SessionSubscription) -> None:
-        """Take one place again; what the group does not give is logged, since nobody asked."""
+        """Join one group again; a refusal is logged, since no SUBACK can report it."""
         topic_filter, client = subscription.options.topic_filter, self._deliveries.client
         while self.subscriptions.get(topic_filter) is subscription and client is self._deliveries.client:
             try:
@@ -96,7 +94,7 @@ class Shares:
             return
 
     async def part(self, topic_filter: str) -> bool:
-        """Leave the group of a shared subscription; whether there was one."""
+        """Leave the group of a shared subscription; return whether there was one."""
         found = self.subscriptions.pop(topic_filter, None) is not None
         share = self._places.pop(topic_filter, None)
         if share is not None:
@@ -105,13 +103,13 @@ class Shares:
         return found
 
     def leave(self) -> None:
-        """The session has no connection any more."""
+        """Leave all groups after the connection has ended; the subscriptions stay."""
         places, self._places = self._places, {}
         for share in places.values():
             self._deliveries.shared.give_up(share)
             self._parts.spawn(share.leave())
 
     def wake(self) -> None:
-        """There is capacity again."""
+        """Have the groups deliver again: there is capacity."""
         for share in self._places.values():
             share.wake()

@@ -1,4 +1,4 @@
-"""Deliveries of shared subscriptions that the client has not acknowledged: each is still its consumer group's."""
+"""Unacknowledged deliveries of shared subscriptions, which are not settled with their consumer group yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AT_LEAST_ONCE: Final = 1
 
 
 class SharedInflight:
-    """By packet identifier, what to settle with the group that gave the record."""
+    """Maps packet identifiers to the group's records to be settled."""
 
     __slots__ = ("_given",)
 
@@ -19,22 +19,22 @@ class SharedInflight:
         self._given: dict[int, tuple[Share, Received, int]] = {}
 
     def __contains__(self, packet_id: int) -> bool:
-        """Whether the delivery under an identifier is a group's."""
+        """Whether the delivery under a packet identifier is from a group."""
         return packet_id in self._given
 
     def add(self, packet_id: int, share: Share, record: Received, qos: int) -> None:
-        """A delivery is in flight."""
+        """Note a delivery in flight."""
         self._given[packet_id] = (share, record, qos)
 
     def settle(self, packet_id: int) -> None:
-        """The client has it, or has refused it; nothing for a delivery that is no group's."""
+        """Settle a delivery that the client has acknowledged or refused; ignore one that is not from a group."""
         given = self._given.pop(packet_id, None)
         if given is not None:
             share, record, _ = given
             share.done(record)
 
     def give_up(self, share: Share) -> None:
-        """What is in flight goes to another member; at QoS 2 nobody else gets it [MQTT-4.8.2-5]."""
+        """Give deliveries in flight back to the group for another member, except at QoS 2 [MQTT-4.8.2-5]."""
         for packet_id, (other, record, qos) in list(self._given.items()):
             if other is share:
                 del self._given[packet_id]

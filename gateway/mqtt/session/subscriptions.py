@@ -1,4 +1,4 @@
-"""What one session has subscribed to, but for its shared subscriptions; and what of its own messages that matches."""
+"""The subscriptions of one session, except shared ones, and matching of messages against them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mapping.mqtt.outgoing import Delivery
 from protocols.mqtt.topics import SubscriptionTrie
 
 REMEMBERED_TOPICS: Final = 1000
-"""Topics of which a session remembers whether its own filters match."""
+"""Maximum number of topics for which a session caches whether its filters match."""
 
 
 class Subscriptions:
@@ -19,33 +19,33 @@ class Subscriptions:
     __slots__ = ("_own_matches", "_trie", "by_filter")
 
     def __init__(self) -> None:
-        self.by_filter: dict[str, SessionSubscription] = {}  # as subscribed; changed by `put` and `remove` only
-        self._trie: SubscriptionTrie[int, SessionSubscription] | None = None  # made when it is asked for
-        self._own_matches: dict[str, bool] = {}  # what `matches_own` has found
+        self.by_filter: dict[str, SessionSubscription] = {}  # changed only by `put` and `remove`
+        self._trie: SubscriptionTrie[int, SessionSubscription] | None = None  # built when needed
+        self._own_matches: dict[str, bool] = {}  # cache of `matches_own`
 
     def put(self, subscription: SessionSubscription) -> None:
-        """Add or replace one."""
+        """Add or replace a subscription."""
         self.by_filter[subscription.options.topic_filter] = subscription
         self.forget_matches()
 
     def remove(self, topic_filter: str) -> bool:
-        """Take one out; whether there was one."""
+        """Remove a subscription; return whether it existed."""
         self.forget_matches()
         return self.by_filter.pop(topic_filter, None) is not None
 
     @property
     def lossless(self) -> set[str]:
-        """The filters of those at QoS 1 and 2."""
+        """The filters at QoS 1 and 2."""
         return {name for name, subscription in self.by_filter.items() if subscription.options.qos}
 
     def match(self, delivery: Delivery, client_id: str) -> Match | None:
-        """How they match a message together; `client_id`: the session's, for No Local."""
+        """Return how the subscriptions together match a message; `client_id` is the session's, for No Local."""
         return combine(
             delivery, client_id, (subscription for _, subscription in self._own_trie().match(delivery.topic))
         )
 
     def matches_own(self, topic: str) -> bool:
-        """Whether the session is sent what its own client publishes to a topic."""
+        """Whether the session receives its own client's messages to a topic."""
         found = self._own_matches.get(topic)
         if found is None:
             if len(self._own_matches) >= REMEMBERED_TOPICS:
@@ -55,7 +55,7 @@ class Subscriptions:
         return found
 
     def forget_matches(self) -> None:
-        """Give up what can be found again."""
+        """Drop the caches."""
         self._trie = None
         if self._own_matches:
             self._own_matches = {}

@@ -1,4 +1,4 @@
-"""Whether a record in `__trivium_sessions` can be used: any Kafka client with the right to may have written it."""
+"""Validates records in `__trivium_sessions`, since any authorized Kafka client may have written them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from protocols.mqtt.topics import is_valid_filter, is_valid_name
 
 _QOS: Final = range(3)
 _HANDLING: Final = range(3)  # Retain Handling
-_LATEST_MS: Final = 1 << 53  # of a time stamp: what JSON keeps exactly
+_LATEST_MS: Final = 1 << 53  # of a timestamp: the largest integer that is exact in JSON
 
 
 def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str] | None:
-    """What a record is about: its kind and whose it is; None when it is no gateway's, or says what cannot be.
+    """Return a record's kind, and the client id or gateway name; None if the record is foreign or invalid.
 
-    A tombstone is one of ours when its key is. `trusted`: we have written the record.
+    A tombstone is valid if its key is. `trusted`: this process has written the record.
     """
     key = text_of(record.key)
     if key is None:
@@ -106,5 +106,5 @@ _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
     INFLIGHT: _is_inflight,
     GATEWAY: lambda value: decode_gateway(value) is not None,
-    RELEASE: lambda value: False,  # it is a deletion, or none of ours
+    RELEASE: lambda value: False,  # only tombstones are valid
 }

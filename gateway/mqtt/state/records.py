@@ -1,9 +1,9 @@
-"""What a kept session leaves in `__trivium_sessions`: two records per client id, readable JSON.
+"""The records of kept sessions in `__trivium_sessions`: two per client id, as JSON.
 
-`session/<client id>` changes when the session does (CONNECT, SUBSCRIBE, the end of a connection). `flight/<client id>`
-changes with its messages. Both lie in the client id's partition, so they are read in the order in which they were
-written; of two gateways that write one session the higher epoch is right. A deletion of `release/<client id>` is how a
-gateway that has nothing of a session answers who claims it: it is read in its place, and compaction takes it away.
+`session/<client id>` changes with the session (CONNECT, SUBSCRIBE, the end of a connection), `flight/<client id>` with
+its messages. Both are in the client id's partition, so they are read in the order of writing. If two gateways write one
+session, the higher epoch wins. A tombstone for `release/<client id>` is a gateway's answer to a claim that it has
+nothing of the session in flight: it is ordered with the other records, and compaction removes it.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ GATEWAY: Final = "gateway/"
 RELEASE: Final = "release/"
 NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
 
-PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # what is awaited: the stages of a delivery
+PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # the stages of a delivery, named after the packet that is awaited
 
 Places = dict[str, dict[int, int]]
 """Kafka topic -> partition -> offset."""
 
 
 class SessionSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a session subscribed with: the options and the Subscription Identifier, 0 when it gave none."""
+    """A subscription: the options, and the Subscription Identifier (0: none)."""
 
     options: Subscription
     identifier: int = 0
 
 
 class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A will and what is needed to publish it when its client, or the gateway that knew it, is gone."""
+    """A will, and what is needed to publish it after its connection, or its gateway, has ended."""
 
-    will: Will  # as CONNECT had it
-    version: Version  # of the protocol, for the record's headers
-    due: int | None = None  # epoch milliseconds at which it is published; None while its connection lives
+    will: Will  # from CONNECT
+    version: Version  # for the record's headers
+    due: int | None = None  # when it is published, in epoch milliseconds; None while connected
 
 
 class SessionRecord(
     msgspec.Struct, frozen=True, omit_defaults=True, rename={"session_id": "nonce", "predecessors": "from"}
 ):
-    """The slow half of a session."""
+    """The session record: the part of a session that changes rarely."""
 
-    session_id: str  # a later session of the client id has another; `nonce` in JSON
-    principal: str  # who opened it; nobody else gets it
-    epoch: int  # counts the gateways that had it
-    owner: str = ""  # the gateway that has it, an `id/incarnation`; "" when none has
+    session_id: str  # unique for each session of the client id; `nonce` in JSON
+    principal: str  # the only one that may use the session
+    epoch: int  # raised by each CONNECT and each claim
+    owner: str = ""  # the gateway that owns the session, as `id/incarnation`; "" for none
     expiry: int = 0  # Session Expiry Interval in seconds; `NEVER`
-    gone_at: int | None = None  # epoch milliseconds of the end of its connection; None while connected
-    subscriptions: tuple[SessionSubscription, ...] = ()  # as subscribed
-    will: PendingWill | None = None  # what is to be published for it
-    unclean: bool = False  # its last gateway died, so its in-flight record may be old
-    # who beside `owner` may have a QoS 2 message of it on the way to Kafka; `from` in JSON
+    gone_at: int | None = None  # end of the connection in epoch milliseconds; None while connected
+    subscriptions: tuple[SessionSubscription, ...] = ()
+    will: PendingWill | None = None
+    unclean: bool = False  # the last gateway died, so the in-flight record may be outdated
+    # gateways, beside `owner`, that may have QoS 2 messages of the session in flight to Kafka; `from` in JSON
     predecessors: tuple[str, ...] = ()
 
 
 class InflightMessage(msgspec.Struct, array_like=True):
-    """A delivery to the client that it has not acknowledged to the end: where its record is, under which id it went."""
+    """An unfinished delivery to the client: its packet identifier and the position of its record."""
 
-    packet_id: int  # ours
-    topic: str  # its Kafka topic, or the topic of retained messages; "" when it was deleted
-    partition: int  # of the record
-    offset: int  # of the record
+    packet_id: int
+    topic: str  # Kafka topic of the record, or the topic of retained messages; "" if the topic was deleted
+    partition: int
+    offset: int
     stage: int  # 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP
     name: str = ""  # the MQTT topic of a retained message; "" for a record of the log
 
@@ -74,9 +74,9 @@ class InflightMessage(msgspec.Struct, array_like=True):
 class PendingRetained(msgspec.Struct, array_like=True):
     """A subscription whose retained messages were not all sent."""
 
-    topic_filter: str  # of the subscription
-    partition: int = -1  # those up to this place in the topic of retained messages were sent
-    offset: int = -1  # in that partition
+    topic_filter: str
+    partition: int = -1  # messages up to this position in the topic of retained messages were sent
+    offset: int = -1
 
 
 class InflightRecord(
@@ -93,31 +93,30 @@ class InflightRecord(
         "released_by": "left",
     },
 ):
-    """The quick half of a session: the in-flight record. The names in JSON are those of the first version."""
+    """The in-flight record: the part of a session that changes often. JSON keeps the first version's names."""
 
-    session_id: str  # the session's
-    epoch: int  # of its writer
-    reached: Places = {}  # everything below was offered to the session; what of it is unfinished is in `messages`
-    messages: tuple[InflightMessage, ...] = ()  # deliveries in flight, in the order in which they were sent
-    pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions that are still to be sent retained messages
-    # of the client's QoS 2 messages with a lower sequence, those that are unfinished are in `open`
+    session_id: str
+    epoch: int  # of the writer
+    reached: Places = {}  # everything below was offered to the session; unfinished deliveries are in `messages`
+    messages: tuple[InflightMessage, ...] = ()  # deliveries in flight, in the order of sending
+    pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions with retained messages still to be sent
+    # inbound QoS 2 messages with a lower sequence are finished, except those in `open`
     low_water_mark: int = 0
-    open: dict[int, int] = {}  # packet identifier -> sequence of those that are stored and not released
-    released: tuple[int, ...] = ()  # sequences from the low-water mark on that are released
-    # the offsets from which on QoS 2 messages above the low-water mark, and uncertain ones, can be found
+    open: dict[int, int] = {}  # packet identifier -> sequence of messages that are stored and wait for PUBREL
+    released: tuple[int, ...] = ()  # sequences from the low-water mark on that are finished
+    # start offsets for finding QoS 2 messages from the low-water mark on, and uncertain ones
     scan_from: Places = {}
-    # packet identifier -> sequence of QoS 2 messages that may be stored or not; the client was not told
+    # packet identifier -> sequence of QoS 2 messages that may be stored or not; the client got no answer
     uncertain: dict[int, int] = {}
-    final: bool = False  # its writer has released the session: this is all there is to know
-    # of the topics in `reached`, where Kafka tells them (`Router.topic_ids`). A topic with another one was deleted and
-    # made again
+    final: bool = False  # the writer has released the session, and has nothing of it in flight
+    # of the topics in `reached`, if Kafka has ids (`Router.topic_ids`); a recreated topic has another id
     topic_ids: Mapping[str, str] = {}
-    # the gateway that has released the session by this record without being asked, because it stops; `left` in JSON
+    # the gateway that released the session with this record, unasked, because it stops; `left` in JSON
     released_by: str = ""
 
 
 class InflightHead(msgspec.Struct, frozen=True, rename={"released_by": "left"}):
-    """What of an in-flight record says which of two is right, and who has nothing of the session; see there."""
+    """The fields of an in-flight record that decide which of two is valid and whether the session is released."""
 
     epoch: int
     final: bool = False
@@ -141,22 +140,22 @@ _GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
 
 
 def decode_session(value: bytes | None) -> SessionRecord | None:
-    """Read a session's record; None when there is none or it is not ours."""
+    """Decode a session record; return None without a value or for an invalid one."""
     return _decode(_SESSION, value)
 
 
 def decode_inflight(value: bytes | None) -> InflightRecord | None:
-    """Read an in-flight record; None when there is none or it is not ours."""
+    """Decode an in-flight record; return None without a value or for an invalid one."""
     return _decode(_INFLIGHT, value)
 
 
 def decode_inflight_head(value: bytes | None) -> InflightHead | None:
-    """The same, without what need not be known of every record that is followed."""
+    """Decode only the head of an in-flight record, which is enough for most records that are read."""
     return _decode(_INFLIGHT_HEAD, value)
 
 
 def decode_gateway(value: bytes | None) -> GatewayRecord | None:
-    """Read a heartbeat; None when there is none or it is not ours."""
+    """Decode a heartbeat; return None without a value or for an invalid one."""
     return _decode(_GATEWAY, value)
 
 

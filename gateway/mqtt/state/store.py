@@ -1,4 +1,4 @@
-"""The records in `__trivium_sessions` as this process knows them, and how they are written."""
+"""The records of `__trivium_sessions` in memory, and writing them."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from mapping.record import GW_OWNER, Received
 
 log = structlog.get_logger(__name__)
 
-AGAIN_S: Final = 1.0  # after Kafka refused a write
+AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 
 
 class SessionStore:
-    """The last known records of all sessions, and their way into Kafka."""
+    """Holds the last known records of all sessions, and writes them to Kafka."""
 
     def __init__(self, owner: str) -> None:
-        """`owner` is written into every record."""
+        """`owner` names this process in the header of every record."""
         self.owner = owner
-        self.leaving = False  # the gateway stops: a session is released by the last record that its connection leaves
+        self.leaving = False  # the gateway is stopping: the last in-flight record of a session releases it
         self.records: dict[str, bytes] = {}  # client id -> session record, of all gateways
         self.inflight: dict[str, bytes] = {}  # client id -> in-flight record
-        self.stopped = False  # nothing is tried again
+        self.stopped = False  # refused writes are no longer repeated
         self.invalid = 0  # records that were ignored
         self._mark = ((GW_OWNER, owner.encode()),)
         self._tables: dict[str, dict[str, bytes]] = {SESSION: self.records, INFLIGHT: self.inflight, RELEASE: {}}
-        self._table: StateTopic  # since `bind`
+        self._table: StateTopic  # set by `bind`
 
     def bind(self, table: StateTopic) -> None:
-        """The table that is written."""
+        """Set the table to write to."""
         self._table = table
 
     def read(self, record: Received) -> tuple[str, str] | None:
-        """The kind of a record and whose it is; None, and counted, for what cannot be used."""
+        """Return a record's kind, and client id or gateway name; None for an invalid record, which is counted."""
         found = kind_and_name(record, trusted=self.is_own(record))
         if found is None:
             self.invalid += 1
@@ -67,21 +67,21 @@ class SessionStore:
         return bool(record.headers) and record.headers[0] == self._mark[0]
 
     def writer_of(self, record: Received) -> str:
-        """Which gateway process wrote a record; "" where it does not say."""
+        """Return the gateway process that wrote a record, or "" if unknown."""
         name, value = record.headers[0] if record.headers else ("", None)
         return (value or b"").decode("utf-8", "replace") if name == GW_OWNER else ""
 
     def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
-        """Write a record; without an owner it is written until Kafka takes it."""
+        """Write a record; without an owner the write is repeated until Kafka stores it."""
         place = client_id.encode()
         self._table.write(
             kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), place=place
         )
 
     def settle(self, tokens: Sequence[tuple[str, str]], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`): what it did not take is written again.
+        """Take Kafka's result, and repeat a refused write (contract: `gateway.kafka.contracts.Owner`).
 
-        Not what it will never take: then the record that it has is what is left of the session after a crash.
+        A record that is too large is not repeated: after a crash the session is what the older record has.
         """
         if result.outcome is Outcome.TOO_LARGE:
             log.error("sessions are too large to be stored", sessions=len(tokens), reason=result.reason)
@@ -90,24 +90,24 @@ class SessionStore:
             asyncio.get_running_loop().call_later(AGAIN_S, self._put_again, tokens)
 
     def _put_again(self, tokens: Sequence[tuple[str, str]]) -> None:
-        """Write records as they are by now."""
+        """Write the current versions of records."""
         for kind, client_id in tokens:
             if not self.stopped:
                 self.put(kind, client_id, self._tables[kind].get(client_id))
 
     def put_all(self, partition: int) -> None:
-        """Write down everything that is known of a partition."""
+        """Write all records of a partition."""
         for kind, records in ((SESSION, self.records), (INFLIGHT, self.inflight)):
             for client_id, value in records.items():
                 if self._table.partition_of(client_id.encode()) == partition:
                     self.put(kind, client_id, value)
 
     def put_heartbeat(self, name: str, beat: GatewayRecord | None) -> None:
-        """Write our heartbeat, or None when this gateway stops; nobody waits for it."""
+        """Write our heartbeat, or None when this gateway stops, without waiting for the result."""
         self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
 
     async def save_heartbeat(self, name: str, beat: GatewayRecord) -> None:
-        """Write our heartbeat, and wait until it is stored; Refused when Kafka does not take it."""
+        """Write our heartbeat and wait until it is stored; raise Refused if Kafka does not store it."""
         written = Written()
         self._table.write((GATEWAY + name).encode(), encode(beat), self._mark, owner=written)
         result = await written.done
@@ -115,23 +115,23 @@ class SessionStore:
             raise Refused(result.outcome, result.reason)
 
     def release(self, client_id: str) -> None:
-        """Tell who claims a session that nothing of it is on the way here."""
+        """Answer a claim: nothing of the session is in flight here."""
         self.put(RELEASE, client_id, None)
 
     def write_inflight(self, client_id: str, record: InflightRecord, owner: Owner | None = None) -> None:
-        """Write a session's in-flight record; its `owner` is told when it is stored."""
+        """Write a session's in-flight record; `owner` gets the result."""
         value = self.inflight[client_id] = encode(record)
         self.put(INFLIGHT, client_id, value, owner)
 
     def write_session(self, client_id: str, record: SessionRecord, owner: Owner | None = None) -> None:
-        """Write a session's record; its `owner` is told when it is stored."""
+        """Write a session's record; `owner` gets the result."""
         value = self.records[client_id] = encode(record)
         self.put(SESSION, client_id, value, owner)
 
     async def save(self, client_id: str, record: SessionRecord, inflight: InflightRecord | None) -> None:
-        """Write both records, and wait until they are stored; Refused when Kafka does not take them."""
+        """Write both records and wait until they are stored; raise Refused if Kafka does not store them."""
         writes = [Written()]
-        if inflight is not None:  # first: a subscription without a place in the log would begin at the log's beginning
+        if inflight is not None:  # first: a subscription without an offset would start at the log's beginning
             writes.append(Written())
             self.write_inflight(client_id, inflight, writes[1])
         self.write_session(client_id, record, writes[0])
