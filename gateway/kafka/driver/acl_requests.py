@@ -1,4 +1,4 @@
-"""DescribeAcls: all of a cluster's ACLs, decoded in one pass; aiokafka would make objects of every field."""
+"""DescribeAcls: all ACLs of a cluster, decoded in one pass; aiokafka would make an object of every field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRANSACTIONAL_ID: Final = 5
 """Kinds of resources."""
 
 ALL: Final = 2
-"""The operation that stands for every one; the others are `gateway.kafka.cluster.rights.Operation`."""
+"""The operation ALL; the others are in `gateway.kafka.cluster.rights.Operation`."""
 _ALLOW: Final = 3
 _LITERAL: Final = 3
 _PREFIXED: Final = 4
@@ -39,23 +39,23 @@ class Acl(NamedTuple):
 
 
 class AclsUnknown(Exception):  # noqa: N818 - an answer of Kafka's
-    """Kafka does not tell its ACLs; the text says why, and what to do."""
+    """Kafka does not return its ACLs; the text says why, and what to do."""
 
 
 class _DescribeAcls(Question):
-    """Version 1 (Kafka 2.0) knows of prefixes."""
+    """Version 1 (Kafka 2.0), the first with prefixed resource names."""
 
     API_KEY = 29
     API_VERSION = 1
 
 
 def all_acls() -> Question:
-    """Ask any broker for every ACL. The answer is for `read_acls`; two that are equal tell of the same ACLs."""
+    """Request every ACL, from any broker. Decode the answer with `read_acls`; equal answers mean equal ACLs."""
     return _DescribeAcls(_ANYTHING)
 
 
 def read_acls(data: bytes) -> list[Acl]:
-    """The answer to `all_acls`, but for what is neither a name nor a prefix. Raises AclsUnknown."""
+    """Decode the answer to `all_acls`, leaving out other patterns than literal and prefixed. Raises AclsUnknown."""
     (error,) = _INT16.unpack_from(data, 4)
     message, at = read_text(data, 6)
     if error == _NO_RIGHT:

@@ -1,4 +1,4 @@
-"""aiokafka's client for administration, which can also send what it has no verb for."""
+"""aiokafka's admin client, which can also send requests that it has no method for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 
 class AdminClient(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka carries no types
-    """As its base class."""
+    """aiokafka's admin client with `request`."""
 
     async def request(self, request: Any, node: int | None = None) -> Any:
-        """Send to one broker; without `node` to the cluster's controller where Kafka asks for it, or to any broker.
+        """Send to broker `node`; without it to the controller if the request needs that, or else to any broker.
 
         Raises:
-            KafkaError: it does not answer.
+            KafkaError: the broker does not answer.
         """
         return await self._send_request(request, node)

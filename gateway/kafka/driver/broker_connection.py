@@ -1,22 +1,24 @@
-"""aiokafka's connection to a broker, for which a socket that uvloop has closed is a broken connection.
+"""aiokafka's connection to a broker, made robust against lost sockets, leaks, half-open connections and expired logins.
 
-A connection that is made while its client closes is closed with it, and so is a client's first one when whoever starts
-the client is cancelled; aiokafka forgets them, open.
+Leaks: aiokafka forgets, and leaves open, a connection that is made while its client closes, and a client's first
+connection when the start is cancelled. Both are closed here.
 
-For some turns of the loop after a socket was lost, until whoever reads it has learned of that, uvloop raises
-RuntimeError for what is written; asyncio's own transports say nothing. aiokafka foresees OSError. The task that keeps a
-client's metadata would end by the other, in silence, and whoever waits for metadata would wait for ever.
+Lost sockets: for some turns of the event loop after a socket was lost, until its reader notices, uvloop raises
+RuntimeError on writes, where asyncio's own transports stay silent. aiokafka expects OSError; a RuntimeError would
+silently end a client's metadata task, and everything that waits for metadata would wait for ever. So it becomes a
+KafkaConnectionError here.
 
-A connection on which nothing is answered for seconds is doubted: when its broker answers on a new one, it is half-open
-(the broker's machine, or something on the way, has forgotten it), and is closed. aiokafka would find out when its
-request times out, after 30 s. What was unanswered is asked again; a batch under the same sequence number, so that it is
-stored once. A broker that answers nowhere may only be slow, and is left alone: one new connection waits for it, whoever
-else doubts. More would fill its backlog, and who connects when it goes on would wait for the kernel's next try. Where
-the new one is answered late, the old ones are about to be.
+Half-open connections: a connection on which a request stays unanswered for seconds is probed. If its broker answers on
+a new connection, the old one is half-open (the broker's machine, or a middlebox, has forgotten it) and is closed;
+aiokafka would notice at the request's timeout, after 30 s. The unanswered requests are sent again, a batch under the
+same sequence number, so that it is stored once. A broker that does not answer on the new connection either may only be
+slow and is left alone: at most one probe per broker waits for it. More would fill its accept backlog, and clients that
+connect when it continues would wait for the kernel's next SYN. If the probe is answered late, the old connections will
+soon be answered too.
 
-What a connection shows of us it takes from the `Login` that its client carries, when it connects. Brokers end a login,
-with its token at the latest, and close the connection at the request after; so a connection is replaced before that, in
-a moment in which nothing is unanswered on it.
+Logins: a connection reads its credentials from its client's `Login` when it connects. Brokers expire a login, with its
+token at the latest, and close the connection at the next request. So a connection is replaced before that, at a moment
+when no request is unanswered.
 """
 
 from __future__ import annotations
@@ -47,50 +49,52 @@ from gateway.spawn import aside
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.5
-"""Between two looks at what is unanswered; what was so at three of them in a row, for 5 s at least, is doubted."""
+"""Interval between checks for an unanswered request. One that is the oldest at three checks in a row, so for at least
+5 s, triggers a probe."""
 DOUBTS: Final = 2
 PROBE_S: Final = 2.0
-"""A broker that answers sooner on a new connection has had the time to answer on the old ones."""
+"""A broker that answers the probe within this time has had time to answer on the old connection."""
 SILENT_S: Final = 60.0
-"""How long a new connection waits for a broker that answers nowhere."""
+"""How long a probe waits for a broker."""
 TRUST_S: Final = 60.0
-"""So long a connection is not doubted that takes the place of a half-open one: a request may be slow by its size."""
+"""How long a connection that replaces a half-open one is not probed: a large request may be slow."""
 PATIENT: Final = frozenset({11, 14, 19, 20, 21, 37, 42})
-"""Requests (by their keys) that a broker answers when others have done their part: JoinGroup and SyncGroup; topics
-made, deleted, given more partitions; records and groups deleted."""
+"""API keys of requests that a broker answers only after others have acted: JoinGroup, SyncGroup, CreateTopics,
+DeleteTopics, DeleteRecords, CreatePartitions, DeleteGroups."""
 
 RENEW: Final = 0.8
-"""A connection is replaced when so much of its login's life has passed. One that fails to be, since something is
-unanswered on it all the time, is closed by the broker; what was unanswered is asked again."""
+"""Share of a login's lifetime after which its connection is replaced. If requests are unanswered all the time, the
+broker closes the connection instead, and they are sent again."""
 TLS_CLOSE_S: Final = 0.1
-"""So long the end of TLS may take; a broker that does not say that it closes, too, would be waited for 30 s."""
+"""How long the TLS shutdown may take; without this, a broker that sends no close_notify would be waited for 30 s."""
 LEAST_LIFE_S: Final = 1.0
-"""A login that lasts less is not worth a connection of its own."""
+"""A connection whose login expires sooner than this is not replaced ahead of time."""
 
 _found: Final[dict[tuple[str, int], float]] = {}
-"""When a broker's connection was found to be half-open last, by its address."""
+"""By a broker's address, when a half-open connection to it was last found."""
 _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
-"""Who asked a broker last on a new connection, by its address."""
+"""By a broker's address, its last probe."""
 
 
 class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka carries no types
-    """As aiokafka's, but for the errors, for a client that is closed while it connects, and for half-open ones."""
+    """aiokafka's connection with the changes that this module's docstring lists."""
 
     looking: asyncio.TimerHandle | None = None
     probing: asyncio.Task[None] | None = None
-    made = 0.0  # when, by the loop's clock
+    made = 0.0  # when it connected (loop time)
     renewing: asyncio.TimerHandle | None = None
-    outlived = False  # it is closed as soon as nothing is unanswered
+    outlived = False  # to be closed as soon as no request is unanswered
 
     async def connect(self) -> Any:
-        """Connect, and log in. KafkaConnectionError when the client was closed meanwhile: nobody would close it.
+        """Connect and log in.
 
         Raises:
-            KafkaError: Kafka is away, or refuses us, or there is nothing to log in with.
+            KafkaError: the broker cannot be reached or rejects the login, there are no usable credentials, or the
+                client was closed meanwhile.
         """
         login = self._sasl_oauth_token_provider
         streams = await (self._log_in(login) if isinstance(login, Login) else super().connect())
-        client = getattr(self._on_close_cb, "__self__", None)  # none while a client makes its first connection
+        client = getattr(self._on_close_cb, "__self__", None)  # None for a client's first connection
         if client is not None and client._sync_task is None:
             self.close(reason=CloseReason.SHUTDOWN)
             raise KafkaConnectionError(f"the client of {self.host}:{self.port} is closed")
@@ -99,7 +103,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return streams
 
     async def _log_in(self, login: Login) -> Any:
-        """Connect with what the login shows now, and tell it what came of that."""
+        """Connect with the login's current credentials, and report the result to the login."""
         try:
             self._ssl_context = login.context
             self._sasl_plain_password = login.password
@@ -116,7 +120,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return streams
 
     def _why_refused(self, error: BaseException) -> str | None:
-        """In words, if it is a matter of the login; of one that is no such matter `outage` tells."""
+        """Return the reason as text if the login or TLS has failed. None for other errors, which `outage` logs."""
         mechanism = self._sasl_mechanism
         if isinstance(error, LoginError):
             return str(error.args[0])
@@ -137,10 +141,10 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return None
 
     async def _authenticated(self, answer: Any) -> Any:
-        """The broker's word about a step of the login. Raises LoginError: it does not take the token."""
+        """Check the broker's answer to a SASL step and schedule the renewal. Raises LoginError for a refused token."""
         response = await answer
         if not response.error_code and self._sasl_mechanism == "OAUTHBEARER" and response.sasl_auth_bytes:
-            # RFC 7628 part 3.2.3: a refusal is an answer, which aiokafka takes for a good one.
+            # RFC 7628 part 3.2.3: a refusal is a regular answer, which aiokafka takes for success.
             raise LoginError(f"Kafka refuses the token: {_status(response.sasl_auth_bytes)}")
         lasts_s = getattr(response, "session_lifetime_ms", 0) / 1000
         if lasts_s >= LEAST_LIFE_S:
@@ -153,20 +157,20 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self.renew()
 
     def renew(self) -> None:
-        """Close, if nothing is unanswered: the client makes another one with its next request."""
+        """Close as soon as no request is unanswered; the client connects again for its next request."""
         self.outlived = True
         if not self._requests and self._writer is not None:
             self._sasl_oauth_token_provider.renewed += 1
             self.close(reason=CloseReason.IDLE_DROP)
 
     def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:
-        """Close at once; an awaitable of the end.
+        """Close immediately and return an awaitable of the end, or None.
 
-        What is not written yet is dropped: nobody waits for its answer any more, and a broker that is frozen would
-        keep whoever closes waiting for as long as it is.
+        Unwritten data are dropped: no caller waits for their answers any more, and a frozen broker would delay the end
+        for as long as it is frozen.
 
-        Several may wait for the same end, such as who stops a client that is being closed; who gives up waiting ends
-        nobody else's wait, which would be taken for the other's own cancellation.
+        Several callers may await the same end, such as one that stops a client that is already closing. It is shielded:
+        otherwise one caller's cancellation would cancel the others too.
         """
         if self.looking is not None:
             self.looking.cancel()
@@ -186,14 +190,14 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return None if closed is None else asyncio.shield(closed)
 
     def oldest(self) -> int | None:
-        """The number of the request that has waited longest, if it is one that a broker answers soon."""
+        """Return the correlation id of the oldest unanswered request; None if there is none or it is `PATIENT`."""
         if not self._requests:
             return None
         number, request, _ = self._requests[0]
         return None if number is None or request.API_KEY in PATIENT else int(number)
 
     async def probe(self, number: int) -> None:
-        """Close when the broker answers on a new connection, and not to this one's request of a number."""
+        """Close this connection if the broker answers on a new one while request `number` stays unanswered here."""
         began = self._loop.time()
         other = BrokerConnection(
             self._host, self._port, client_id=self._client_id, request_timeout_ms=round(1000 * SILENT_S),
@@ -215,19 +219,19 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self.close(reason=CloseReason.CONNECTION_BROKEN)
 
     def is_trusted(self, now: float) -> bool:
-        """Whether it has just taken the place of a half-open one."""
+        """Whether this connection has recently replaced a half-open one."""
         found = _found.get((self._host, self._port))
         return found is not None and found <= self.made and now - found < TRUST_S
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """Send a request; an awaitable of its answer. KafkaConnectionError when the connection is broken."""
+        """Send a request and return an awaitable of its answer. Raises KafkaConnectionError on a broken connection."""
         try:
             answer = super().send(request, expect_response)
-        except KafkaError:  # it was not written
+        except KafkaError:  # not written
             raise
         except RuntimeError as error:
             raise self._broken(error) from error
-        if self._on_close_cb is None and expect_response:  # a client's first: nobody else knows of it
+        if self._on_close_cb is None and expect_response:  # a client's first connection: the client does not track it
             self._requests[-1][2].add_done_callback(self._given_up)
         return self._authenticated(answer) if isinstance(request, SaslAuthenticateRequest) else answer
 
@@ -247,7 +251,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
 
 
 def _look(weak: ref[BrokerConnection], before: int | None, doubts: int) -> None:
-    """Whether the same request is unanswered as the last time; nothing here keeps a connection alive."""
+    """Check whether the same request is unanswered as at the last check. Holds no strong reference to a connection."""
     connection = weak()
     if connection is None or not connection.connected():
         return
@@ -269,7 +273,7 @@ def _outlive(weak: ref[BrokerConnection]) -> None:
 
 
 def _status(refusal: bytes) -> str:
-    """What a broker says of a token; it is its own text, and cut."""
+    """Return the status in a broker's refusal of a token, cut to 100 characters."""
     try:
         return str(json.loads(refusal)["status"])[:100]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -277,5 +281,5 @@ def _status(refusal: bytes) -> str:
 
 
 def use_broker_connections() -> None:
-    """Have each client of aiokafka in this process connect so; it has no parameter for it."""
+    """Make all aiokafka clients of this process use `BrokerConnection`; aiokafka has no parameter for it."""
     aiokafka.conn.AIOKafkaConnection = BrokerConnection

@@ -1,4 +1,4 @@
-"""A connection to each broker, and what they say of all topics: aiokafka's client, with metadata read by `wire`."""
+"""Connections to all brokers and the metadata of all topics: aiokafka's client, with metadata read by `wire`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _NONE: Final = wire.NO_LEADER
 
 
 class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no types
-    """Follows all topics. Nobody calls `add_topic` or `set_topics`."""
+    """Follows all topics. `add_topic` and `set_topics` are not used."""
 
     def __init__(self, updated: Callable[[Brokers], None], **settings: Any) -> None:
-        """`updated` is told each new answer; `settings` are of `AIOKafkaClient`."""
+        """`updated` is called after each metadata update; `settings` are those of `AIOKafkaClient`."""
         super().__init__(**settings)
-        self.topics: Mapping[str, wire.Topic] = {}  # those that exist, as of the last answer; empty before the first
+        self.topics: Mapping[str, wire.Topic] = {}  # that exist, as of the last update; empty before the first
         self._updated = updated
 
     def partitions_for_topic(self, topic: str) -> range | None:
-        """The numbers of a topic's partitions; None when there is no such topic."""
+        """Return the numbers of a topic's partitions, or None when there is no such topic."""
         found = self.topics.get(topic)
         return None if found is None else range(len(found.leaders))
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """The node that leads a partition; None when there is no such partition, or nobody leads it now."""
+        """Return the node that leads a partition; None when it does not exist or has no leader now."""
         found = self.topics.get(topic)
         if found is None or partition >= len(found.leaders) or found.leaders[partition] == _NONE:
             return None
         return found.leaders[partition]
 
     async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: object) -> bool:
-        """Ask one broker after the other until one answers; called by aiokafka when it is time, or was forced."""
+        """Ask the brokers in turn until one answers. aiokafka calls this periodically and when an update is forced."""
         nodes = [broker.nodeId for broker in cluster_metadata.brokers()]
         random.shuffle(nodes)
         for node in nodes:
@@ -51,7 +51,7 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
                 continue
             if not answer.brokers:
                 break
-            # aiokafka itself needs to know where the brokers are.
+            # aiokafka itself only needs the brokers' addresses.
             cluster_metadata.update_metadata(MetadataResponse_v1(answer.brokers, answer.controller, []))
             self.topics = {name: topic for name, topic in answer.topics.items() if not topic.error}
             self._updated(self)

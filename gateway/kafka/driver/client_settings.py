@@ -1,4 +1,4 @@
-"""The settings that every aiokafka client is made with, from the configuration."""
+"""Settings for every aiokafka client, from the configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gateway.kafka.driver.login import logins
 
 
 def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
-    """Keyword arguments that producers, consumers and the admin client have in common.
+    """Return the keyword arguments that producers, consumers and the admin client have in common.
 
     `role` is appended to the client id, so that the broker's log and quotas tell our clients apart.
 
     Raises:
-        ConfigError: no bootstrap servers, or nothing that could be used to log in.
+        ConfigError: no bootstrap servers, or no usable credentials.
     """
     if config.bootstrap_servers is None:
         raise ConfigError("kafka.bootstrap_servers is not known yet")
@@ -27,7 +27,7 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
     }
     login = logins.of(config)
     if login is not None:
-        # Whatever the mechanism: `BrokerConnection` takes from it what it shows. The others are what aiokafka checks.
+        # For every mechanism: `BrokerConnection` reads its credentials from it. The others satisfy aiokafka's checks.
         settings["sasl_oauth_token_provider"] = login
         settings["ssl_context"] = login.context
         settings["sasl_mechanism"] = config.sasl_mechanism or "PLAIN"
@@ -37,7 +37,7 @@ def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
 
 
 def consumer_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:
-    """Those of consumers, which may read what is nearest to them; see `client_settings`."""
+    """Return `client_settings` for a consumer, which may read from the nearest replica."""
     settings = client_settings(config, role)
     if config.rack is not None:
         settings["client_rack"] = config.rack

@@ -1,9 +1,9 @@
-"""Fetches that name only what has changed (KIP-227), for a reader of very many partitions.
+"""Incremental fetch sessions (KIP-227) for readers of very many partitions.
 
-aiokafka 0.14, which is pinned, names every partition in every fetch and looks at each of them some times a second: ten
-percent of a processor for 5,000 partitions in which nothing happens. Brokers since Kafka 1.1 remember what a reader has
-named before, and answer with what has news. `SessionFetcher` stands in the place of aiokafka's fetcher; what is fetched
-is treated by aiokafka as before.
+aiokafka 0.14, which is pinned, names every partition in every fetch and checks each several times a second: ten percent
+of a processor for 5,000 idle partitions. Brokers since Kafka 1.1 remember the partitions that a reader has named, and
+answer with those that have news. `SessionFetcher` replaces aiokafka's fetcher; aiokafka processes the fetched data as
+before.
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from gateway.kafka.driver import wire
 from gateway.kafka.driver.fetching import PacedFetcher, convert_arrivals
 
 NO_SESSION: Final = 0
-"""The id in the answer of a broker that has no place for one more session; the next fetch names everything again."""
+"""The session id in the answer of a broker that cannot cache another session; the next fetch is a full one."""
 FIRST_EPOCH: Final = 0
 LAST_EPOCH: Final = 2**31 - 1
 ANSWER_S: Final = 1.0
-"""How much later than it was told to a broker may answer a fetch, and still be thought to be there."""
+"""How long beyond the wait time of a fetch its broker is still assumed to be reachable."""
 GATHER_BYTES: Final = 1024 * 1024
-"""So much ends the time in which a fetch gathers."""
+"""A gathering fetch is answered as soon as the broker has this many bytes."""
 BETWEEN_S: Final = 0.1
-"""How long after an answer the next fetch may begin, and the answer still be thought to be what there is."""
+"""How long after an answer without a next fetch in flight the answer still counts as the broker's latest state."""
 
 
 class FetchSession:
-    """What one broker remembers of our fetches: nothing of it depends on time or on the connection.
+    """What one broker remembers of our fetches; independent of time and of the connection.
 
-    A fetch is made of `changes` and `forgotten`, then told by `asked`, and its answer by `answered`. After no answer,
-    or an error, the next fetch is a `begin` and names everything. For other partitions it is another object, since an
-    answer may be on its way to this one.
+    A fetch consists of `changes` and `forgotten`; `asked` notes that it was sent, `answered` its answer. After an error
+    or a missing answer `begin` makes the next fetch a full one. Another set of partitions needs another object, since
+    an answer for this one may be in flight.
     """
 
     __slots__ = ("_known", "epoch", "id")
 
     def __init__(self, session: int = NO_SESSION) -> None:
-        """`session`: the id of one that the broker may give up."""
+        """`session` is the id of a former session, which the broker then closes."""
         self.id = session
         self.epoch = FIRST_EPOCH
         self._known: dict[TopicPartition, int] = {}
 
     def begin(self) -> None:
-        """The next fetch names everything, and the broker gives up what it remembers."""
+        """Make the next fetch a full one, with which the broker closes the former session."""
         self.epoch = FIRST_EPOCH
         self._known.clear()
 
     @property
     def is_new(self) -> bool:
-        """Whether the next fetch names everything."""
+        """Whether the next fetch is a full one: it names every partition."""
         return self.epoch == FIRST_EPOCH
 
     def changes(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Those of `positions` that the broker does not have so."""
+        """Return those of `positions` that differ from what the broker remembers."""
         known = self._known
         return {place: offset for place, offset in positions.items() if known.get(place) != offset}
 
     def forgotten(self, places: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of `places` that the broker would go on to read."""
+        """Return those of `places` that the broker would continue to read, to be removed from the session."""
         return [place for place in places if place in self._known]
 
     def asked(self, changes: Mapping[TopicPartition, int], forgotten: Iterable[TopicPartition]) -> None:
-        """The broker is sent these."""
+        """Note that a fetch with these was sent."""
         self._known.update(changes)
         for place in forgotten:
             del self._known[place]
 
     def answered(self, error: int, session: int) -> None:
-        """The broker's words about the session: an error code, and its id."""
+        """Note the session's error code and id in the broker's answer."""
         if error or session == NO_SESSION:
             self.id = NO_SESSION
             self.begin()
@@ -86,12 +86,12 @@ class FetchSession:
         self.epoch = 1 if self.epoch == LAST_EPOCH else self.epoch + 1
 
     def position(self, place: TopicPartition) -> int | None:
-        """From where the broker was asked to read; None where it was not."""
+        """Return the offset from which the broker was asked to read a partition, or None."""
         return self._known.get(place)
 
 
 class _Answer(msgspec.Struct, eq=False):
-    """What aiokafka's connection makes of an answer, kept for us beside aiokafka's own use of it."""
+    """Decodes an answer for aiokafka's connection and keeps it for `SessionFetcher`."""
 
     response: FetchResponse_v11 | None = None
 
@@ -101,9 +101,9 @@ class _Answer(msgspec.Struct, eq=False):
 
 
 class _Fetch(wire.FetchQuestion):
-    """A fetch under way."""
+    """A fetch in flight."""
 
-    RESPONSE_TYPE: Any = None  # of each its own
+    RESPONSE_TYPE: Any = None  # set for each instance
 
     def __init__(self, body: bytes, session: FetchSession) -> None:
         super().__init__(body)
@@ -112,7 +112,7 @@ class _Fetch(wire.FetchQuestion):
 
     @property
     def topics(self) -> list[tuple[str, list[tuple[int, int | None, int]]]]:
-        """From where each partition in the answer was read: aiokafka looks up in it what has been answered."""
+        """The offset from which each partition in the answer was read; aiokafka looks up the answered ones here."""
         position, response = self.session.position, self.answer.response
         return [
             (topic, [(number, position(TopicPartition(topic, number)), 0) for number, *_ in partitions])
@@ -121,28 +121,29 @@ class _Fetch(wire.FetchQuestion):
 
 
 class SessionFetcher(PacedFetcher):
-    """aiokafka's fetcher, for a manual assignment whose partitions are all sought right after it is made.
+    """aiokafka's fetcher with fetch sessions, for a manual assignment in which every partition is sought immediately.
 
-    What is looked at for a fetch is what had news, was sought, or is not read to its end. Only when the assignment or
-    the leaders have changed it is all partitions.
+    For a fetch it checks only the partitions that had news, were sought or have unread records; it checks all of them
+    only after a change of the assignment or of the leaders.
     """
 
     def __init__(self, *arguments: Any, doubted: Callable[[], None], **settings: Any) -> None:
-        """As aiokafka's; `doubted` is called when a broker says that it does not have a partition."""
+        """`doubted` is called when a broker answers that it does not have a partition; the rest as aiokafka's."""
         self._sessions: dict[int, FetchSession] = {}  # by node
         self._places: dict[int, list[TopicPartition]] = {}  # by leader
         self._leaders: dict[TopicPartition, int] = {}
-        self._moved: dict[int, set[TopicPartition]] = {}  # by leader: whose position may not be the broker's
-        # the assignment, the metadata, and the moves to other copies that the above is of
+        # by leader, the partitions whose position may differ from the one that the broker knows
+        self._moved: dict[int, set[TopicPartition]] = {}
+        # the assignment, the metadata and `NearerCopies.moves` from which the above was made
         self._planned: tuple[Any, Any, int] = (None, None, 0)
-        self._answered: dict[int, float] = {}  # by node, when (loop time)
-        # partitions of which something was told; whoever finds one read to its end may take it out
+        self._answered: dict[int, float] = {}  # by node, the time of its last answer (loop time)
+        # partitions that were in an answer; a caller that has read one to its end may remove it
         self.news: set[TopicPartition] = set()
-        self.fetches = self.named = 0  # how many were sent, ever; and partitions in them
-        # fetches that begin before this time (the loop's) gather what comes until then
+        self.fetches = self.named = 0  # totals: fetches sent, and partitions named in them
+        # fetches that are sent before this time (the loop's) wait until then for more records
         self.gather_until = 0.0
-        self._gathering: set[int] = set()  # nodes with such a fetch under way
-        self.leaderless = 0  # how many partitions nobody leads, as of the last metadata
+        self._gathering: set[int] = set()  # nodes with such a fetch in flight
+        self.leaderless = 0  # partitions without a leader, by the last metadata
         self._doubted = doubted
         super().__init__(*arguments, **settings)
 
@@ -152,9 +153,9 @@ class SessionFetcher(PacedFetcher):
         self._note(tp)
 
     def unknown(self) -> list[TopicPartition]:
-        """The partitions of which it is not known at this moment whether more is stored than was told.
+        """Return the partitions that may have more records than their brokers have answered with so far.
 
-        It is known of what a fetch waits for at a broker, which would have answered.
+        A partition is up to date while a fetch waits at its broker, which would answer with any new record.
         """
         now = asyncio.get_running_loop().time()
         held = self._fetch_max_wait_ms / 1000 + ANSWER_S
@@ -172,8 +173,8 @@ class SessionFetcher(PacedFetcher):
             self._moved[leader].add(place)
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
-        """What to do next: fetches, nothing to be reset, how long to wait at most, whether leaders are lacking."""
-        metadata = self._client.cluster._partitions  # another object with each answer
+        """Return the next fetches, no resets, the longest wait, whether leaders are lacking, nothing to resume."""
+        metadata = self._client.cluster._partitions  # a new object with each metadata update
         planned, copies = self._planned, self._preferred_read_replica
         if planned[0] is not assignment or planned[1] is not metadata or planned[2] != copies.moves:
             self._plan(assignment)
@@ -196,11 +197,11 @@ class SessionFetcher(PacedFetcher):
         return [fetch for fetch in fetches if fetch[1] is not None], {}, wait, lacking, []
 
     def _plan(self, assignment: Any) -> None:
-        """Who leads what; where that or the assignment is another, sessions begin anew."""
+        """Assign the partitions to brokers; if that or the assignment has changed, start new sessions."""
         places: dict[int, list[TopicPartition]] = {}
         self.leaderless = 0
         for place in assignment.tps:
-            leader = self._select_read_replica(place)  # or a nearer copy
+            leader = self._select_read_replica(place)  # the leader or a nearer replica
             if leader is None or leader == wire.NO_LEADER:
                 self.leaderless += 1
             else:
@@ -215,7 +216,7 @@ class SessionFetcher(PacedFetcher):
             self._sessions[leader] = FetchSession(before[leader].id if leader in before else NO_SESSION)
 
     def _fetch(self, assignment: Any, node: int) -> _Fetch | None:
-        """The next fetch of a node; None where all that it leads is waiting to be read."""
+        """Return the next fetch for a node; None while all its partitions have unread records."""
         session = self._sessions[node]
         looked_at: Collection[TopicPartition] = self._places[node] if session.is_new else self._moved[node]
         unread = {place for place in looked_at if place in self._records}
@@ -253,7 +254,7 @@ class SessionFetcher(PacedFetcher):
         return fetch
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: _Fetch) -> bool:
-        """Send a fetch and keep what it brings. Whether somebody has to be woken."""
+        """Send a fetch and keep the fetched records. Returns whether a waiting reader has to be woken."""
         try:
             return bool(await super()._proc_fetch_request(assignment, node_id, request))
         finally:
@@ -275,11 +276,11 @@ class SessionFetcher(PacedFetcher):
 
 
 async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) -> SessionFetcher:
-    """Let a consumer that was just started fetch so; see `SessionFetcher` for what it must keep to, and `doubted`."""
+    """Make a consumer that was just started use a `SessionFetcher`; see there for its conditions and for `doubted`."""
     before, task = consumer._fetcher, asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
-    await before.close()  # it swallows a cancellation that is meant for us
+    await before.close()  # swallows a cancellation of this task
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
     fetcher = consumer._fetcher = SessionFetcher(

@@ -1,9 +1,9 @@
-"""Makes our own records directly of what an aiokafka consumer has fetched.
+"""Convert what an aiokafka consumer fetches directly to `Received`.
 
-aiokafka makes a `ConsumerRecord` of each record, with a generator, two methods and a dataclass: that is most of what
-reading one costs. Here `Received` is made directly of what its compiled parser finds. And its generator is a reference
-cycle around the whole fetch, which nothing but the collector frees when it is not read to its end (ADR 0030). The
-private parts that this needs are listed in `private_parts`.
+aiokafka makes a `ConsumerRecord` of each record, by a generator, two methods and a dataclass: most of the cost of
+reading one. Here `Received` is made directly from the output of its compiled parser. Besides, aiokafka's generator is a
+reference cycle around the whole fetch, which only the garbage collector frees unless it is exhausted (ADR 0030).
+`private_parts` lists the private attributes used here.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from mapping.record import Received
 log = logging.getLogger(__name__)
 
 NUDGE_S: Final = 0.2
-"""So often the fetcher is woken while somebody waits. A fetch that ends in the same turn of the loop in which something
-else wakes the fetcher counts as on its way there; it would fetch nothing then until its own pause is over."""
+"""How often the fetcher is woken while `fetch` waits. When a fetch ends in the same turn of the event loop in which
+something else wakes the fetcher, aiokafka still counts it as in flight, and would send no other until its own pause is
+over."""
 
 LEADERS_AGAIN_S: Final = 1.0
-"""Before a consumer asks Kafka again who leads the partitions that nobody leads."""
+"""Interval between metadata requests while a partition has no leader."""
 
 TELL_S: Final = 60.0
-"""Between two lines in the log about partitions that nobody leads."""
+"""Interval between log lines about partitions without a leader."""
 
 
 class NearerCopies(dict[TopicPartition, tuple[int, float]]):
-    """Which partitions are read from another broker than their leader: its node, and until when (KIP-392)."""
+    """Partitions that are read from a follower instead of their leader: its node, and until when (KIP-392)."""
 
-    moves = 0  # grows when a partition is to be read from elsewhere
-    left: TopicPartition | None = None  # the last one that was given up, if that was the last that was asked about
+    moves = 0  # how often the broker to read a partition from has changed
+    left: TopicPartition | None = None  # the partition of the last `pop`, if it was read from a follower until then
 
     def __setitem__(self, place: TopicPartition, copy: tuple[int, float]) -> None:
         if self.get(place, (None,))[0] != copy[0]:
@@ -54,7 +55,7 @@ class NearerCopies(dict[TopicPartition, tuple[int, float]]):
 
 
 class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
-    """aiokafka's fetcher, which would ask without a pause who leads a partition that nobody leads."""
+    """aiokafka's fetcher, with a pause between metadata requests while a partition has no leader."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._asked_for_leaders = float("-inf")
@@ -62,19 +63,19 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         self._preferred_read_replica = NearerCopies()
 
     def _set_error(self, place: TopicPartition, error: KafkaError) -> None:
-        """A partition cannot be read on. What a copy does not have its leader may have, which is asked next."""
+        """Record that a partition cannot be read, unless only a follower lacks the offset: the leader is asked next."""
         if not (isinstance(error, OffsetOutOfRangeError) and self._preferred_read_replica.left == place):
             super()._set_error(place, error)
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
-        """What to do next: fetches, what to reset, how long to wait at most, whether to ask who leads, what resumes."""
+        """Return the next fetches, offset resets, longest wait, whether leaders are lacking, and resumed partitions."""
         fetches, resets, wait, lacking, resumed = super()._get_actions_per_node(assignment)
         if not lacking:
             return fetches, resets, wait, False, resumed
         return fetches, resets, min(wait, LEADERS_AGAIN_S), self.may_ask_for_leaders(assignment), resumed
 
     def may_ask_for_leaders(self, assignment: Any) -> bool:
-        """Whether it is time to ask who leads what nobody leads; it is told, too."""
+        """Whether it is time to request metadata for partitions without a leader; also logs that there are any."""
         now = asyncio.get_running_loop().time()
         if now < self._asked_for_leaders + LEADERS_AGAIN_S:
             return False
@@ -86,14 +87,14 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         try:
             return await super()._proc_offset_request(node_id, topic_data)
         except KafkaError as error:
-            # One partition's error holds up all others of its broker until it is known to be led elsewhere, or gone.
+            # One partition's error blocks all others of its broker until metadata show that it has moved or is deleted.
             if error.invalid_metadata:
                 self._client.force_metadata_update()
             raise
 
 
 class _Notice:
-    """Said once a minute for the whole process: there may be thousands of consumers."""
+    """Logs once a minute for the whole process: there may be thousands of consumers."""
 
     def __init__(self) -> None:
         self._told = float("-inf")
@@ -114,20 +115,20 @@ def _leaderless(client: Any, partitions: Collection[TopicPartition]) -> set[Topi
 
 
 def use_paced_fetchers() -> None:
-    """Have each consumer of aiokafka in this process fetch so; it has no parameter for it."""
+    """Make all aiokafka consumers of this process use `PacedFetcher`; aiokafka has no parameter for it."""
     aiokafka.consumer.consumer.Fetcher = PacedFetcher
 
 
 async def fetch(
     consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition], *, timeout_s: float, most: int
 ) -> dict[TopicPartition, list[Received]]:
-    """What `consumer.getmany` would bring, sooner; its position moves behind them as there.
+    """Return what `consumer.getmany` would return, but sooner; the positions move as they do there.
 
-    The consumer was started by `lifecycle.start_consumer`, and nobody else reads from it by `getmany`. Without
-    `partitions` all are read.
+    The consumer was started by `lifecycle.start_consumer`, and no other code calls its `getmany`. Empty `partitions`
+    mean all.
 
     Raises:
-        ConsumerStoppedError: it was stopped.
+        ConsumerStoppedError: the consumer was stopped.
         KafkaError: as `getmany`.
     """
     fetcher = consumer._fetcher
@@ -139,25 +140,25 @@ async def fetch(
             return found
         try:
             async with asyncio.timeout_at(min(until, now() + NUDGE_S)):
-                await fetcher._create_fetch_waiter()  # raises what forbids to read
+                await fetcher._create_fetch_waiter()  # raises when reading is not possible
         except TimeoutError:
             _wake(fetcher)
 
 
 async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
-    """What `consumer.position` says; the fetcher, which finds it, is woken as in `fetch`.
+    """Return `consumer.position`, waking the fetcher, which looks it up, as `fetch` does.
 
     Returns:
-        None when it is not known yet, and nobody leads the partition.
+        None when the position is not known yet and the partition has no leader.
 
     Raises:
-        IllegalStateError: the partition is not ours.
+        IllegalStateError: the partition is not assigned to this consumer.
         KafkaError: as `consumer.position`.
     """
     while True:
         lacking = without_leader(consumer, (partition,))
         try:
-            async with asyncio.timeout(0 if lacking else NUDGE_S):  # one that is known is told without waiting
+            async with asyncio.timeout(0 if lacking else NUDGE_S):  # a known position is returned without waiting
                 found: int = await consumer.position(partition)
                 return found
         except TimeoutError:
@@ -167,7 +168,7 @@ async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int
 
 
 def without_leader(consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-    """Those of the partitions that nobody leads, as of a started consumer's last metadata."""
+    """Return those of the partitions that have no leader, by a started consumer's last metadata."""
     return _leaderless(consumer._client, partitions)
 
 
@@ -176,7 +177,7 @@ def _wake(fetcher: Fetcher) -> None:
 
 
 def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
-    """Let all that a started consumer fetches be read as our records, and be freed with its last reference."""
+    """Make a started consumer return `Received` records, which are freed with their last reference."""
     fetcher = consumer._fetcher
     if type(fetcher._records) is not _Arrivals:
         fetched, fetcher._records = fetcher._records, _Arrivals()
@@ -184,7 +185,7 @@ def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
 
 
 class _Arrivals(OrderedDict[TopicPartition, Any]):
-    """In the place of a fetcher's `_records`: what was fetched and is not read to its end."""
+    """Replaces a fetcher's `_records`: fetched records that are not all read."""
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
         if type(result) is FetchResult and type(result._partition_records) is PartitionRecords:
@@ -193,17 +194,17 @@ class _Arrivals(OrderedDict[TopicPartition, Any]):
 
 
 class _Converted:
-    """Stands in a `FetchResult` where aiokafka's `PartitionRecords` stood: iterated, and asked how far that came."""
+    """Replaces aiokafka's `PartitionRecords` in a `FetchResult`, which iterates it and reads `next_fetch_offset`."""
 
     __slots__ = ("_records", "_source")
 
     def __init__(self, source: PartitionRecords) -> None:
-        source._records_iterator = None  # it would hold its holder
+        source._records_iterator = None  # a reference cycle
         self._source = source
         self._records = _unpack(source)
 
     def __iter__(self) -> Iterator[Received]:
-        return self._records  # goes on where it was left
+        return self._records  # continues where the last iteration stopped
 
     @property
     def next_fetch_offset(self) -> int:
@@ -212,7 +213,7 @@ class _Converted:
 
 
 def _unpack(source: PartitionRecords) -> Iterator[Received]:
-    """Its records that may be seen; `next_fetch_offset` is moved behind each, and behind what is left out."""
+    """Yield the visible records, moving `next_fetch_offset` past each, and past those that are left out."""
     topic, partition = source._tp
     batches = source._records
     while batches.has_next():
@@ -222,7 +223,7 @@ def _unpack(source: PartitionRecords) -> Iterator[Received]:
         if not (_is_aborted(source, batch) or batch.is_control_batch):
             for record in batch:
                 offset = record.offset
-                if offset >= source.next_fetch_offset:  # the first batch may begin before what was asked for
+                if offset >= source.next_fetch_offset:  # the first batch may start before the requested offset
                     source.next_fetch_offset = offset + 1
                     yield Received(
                         topic, record.key, record.value, tuple(record.headers), record.timestamp, partition, offset
@@ -231,7 +232,7 @@ def _unpack(source: PartitionRecords) -> Iterator[Received]:
 
 
 def _is_aborted(source: PartitionRecords, batch: Any) -> bool:
-    """Whether a batch belongs to a transaction that was aborted, for one who reads only what was committed."""
+    """Whether a `read_committed` reader must leave out the batch: its transaction was aborted."""
     producer = batch.producer_id
     if source._isolation_level != READ_COMMITTED or producer is None:
         return False

@@ -1,6 +1,6 @@
-"""aiokafka's consumers as the readers need them: made, polled, closed, and what the library has no public verb for.
+"""Create, poll and close aiokafka consumers, and do what the library has no public method for.
 
-`lifecycle` says how a reader's consumer begins and is replaced; `private_parts` lists the private parts touched.
+`lifecycle` starts and replaces the readers' consumers; `private_parts` lists the private attributes used here.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from mapping.record import Received
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
 FETCH_WAIT_MS: Final = 100
-"""How long the broker holds an empty fetch. A changed assignment waits for the fetch on its way, since a
-connection answers in order: this is the bound on how late a newly watched partition begins to flow."""
+"""How long the broker holds an empty fetch. A connection answers in order, so a changed assignment waits for the
+fetch in flight: this bounds the delay before a newly watched partition is read."""
 
 FETCH_WAIT_MOST_MS: Final = 1000
-"""The same for a reader of very many partitions, each of which every one of aiokafka's fetches names."""
+"""The upper limit of `fetch_wait_ms`, for readers of very many partitions: each aiokafka fetch names all of them."""
 
 FETCH_BYTES: Final = 16 * 1024 * 1024
 PARTITION_FETCH_BYTES: Final = 1024 * 1024
 
-CHUNK: Final = 500  # aiokafka's getmany is 1.7 times dearer per record without a limit (measured)
+CHUNK: Final = 500  # without a limit aiokafka's getmany costs 1.7 times as much per record (measured)
 
 ASSIGNORS: Final = (RangePartitionAssignor,)
-"""The one strategy that the default settings of the Java client and of librdkafka know too; members of one group
+"""The only strategy that is also in the default settings of the Java client and of librdkafka; members of a group
 must have one in common. (aiokafka 0.14 joins twice when it is given two.)"""
 
 MISSING_S: Final = 2.0
-"""Between two looks for a topic that is not there."""
+"""Interval at which metadata are refreshed while a subscribed topic does not exist."""
 
 _METADATA_TRIES: Final = 20
 _METADATA_RETRY_S: Final = 0.1
 
 ConsumerOptions = Mapping[str, Any]
-"""Connection part of AIOKafkaConsumer's arguments: bootstrap_servers, client_id, security, time-outs."""
+"""The connection arguments of AIOKafkaConsumer: bootstrap_servers, client_id, security, timeouts."""
 
 
 def fetch_wait_ms(partitions: int) -> int:
-    """How long the broker may hold an empty fetch of so many partitions, so that an idle reader costs little CPU."""
+    """Return how long the broker may hold an empty fetch of this many partitions; an idle reader shall cost little."""
     return min(FETCH_WAIT_MOST_MS, max(FETCH_WAIT_MS, partitions // 10))
 
 
 def set_fetch_wait(consumer: AIOKafkaConsumer, wait_ms: int) -> None:
-    """Have the next fetches of a started consumer held for so long when they are empty."""
+    """Set how long brokers hold the next empty fetches of a started consumer."""
     consumer._fetcher._fetch_max_wait_ms = wait_ms
 
 
@@ -66,10 +66,10 @@ def log_consumer(
     partition_bytes: int = PARTITION_FETCH_BYTES,
     isolation: str = ISOLATION,
 ) -> AIOKafkaConsumer:
-    """A consumer for a manual assignment, not started.
+    """Create a consumer for a manual assignment, not started.
 
-    A position out of range raises: what it means is ours to judge. The broker holds an empty fetch for `wait_ms`;
-    `fetch_bytes` are per fetch and broker, `partition_bytes` per partition.
+    A position out of range raises, so that the reader can handle it. The broker holds an empty fetch for `wait_ms`;
+    `fetch_bytes` limits a fetch from one broker, `partition_bytes` each partition in it.
     """
     return AIOKafkaConsumer(
         **kafka,
@@ -83,19 +83,19 @@ def log_consumer(
 
 
 NO_POLL_LIMIT_MS: Final = 2**31 - 1
-"""A group must not lose us because clients are slow; our being alive is what the heartbeats say."""
+"""Slow clients must not cost us the group membership; the heartbeats show that the member is alive."""
 
 HEARTBEAT_MS: Final = 1000
-"""A rebalance waits until the last member has learnt of it by its heartbeat, and stops the group so long."""
+"""Members learn of a rebalance from a heartbeat's answer, and the group stands still until the last has rejoined."""
 
 
 def group_consumer(kafka: ConsumerOptions, group: str, *, session_timeout_ms: int) -> AIOKafkaConsumer:
-    """A member of a group, not started, whose positions and commits are set by who reads."""
+    """Create a group member, not started. The reader sets its positions and commits."""
     return AIOKafkaConsumer(
         **kafka,
         group_id=group,
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # retention has passed us: what is left
+        auto_offset_reset="earliest",  # retention has deleted the position: go on with the oldest record left
         isolation_level=ISOLATION,
         partition_assignment_strategy=ASSIGNORS,
         fetch_max_wait_ms=FETCH_WAIT_MS,
@@ -109,10 +109,10 @@ def group_consumer(kafka: ConsumerOptions, group: str, *, session_timeout_ms: in
 
 
 async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -> dict[TopicPartition, list[Received]]:
-    """The next records of each partition; none when `wait_ms` have passed.
+    """Return the next records of each partition; empty when none arrive within `wait_ms`.
 
     Raises:
-        KafkaError: as `getmany`; or the consumer's background tasks have ended, so that it never brings anything again.
+        KafkaError: as `getmany`, or a background task of the consumer has ended, so that it can never fetch again.
     """
     found: dict[TopicPartition, list[Received]] = await consumer.getmany(timeout_ms=wait_ms, max_records=most)
     if not found and is_broken(consumer):
@@ -121,12 +121,12 @@ async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
-    """Stop a consumer within `timeout` seconds, leaving its group if Kafka answers; also when cancelled meanwhile.
+    """Stop a consumer within `timeout` seconds, even if cancelled meanwhile. Leaves the group if Kafka answers.
 
-    With Kafka unreachable aiokafka's own `stop` waits for requests that nobody will answer; then its tasks
-    are ended and its connections closed. Soon after a start, `stop` lets out the CancelledError of a task of its own
-    that it cancelled before its first step; a task group would take that for our end, and say nothing. At other
-    times it swallows the one that is meant for us.
+    While Kafka is unreachable, aiokafka's `stop` waits for answers that never come; so after `timeout` its tasks are
+    cancelled and its connections closed here. Soon after a start, `stop` raises the CancelledError of one of its own
+    tasks, cancelled before that task's first step; a task group would silently take it for a cancellation of the
+    caller. At other times `stop` swallows a cancellation that is meant for the caller.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -137,7 +137,7 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
     except (TimeoutError, KafkaError, asyncio.CancelledError):
         await _abandon(consumer, min(timeout, 1.0))
     if consumer._fetcher is not None:
-        consumer._fetcher._records.clear()  # the consumer is a cycle: what was read ahead would wait for the collector
+        consumer._fetcher._records.clear()  # the consumer is a reference cycle and would keep its prefetched records
     if task.cancelling() > cancelled:
         raise asyncio.CancelledError
 
@@ -152,7 +152,7 @@ async def _abandon(consumer: AIOKafkaConsumer, timeout: float) -> None:
         await asyncio.wait(tasks, timeout=1.0)
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # seen: the consumer was given up, not its error
+            task.exception()  # retrieved, or asyncio would log it
     with contextlib.suppress(KafkaError, TimeoutError):
         async with asyncio.timeout(timeout):
             await _leave(consumer)
@@ -164,9 +164,9 @@ async def _abandon(consumer: AIOKafkaConsumer, timeout: float) -> None:
 
 
 async def _leave(consumer: AIOKafkaConsumer) -> None:
-    """Leave the group in the middle of a rebalance, or of joining it, which would wait for us to take part.
+    """Leave the group, also during a rebalance or a join, which would otherwise wait for this member.
 
-    The answer that we do not wait for any more blocks the connection to the coordinator: it is told over another.
+    An unanswered join request blocks the coordinator's connection, so the request goes over another connection.
     """
     coordinator = consumer._coordinator
     node, member = getattr(coordinator, "coordinator_id", None), getattr(coordinator, "member_id", None)
@@ -176,14 +176,14 @@ async def _leave(consumer: AIOKafkaConsumer) -> None:
 
 def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> None:
     """Call `listener(cluster)` after each metadata update of the consumer."""
-    # Guarded: aiokafka's task, which calls us, must not end by it.
+    # Guarded: an exception would end aiokafka's task, which calls the listener.
     consumer._client.cluster.add_listener(partial(failures.guard, "metadata", listener))
 
 
 def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | None = None) -> None:
-    """Look again for topics that the consumer of a group wants and that are not there: they may be made again.
+    """Refresh the metadata every `MISSING_S` while a topic of the subscription is missing: it may be re-created.
 
-    aiokafka itself would look when its metadata are old. `doubted` is called with each look.
+    aiokafka itself would refresh them only at their maximum age. `doubted` is called with each refresh.
     """
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.TimerHandle] = []
@@ -204,7 +204,7 @@ def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | N
 
 
 def next_offset(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
-    """The offset behind all that a started consumer has given out, transaction markers included; None: not known."""
+    """Return the offset after all that the consumer has returned, transaction markers included; None when unknown."""
     if not consumer._subscription.is_assigned(partition):
         return None
     found: int | None = consumer._subscription.subscription.assignment.state_value(partition)._position
@@ -212,20 +212,20 @@ def next_offset(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | 
 
 
 def is_broken(consumer: AIOKafkaConsumer) -> bool:
-    """Whether a background task of the consumer has ended, so that it will never bring anything again."""
+    """Whether a background task of the consumer has ended, so that it can never fetch again."""
     fetching = consumer._fetcher._fetch_task
     coordinating = getattr(consumer._coordinator, "_coordination_task", None)
     return bool(fetching.done() or (coordinating is not None and coordinating.done()))
 
 
 async def subscribe(consumer: AIOKafkaConsumer, topics: Collection[str], listener: ConsumerRebalanceListener) -> None:
-    """Make `topics` the subscription of a member that has been started; returns when partitions were assigned.
+    """Subscribe a started group member to `topics` and wait for its assignment.
 
     Raises:
-        KafkaError: the group does not take us.
+        KafkaError: the group rejects the member.
     """
     client = consumer._client
-    for _ in range(_METADATA_TRIES):  # who leads the group assigns only what it knows of
+    for _ in range(_METADATA_TRIES):  # the group leader assigns only topics that are in its metadata
         if all(consumer.partitions_for_topic(topic) is not None for topic in topics):
             break
         client.set_topics([*topics])
@@ -238,10 +238,10 @@ async def subscribe(consumer: AIOKafkaConsumer, topics: Collection[str], listene
 async def committed_positions(
     consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What the consumer's group has committed for any partitions, assigned or not; those without are left out.
+    """Return the group's committed offsets of any partitions, assigned or not; those without one are left out.
 
     Raises:
-        KafkaError: not allowed.
+        KafkaError: not authorized.
     """
     if not partitions:
         return {}
@@ -252,19 +252,19 @@ async def committed_positions(
 
 
 async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-    """Commit as a member; unlike the consumer's own `commit` also when partitions are being taken away.
+    """Commit as a member; unlike the consumer's own `commit` also while partitions are being revoked.
 
     Raises:
-        KafkaError: not committed, as far as we know.
+        KafkaError: not committed, as far as is known.
     """
     await consumer._coordinator.commit_offsets(None, dict(offsets))
 
 
 def stop_waiting(consumer: AIOKafkaConsumer) -> None:
-    """Let whoever waits in `subscribe` go on without an assignment: none will come any more."""
+    """Let a pending `subscribe` return without an assignment: none will come any more."""
     consumer._subscription._notify_assignment_waiters()
 
 
 def rejoin(consumer: AIOKafkaConsumer) -> None:
-    """Have the group assigned anew."""
+    """Make the group rebalance."""
     consumer._coordinator.request_rejoin()

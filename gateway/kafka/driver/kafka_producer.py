@@ -1,6 +1,6 @@
-"""aiokafka's producers as the gateway makes and ends them, and what the library has no public verb for.
+"""Create and close aiokafka producers, and do what the library has no public method for.
 
-The private parts touched are listed in `private_parts`.
+`private_parts` lists the private attributes used here.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gateway.spawn import Spawn
 SENDER_S: Final = 0.2
 """How long a producer's sender may take to notice that it was cancelled, or that its sockets are closed."""
 FORCE_CLOSE_S: Final = 1.0
-"""How long a producer may take to end after everything that it waits for was ended."""
+"""How long a producer's `stop` may take once everything it waits for has ended."""
 
 
 FIRST_PAUSE_S: Final = 0.02
 LEADERS_AGAIN_S: Final = 1.0
-"""Pause before Kafka is asked again who leads the partitions that nobody leads: doubled up to the second."""
+"""First and longest pause between metadata requests while a partition has no leader; the pause doubles."""
 
 
 class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka carries no types
-    """A producer's queues of batches. aiokafka's own sender asks without a pause who leads what nobody leads."""
+    """A producer's batch queues. aiokafka's own would request metadata without a pause while a leader is missing."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -43,7 +43,7 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
     def drain_by_nodes(
         self, ignore_nodes: Set[int], muted_partitions: Set[TopicPartition] = frozenset()
     ) -> tuple[Any, bool]:
-        """The batches to send, by node, and whether to ask who leads the partitions of others."""
+        """Return the batches to send, by node, and whether to request metadata for partitions without a leader."""
         fence = self.fence
         if fence is not None and not fence.is_open:
             muted_partitions = muted_partitions | {place for place in self._batches if place.topic != fence.exempt}
@@ -66,34 +66,34 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
             self._waiter_future.set_result(None)
 
 
-aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # it has no parameter for it
+aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # aiokafka has no parameter for it
 use_produce_requests()
 
 
 def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **options: Any) -> AIOKafkaProducer:
-    """A producer that waits for all in-sync replicas, not started. `options` are idempotence or a transactional id.
+    """Create a producer with `acks=all`, not started. `options` set idempotence or a transactional id.
 
-    While `fence` is shut it sends nothing.
+    It sends nothing while `fence` is shut.
     """
     producer = AIOKafkaProducer(
         **client_settings(config, role),
         **options,
         acks="all",
-        # Of batches that are its own, those of transactions.
+        # For batches that aiokafka builds itself: those of transactions.
         compression_type=None if config.compression == "none" else config.compression,
         max_batch_size=config.batch_bytes,
         max_request_size=config.max_request_bytes,
-        linger_ms=0,  # batches fill in our own queues, while their predecessors are answered
+        linger_ms=0,  # batches fill in the partition queues, while their predecessors are in flight
     )
     producer._message_accumulator.fence = fence
     return producer
 
 
 async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
-    """Close at once; the fate of what is in flight is unknown.
+    """Close without waiting for batches; whether those in flight are stored stays unknown.
 
-    aiokafka has no such verb: `stop` waits for every batch, and a batch of an idempotent producer waits for ever. So:
-    end the sender, close the sockets, and fail what is left, which lets `stop` return.
+    aiokafka's `stop` waits for every batch, and a batch of an idempotent producer may wait for ever. So this cancels
+    the sender, closes the sockets and fails the remaining batches, which lets `stop` return.
     """
     stopping = spawn(producer.stop())
     sender = producer._sender.sender_task
@@ -103,7 +103,7 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
         await asyncio.wait({sender}, timeout=SENDER_S)
         refreshed = producer.client._md_update_fut
         if refreshed is not None and not refreshed.done():
-            refreshed.set_result(False)  # its synchronizer is closed; produce tasks wait for it
+            refreshed.set_result(False)  # the task that would resolve it is closed, and produce tasks wait for it
         await asyncio.wait({sender}, timeout=SENDER_S)
         accumulator = producer._message_accumulator
         for queued in accumulator._batches.values():
@@ -124,17 +124,17 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
 
 
 def forget_group(producer: AIOKafkaProducer) -> None:
-    """Let the transaction take another group's offsets: aiokafka knows one group, and one coordinator for any group."""
+    """Let the transaction commit another group's offsets: aiokafka caches one group and one group coordinator."""
     producer._txn_manager._txn_consumer_group = None
     producer._sender._coordinator_dead(CoordinationType.GROUP)
 
 
 def has_failed(producer: AIOKafkaProducer) -> bool:
-    """Whether a transactional producer has failed for good: aiokafka only asserts that it has not."""
+    """Whether a transactional producer has failed fatally; aiokafka itself only asserts that it has not."""
     return bool(producer._txn_manager.is_fatal_error())
 
 
 def _mark_seen(waiter: asyncio.Future[Any] | None) -> None:
-    """Look at a future's error, or asyncio would complain that nobody has."""
+    """Retrieve a future's exception, or asyncio would log that it was never retrieved."""
     if waiter is not None and waiter.done() and not waiter.cancelled():
         waiter.exception()

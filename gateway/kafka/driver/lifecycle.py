@@ -1,9 +1,9 @@
-"""How a client of aiokafka begins, is tried again while Kafka does not answer, and ends: the one place for all of them.
+"""Start, retry and close aiokafka clients: the only place that does.
 
-`start_client` starts one client for a caller that may be cancelled. `started` tries until one is started (producers).
-`OnDemand` holds a client that is made with the first question (lookups, administration). `keep_consumer` lends a
-started consumer to a reader, and another one after each failure; `open_consumer` lends one, once (log scans). A group's
-member has more states than these: it calls `start_consumer` and `close_consumer` itself.
+`start_client` starts one client for a caller that may be cancelled. `started` retries until a client is started
+(producers). `OnDemand` creates a client on first use (lookups, administration). `keep_consumer` runs a reader with a
+started consumer and replaces the consumer after each failure; `open_consumer` provides one consumer once (log scans).
+A group member has more states than these, so it calls `start_consumer` and `close_consumer` itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ use_broker_connections()
 use_paced_fetchers()
 
 RETRY_S: Final = 0.5
-"""Pause between attempts to reach Kafka; a frequent attempt costs little and finds Kafka soon after it is back."""
+"""Pause between attempts to reach Kafka: attempts are cheap, and a short pause notices soon that Kafka is back."""
 
 
 async def start_client(
@@ -37,13 +37,13 @@ async def start_client(
     close: Callable[[], Coroutine[Any, Any, None]],
     spawn: Spawn,
 ) -> None:
-    """Start a client for somebody who may be cancelled; it is closed when it was not started, or for nobody.
+    """Start a client for a caller that may be cancelled.
 
-    Cancelled in its bootstrap, aiokafka forgets a connection that is open. So it goes on to the end by itself. `close`
-    ends what was started, or half started.
+    aiokafka leaks an open connection when it is cancelled during bootstrap. So the start always runs to its end in a
+    task of its own, and `close` is called if the start fails or the caller was cancelled.
 
     Raises:
-        KafkaError: Kafka is away, or refuses us.
+        KafkaError: Kafka cannot be reached or rejects the login.
     """
     started = given_up = False
     failed: Exception | None = None
@@ -53,7 +53,7 @@ async def start_client(
         try:
             await start()
             started = True
-        except Exception as error:  # it is told to whoever waits
+        except Exception as error:  # raised again in the caller, below
             failed = error
         finally:
             if given_up or not started:
@@ -63,7 +63,7 @@ async def start_client(
         await asyncio.shield(spawn(run()))
     except BaseException:
         given_up = True
-        if started:  # in this very turn
+        if started:  # in this turn of the event loop, so that `run` did not see `given_up`
             spawn(close())
         raise
     if failed is not None:
@@ -73,10 +73,10 @@ async def start_client(
 async def started(
     make: Callable[[], C], start: Callable[[C], Awaitable[None]], part: str, *, longest_pause_s: float = RETRY_S
 ) -> C:
-    """A client that is started, tried with a new one until Kafka answers.
+    """Create and start clients until one has started, and return it.
 
-    `part` is who needs it: the name in the log, and the place of unforeseen failures. The pause between attempts
-    doubles up to `longest_pause_s`.
+    `part` names the caller in the log and in reports of unexpected exceptions. The pause between attempts doubles up
+    to `longest_pause_s`.
     """
     pause = RETRY_S
     while True:
@@ -85,7 +85,7 @@ async def started(
             await start(client)
         except (KafkaError, OSError) as error:
             outage.notice(part, type(error).__name__)
-        except Exception as error:  # the callers that wait for a client must not wait for ever
+        except Exception as error:  # go on trying: callers are waiting for a client
             failures.tell(part, error)
         else:
             return client
@@ -94,10 +94,10 @@ async def started(
 
 
 class OnDemand(Generic[C]):
-    """One client, made and started with the first `get`, and shared by all callers."""
+    """One client, created and started by the first `get` and shared by all callers."""
 
     def __init__(self, make: Callable[[], C], start: Callable[[C], Awaitable[object]], spawn: Spawn) -> None:
-        """`make` makes a client, which has aiokafka's `close`; `start` starts it."""
+        """`make` creates a client that has aiokafka's `close`; `start` starts it."""
         self._make = make
         self._start = start
         self._spawn = spawn
@@ -106,7 +106,11 @@ class OnDemand(Generic[C]):
         self._stopped = False
 
     async def get(self) -> C:
-        """The started client; KafkaError: Kafka is away or refuses us, or `stop` was called."""
+        """Return the started client.
+
+        Raises:
+            KafkaError: Kafka cannot be reached or rejects the login, or `stop` was called.
+        """
         async with self._opening:
             if self._client is None:
                 if self._stopped:
@@ -117,12 +121,12 @@ class OnDemand(Generic[C]):
             return self._client
 
     async def drop(self, client: C | None) -> None:
-        """Close a client that has failed; the next `get` begins with the bootstrap servers again."""
+        """Close a client that has failed; the next `get` starts again from the bootstrap servers."""
         if client is not None and client is self._client:
             await self._close()
 
     async def stop(self) -> None:
-        """Close the client; there is no other afterwards."""
+        """Close the client. Later calls of `get` fail."""
         self._stopped = True
         await self._close()
 
@@ -134,15 +138,15 @@ class OnDemand(Generic[C]):
 
 
 async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
-    """Start a consumer as `start_client` does. Its `getmany` brings `Received`.
+    """Start a consumer as `start_client` does. Its `getmany` returns `Received` records.
 
     Raises:
-        KafkaError: Kafka is away, or refuses us.
+        KafkaError: Kafka cannot be reached or rejects the login.
     """
 
     async def start() -> None:
         await consumer.start()
-        if not consumer._client.cluster.brokers():  # a member of a group would end by it: nobody to ask
+        if not consumer._client.cluster.brokers():  # a group member would fail without a broker to ask
             raise KafkaConnectionError("Kafka names no broker: it has just started")
 
     async def close() -> None:
@@ -154,10 +158,10 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
 
 @contextlib.asynccontextmanager
 async def open_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer that is started at the beginning of the block and closed at its end.
+    """Start the consumer for the `async with` block and close it at the end.
 
     Raises:
-        KafkaError: Kafka is away, or refuses us.
+        KafkaError: Kafka cannot be reached or rejects the login.
     """
     await start_consumer(consumer, spawn)
     try:
@@ -169,9 +173,9 @@ async def open_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> AsyncIterat
 async def keep_consumer(
     make: Callable[[], AIOKafkaConsumer], use: Callable[[AIOKafkaConsumer], Awaitable[None]], part: str, spawn: Spawn
 ) -> None:
-    """Let `use` work with a started consumer until it returns, and with another one after each of Kafka's errors.
+    """Run `use` with a started consumer until it returns; after each KafkaError run it again with a new consumer.
 
-    It reads on from the place that the attempts before have reached. `part` of the gateway is its name in the log.
+    `use` continues from the position that its former runs have reached. `part` names it in the log.
     """
     while True:
         try:

@@ -1,8 +1,8 @@
-"""How the gateway logs in to Kafka: its certificate, its password, its tokens, each as new as its file or its issuer.
+"""The gateway's credentials for Kafka: client certificate, password, tokens, always as current as their source.
 
-There is one `Login` for a process and a Kafka. aiokafka's clients carry it (as what gives tokens) to their connections,
-and each connection takes from it what it shows when it connects: so files that have changed need no restart, and a
-client that lives for months never shows what has ended (ADR 0073).
+A process has one `Login` per Kafka cluster. aiokafka's clients pass it to their connections (as their token provider),
+and each connection reads its credentials from it when it connects. So changed files need no restart, and a client that
+lives for months never uses expired credentials (ADR 0073).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gateway.statistics import counter, gauge
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 2.0
-"""After a failure no token is asked for so long: many clients may want one."""
+"""Pause after a failed token request, since many clients may want a token."""
 TELL_S: Final = 60.0
-"""Between two lines in the log that say the same."""
+"""Interval between two identical log lines."""
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """Of logging in to Kafka."""
+    """Statistics of the gateway's logins to Kafka."""
 
     tokens: Annotated[int, counter("tokens that were got, from a file, an issuer or AWS's signer")]
     token_failures: Annotated[int, counter("tokens that could not be got")]
@@ -49,17 +49,17 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no types
-    """What this process shows to one Kafka.
+    """The credentials of this process for one Kafka cluster.
 
     Attributes:
-        problem: why the last connection was not let in, in a sentence; None when it was.
+        problem: why the last login failed, as a sentence; None when it succeeded.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
         """Read all files.
 
         Raises:
-            ConfigError: something is missing or cannot be used; names the key.
+            ConfigError: a value is missing or cannot be used; the text names the key.
         """
         self.config = config
         self.problem: str | None = None
@@ -83,11 +83,11 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
                     "kafka.sasl_username and kafka.sasl_password (or sasl_password_file) are needed for SASL"
                 )
 
-    # What a connection shows
+    # Credentials of a connection
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """Of TLS, with the files as they are now; those that cannot be used are told of, and the old ones stay."""
+        """The TLS context of the current files. Unusable files are logged, and the former context stays in use."""
         if self._tls is not None:
             stamps = self._look()
             if stamps != self._stamps:
@@ -97,14 +97,14 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
 
     @property
     def password(self) -> str | None:
-        """For PLAIN and SCRAM. Raises ConfigError: its file cannot be read."""
+        """The password for PLAIN and SCRAM. Raises ConfigError when its file cannot be read."""
         path, secret = self.config.sasl_password_file, self.config.sasl_password
         if path is not None:
             return read_secret("kafka.sasl_password_file", path)
         return None if secret is None else secret.get_secret_value()
 
     async def token(self) -> str:
-        """A token that is good for a while. Raises LoginError."""
+        """Return a valid token, fetching a new one when the last is no longer fresh. Raises LoginError."""
         token = self._token
         if token is None or time.time() >= token.fresh_until:
             if self._fetching is None:
@@ -116,11 +116,11 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         return token.value
 
     def extensions(self) -> Mapping[str, str]:
-        """What goes with the token."""
+        """Return the SASL extensions that are sent with the token."""
         return self.config.oauth.extensions
 
     async def _fetch(self) -> None:
-        """Get a token; while that fails the last one is used for as long as it is good."""
+        """Fetch a token; while that fails, the last one stays in use until it expires."""
         assert self._tokens is not None
         try:
             if self._failed is not None and time.monotonic() < self._failed[1] + RETRY_S:
@@ -139,7 +139,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             self._fetching = None
 
     def _look(self) -> tuple[object, ...]:
-        """What tells that a file is another one than before."""
+        """Return values that change when one of the files does."""
         files = (self.config.ssl_cafile, self.config.ssl_certfile, self.config.ssl_keyfile)
         return tuple(_stamp(path) for path in files)
 
@@ -181,10 +181,10 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             self.certificate_ends = _end_of(config.ssl_certfile)
         return context
 
-    # What became of it
+    # Results of a login
 
     def refuse(self, why: str) -> None:
-        """A connection was not let in."""
+        """Record and log that a login failed."""
         self.refused += 1
         self.problem = why
         told, when = self._told
@@ -194,14 +194,14 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             log.error("Kafka and the gateway do not get together: %s", why)
 
     def accept(self) -> None:
-        """A connection was let in."""
+        """Record that a login succeeded."""
         if self.problem is not None:
             self.problem = None
             self._told = (None, 0.0)
             log.info("Kafka takes the gateway's login again")
 
     def reload(self) -> None:
-        """Read everything again, for the connections from now on; those that are open go on."""
+        """Reload everything for future connections; open ones are not affected."""
         if self._tls is not None:
             self._stamps = self._look()
             self._load_again()
@@ -211,16 +211,16 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
 
 
 class Logins:
-    """Those of the process: one, but for tests."""
+    """All logins of the process: one, except in tests."""
 
     def __init__(self) -> None:
         self._logins: list[Login] = []
 
     def of(self, config: KafkaConfig) -> Login | None:
-        """The login that a configuration means; None where nobody asks who we are, and nothing is encrypted.
+        """Return the login for a configuration, or None for PLAINTEXT.
 
         Raises:
-            ConfigError: it cannot be used; names the key.
+            ConfigError: a value is missing or cannot be used; the text names the key.
         """
         if config.security_protocol == "PLAINTEXT":
             return None
@@ -232,17 +232,17 @@ class Logins:
         return login
 
     def reload(self) -> None:
-        """Read all files and tokens again."""
+        """Reload all files and tokens."""
         for login in self._logins:
             login.reload()
 
     @property
     def problem(self) -> str | None:
-        """Why Kafka did not let us in the last time, in a sentence."""
+        """Why the last login to Kafka failed, as a sentence; None when it succeeded."""
         return next((login.problem for login in self._logins if login.problem is not None), None)
 
     def statistics(self) -> Statistics:
-        """As of now."""
+        """Return the statistics of all logins."""
         ends = [login.certificate_ends for login in self._logins if login.certificate_ends]
         return Statistics(
             tokens=sum(login.tokens for login in self._logins),
@@ -256,7 +256,7 @@ class Logins:
 
 
 logins: Final = Logins()
-"""The process's."""
+"""The logins of this process."""
 
 
 def _stamp(path: Path | None) -> object:
@@ -270,7 +270,7 @@ def _stamp(path: Path | None) -> object:
 
 
 def _end_of(path: Path) -> float:
-    """When the first certificate of a file ends. ConfigError: it has ended."""
+    """Return when the first certificate of a file expires. Raises ConfigError when it has expired already."""
     try:
         ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError):
@@ -281,5 +281,5 @@ def _end_of(path: Path) -> float:
 
 
 def _no_password() -> str:
-    # Without this OpenSSL would ask on the terminal and stop the event loop for it.
+    # Without this OpenSSL would prompt on the terminal and block the event loop.
     raise ConfigError("kafka.ssl_keyfile: the key is encrypted, and kafka.ssl_key_password is not set")

@@ -1,4 +1,4 @@
-"""Whether Kafka lets somebody in: a login of its own on a short connection, for who asks on somebody else's behalf."""
+"""Check a client's name and password by logging in to Kafka with them, on a short-lived connection."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
 from mapping.outcomes import Outcome
 
-ANSWER_S: Final = 3.0  # of one server
+ANSWER_S: Final = 3.0  # for one server
 
 
 class LoginTrial:
-    """Tries names and passwords."""
+    """Checks names and passwords against Kafka."""
 
     def __init__(self, kafka: KafkaConfig) -> None:
-        """`kafka`: the servers, the protocol, the mechanism and whom to believe; its own login is not used.
+        """Use the servers, protocol, SASL mechanism and authorities of `kafka`, but not its credentials.
 
         Raises:
-            ConfigError: a file of TLS that cannot be used.
+            ConfigError: a TLS file cannot be used.
         """
         assert kafka.bootstrap_servers is not None
         self._servers = collect_hosts(kafka.bootstrap_servers)
         self._kafka = kafka
-        # For its certificates alone.
+        # Only for its certificates.
         nobody = {"sasl_username": "", "sasl_password": SecretStr(""), "sasl_password_file": None}
         self._tls = Login(kafka.model_copy(update=nobody))
 
     async def is_right(self, user: str, password: str) -> bool:
-        """Kafka's verdict. Raises Refused (BUSY): no server has one."""
+        """Whether Kafka accepts the login. Raises Refused (BUSY) when no server answers."""
         problem = ""
         for host, port, _ in random.sample(self._servers, len(self._servers)):
             try:

@@ -1,4 +1,4 @@
-"""Logs that Kafka does not answer: once a minute for the whole process, however often and by whom it is tried."""
+"""Log that Kafka does not answer: once a minute for the whole process, however many clients notice it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ log = logging.getLogger(__name__)
 
 TELL_S: Final = 60.0
 LASTS_S: Final = 120.0
-"""So long after the last failed attempt it counts as away, unless somebody heard it. Kafka that is frozen lets each
-attempt run into two time limits, of the connection and of the answer, 30 s each."""
+"""How long Kafka counts as away after the last failed attempt, unless it answers. A frozen Kafka lets each attempt run
+into two timeouts, of the connection and of the answer, 30 s each."""
 
 
 class Outage:
-    """Whether Kafka is away, as far as the failed attempts tell."""
+    """Whether Kafka is away, judging by failed attempts to reach it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """`clock` returns seconds."""
         self._clock = clock
         self._told = self._noticed = float("-inf")
         self._since = 0.0
@@ -27,7 +27,7 @@ class Outage:
         self._parts: set[str] = set()
 
     def notice(self, part: str, reason: str) -> None:
-        """A part's attempt to reach Kafka has failed; it will try again."""
+        """Note that `part` failed to reach Kafka and will retry. Logs at most once a minute."""
         now = self._clock()
         if not self.lasts:
             self._since = now
@@ -43,16 +43,16 @@ class Outage:
             self._parts.clear()
 
     def end(self) -> None:
-        """Kafka has answered who asks regularly."""
+        """Note that Kafka answers; called by a part that asks it regularly."""
         if self._is_told:
             log.info("Kafka answers again, after %.0f s", self._clock() - self._since)
         self._noticed, self._is_told = float("-inf"), False
 
     @property
     def lasts(self) -> bool:
-        """Whether it is away now: what libraries say about it is not worth a line more."""
+        """Whether Kafka is away now. Then the libraries' log lines about it are suppressed."""
         return self._clock() - self._noticed <= LASTS_S
 
 
 outage: Final = Outage()
-"""The process's."""
+"""The one of this process."""

@@ -1,7 +1,7 @@
-"""The private parts of aiokafka that the driver touches, each with the reason: aiokafka 0.14 is pinned because of them.
+"""The private attributes of aiokafka that the driver uses, each with its reason. aiokafka 0.14 is pinned for them.
 
-Nothing outside `gateway.kafka.driver` touches any. A test looks for each name in the installed aiokafka, so that an
-upgrade tells at once what is gone.
+Nothing outside `gateway.kafka.driver` uses private attributes. A test looks up each name in the installed aiokafka, so
+that an upgrade immediately shows which of them no longer exist.
 """
 
 from __future__ import annotations
@@ -133,4 +133,4 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_txn_consumer_group": "forgotten, so that a transaction can take another group's offsets",
     },
 }
-"""Class -> private name -> why it is touched."""
+"""Class -> private name -> why the driver uses it."""

@@ -1,8 +1,8 @@
-"""aiokafka's produce requests, with a look at the clock right before the socket: nothing leaves after a freeze.
+"""aiokafka's produce requests with a last check of the clock before the socket: nothing is sent after a freeze.
 
-aiokafka's sender takes batches from their queues, and sends them in a later turn of the loop, or when it has a
-connection. A process that was stopped between the two would send them first of all when it goes on. So the look comes
-last of all: when the request's bytes are made. Behind it is only the writing itself.
+aiokafka's sender takes batches from their queues and sends them in a later turn of the event loop, or when it has a
+connection. A process that was stopped between the two would send them first when it continues. So the check comes as
+late as possible, when the request is encoded; only the write itself follows.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from aiokafka.producer.sender import ProduceRequest, SendProduceReqHandler
 from gateway.kafka.driver.batch_builder import WrittenBatch
 
 NOT_STORED: Final = (errors.NotEnoughReplicasError, errors.NodeNotReadyError)
-"""After these a batch is in no log. Of the others some are told also after it was written: a leader that has lost its
-place while it waited for the replicas says NotLeaderForPartition."""
+"""Errors after which a batch is in no log. After others it may be: a leader that has lost its leadership while it
+waited for the replicas answers NotLeaderForPartition."""
 
 
 class FencedRequest(ProduceRequest):  # type: ignore[misc]  # aiokafka carries no types
-    """A produce request that may be held back until its bytes are made."""
+    """A produce request that can still be held back when it is encoded."""
 
     may_leave: Callable[[], bool] = staticmethod(lambda: True)
 
     def build(self, request_struct_class: Any) -> Any:
-        """Called by aiokafka's connection, which then asks for the bytes and writes them."""
+        """Called by aiokafka's connection, which then encodes the result and writes it."""
         struct = super().build(_fenced(request_struct_class))
         struct.may_leave = self.may_leave
         return struct
 
 
 class _Fenced:
-    """Before a structure of aiokafka in a class's bases."""
+    """A mixin in front of aiokafka's request structure."""
 
     may_leave: Callable[[], bool]
 
     def encode(self) -> bytes:
-        """The bytes. NodeNotReadyError: they may not leave; to aiokafka it is as if there were no connection."""
-        made: bytes = super().encode()  # type: ignore[misc]  # of the request's structure
+        """Encode the request. Raises NodeNotReadyError, for aiokafka a missing connection, if it must not be sent."""
+        made: bytes = super().encode()  # type: ignore[misc]  # the request structure's
         if not self.may_leave():
             raise errors.NodeNotReadyError("this process was stopped for seconds")
         return made
@@ -53,12 +53,12 @@ def _fenced(struct: type[Any]) -> type[Any]:
 
 
 class ProduceRequestHandler(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries no types
-    """Batches on their way to one broker, until they are answered or back in their queues."""
+    """The batches in flight to one broker, until they are answered or back in their queues."""
 
     _batches: dict[Any, Any]
 
     def create_request(self) -> Any:
-        """Called by aiokafka to send them; what the fence holds back is sent later, under its number."""
+        """Called by aiokafka to send the batches. Those that the fence holds back keep their sequence number."""
         request = super().create_request()
         if self._sender._message_accumulator.fence is not None:
             request.may_leave = self._may_leave
@@ -70,7 +70,7 @@ class ProduceRequestHandler(SendProduceReqHandler):  # type: ignore[misc]  # aio
         return all(fence.passes(place.topic) for place in self._batches)
 
     def _can_retry(self, error: errors.KafkaError, batch: Any) -> bool:
-        """Called by aiokafka for each batch of which a try has failed."""
+        """Called by aiokafka for each batch after a failed attempt."""
         written = batch._builder
         if isinstance(written, WrittenBatch):
             written.has_failed(may_be_stored=not isinstance(error, NOT_STORED))
@@ -78,6 +78,6 @@ class ProduceRequestHandler(SendProduceReqHandler):  # type: ignore[misc]  # aio
 
 
 def use_produce_requests() -> None:
-    """Have each producer of aiokafka in this process send so; it has no parameter for it."""
+    """Make all aiokafka producers of this process use these classes; aiokafka has no parameter for it."""
     aiokafka.producer.sender.ProduceRequest = FencedRequest
     aiokafka.producer.sender.SendProduceReqHandler = ProduceRequestHandler

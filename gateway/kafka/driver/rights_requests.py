@@ -1,4 +1,4 @@
-"""What Kafka lets us do with a topic and with the cluster, and a controller's clock; aiokafka cannot ask for either."""
+"""Requests that aiokafka lacks: our authorized operations on topics and the cluster, and the controller's clock."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class _RightsRequest(RequestStruct):  # type: ignore[misc]
 
 
 class Rights(Request[_RightsRequest]):  # type: ignore[misc]
-    """Metadata of topics with the operations that we may do (KIP-430); brokers since Kafka 2.3 tell them."""
+    """Metadata of topics with our authorized operations (KIP-430); known to brokers since Kafka 2.3."""
 
     API_KEY = 3
 
     def __init__(self, topics: Collection[str]) -> None:
-        """None of the topics is made by it."""
+        """Request these topics, without creating any of them."""
         self._topics = list(topics)
 
     def build(self, request_struct_class: type[_RightsRequest]) -> _RightsRequest:
@@ -139,7 +139,7 @@ class _QuorumRequest(RequestStruct):  # type: ignore[misc]
 
 
 class Quorum(Request[_QuorumRequest]):  # type: ignore[misc]
-    """How far the controllers are (KIP-595); its leader's own time stands in it since Kafka 3.3."""
+    """The state of the controller quorum (KIP-595); since Kafka 3.3 it has the leader's own time."""
 
     API_KEY = 55
 
@@ -149,7 +149,7 @@ class Quorum(Request[_QuorumRequest]):  # type: ignore[misc]
 
 
 def controller_time_ms(answer: Any) -> int | None:
-    """The clock of the active controller when it answered `Quorum`, epoch ms; None where it does not tell."""
+    """Return the active controller's clock in its answer to `Quorum`, in epoch ms; None when it has none."""
     if answer.error_code or not answer.topics or not answer.topics[0][1]:
         return None
     _, error, leader, _, _, voters, *_ = answer.topics[0][1][0]

@@ -1,4 +1,4 @@
-"""Where a token for Kafka comes from (SASL OAUTHBEARER, RFC 7628): a file, an issuer's token endpoint, AWS's signer."""
+"""Sources of Kafka tokens (SASL OAUTHBEARER, RFC 7628): a file, an issuer's token endpoint, AWS's signer."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from gateway.settings.values import ConfigError
 
 FETCH_LIMIT_S: Final = 10.0
 LARGEST: Final = 64 * 1024
-"""Bytes of a token, a password, or an answer of the endpoint; real ones have some thousand at most."""
+"""Largest token, password or endpoint answer in bytes; real ones have a few thousand at most."""
 FRESH: Final = 0.5
-"""So much of its life a token is shown to Kafka before another one is asked for: a connection's login ends with it."""
+"""Share of a token's lifetime after which the next one is fetched: a connection's login expires with its token."""
 UNKNOWN_LIFE_S: Final = 60.0
-"""What is taken for the life of a token that does not say it."""
+"""Assumed lifetime of a token that does not state it."""
 MSK_MODULE: Final = "aws_msk_iam_sasl_signer.MSKAuthTokenProvider"
 _WORD: Final = re.compile(r"[a-z_]{1,40}")
 
 
 class LoginError(KafkaConnectionError):  # type: ignore[misc]  # aiokafka carries no types
-    """There is nothing to log in with, or Kafka does not take it; the text says why, without a secret."""
+    """There are no usable credentials, or Kafka rejects them; the text says why, without a secret."""
 
 
 class Token(NamedTuple):
-    """What Kafka is shown."""
+    """A token for Kafka."""
 
     value: str
-    ends: float | None  # seconds since the epoch; None: not known
-    fresh_until: float  # when another one should be asked for, likewise
+    ends: float | None  # expiry in seconds since the epoch, or None when unknown
+    fresh_until: float  # when the next token should be fetched, in seconds since the epoch
 
 
 class TokenSource(Protocol):
-    """Gives tokens."""
+    """Fetches tokens."""
 
     async def fetch(self) -> Token:
-        """A new token. Raises LoginError."""
+        """Return a new token. Raises LoginError."""
 
 
 def token_source(config: KafkaOauthConfig) -> TokenSource:
-    """The configured one; ConfigError when there is none, or it cannot work."""
+    """Return the configured token source. Raises ConfigError when none is configured or it cannot be used."""
     if config.token_file is not None:
         return FileTokens(config.token_file)
     if config.token_url is not None:
@@ -62,7 +62,7 @@ def token_source(config: KafkaOauthConfig) -> TokenSource:
 
 
 def read_secret(key: str, path: Path) -> str:
-    """What stands in a file alone, without the blanks around it; ConfigError names the key and never the content."""
+    """Return a file's content, stripped. Raises ConfigError, which names the key and never the content."""
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1).decode("utf-8").strip()
@@ -76,7 +76,7 @@ def read_secret(key: str, path: Path) -> str:
 
 
 def end_of(token: str) -> float | None:
-    """When a JSON Web Token says that it ends; None: it is none, or does not say so. Kafka checks its signature."""
+    """Return the `exp` of a JSON Web Token, or None if it has none. The signature is for Kafka to check."""
     try:
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
@@ -86,10 +86,10 @@ def end_of(token: str) -> float | None:
 
 
 class FileTokens:
-    """A file that somebody else keeps up to date; it is read for each connection."""
+    """A file that another program keeps up to date; it is read for each connection."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError when there is no token in it now; one that has ended may be replaced before it is needed."""
+        """Raise ConfigError when the file has no token. An expired one may be replaced before it is needed."""
         self._path = path
         self._read()
 
@@ -97,7 +97,7 @@ class FileTokens:
         return read_secret("kafka.oauth.token_file", self._path)
 
     async def fetch(self) -> Token:
-        """What is in the file. Raises LoginError: nothing, or a token that has ended."""
+        """Return the token in the file. Raises LoginError when there is none, or it has expired."""
         try:
             value = self._read()
         except ConfigError as error:
@@ -109,10 +109,10 @@ class FileTokens:
 
 
 class EndpointTokens:
-    """The client credentials of RFC 6749, part 4.4."""
+    """The client credentials grant of RFC 6749, part 4.4."""
 
     def __init__(self, config: KafkaOauthConfig) -> None:
-        """ConfigError: a file that is named cannot be used."""
+        """Raise ConfigError when a configured file cannot be used."""
         self._config = config
         self._secret()
         self._tls()
@@ -132,14 +132,14 @@ class EndpointTokens:
             raise ConfigError(f"kafka.oauth.cafile: {self._config.cafile}: {why}") from None
 
     async def fetch(self) -> Token:
-        """Ask the endpoint. Raises LoginError."""
+        """Request a token from the endpoint. Raises LoginError."""
         url = self._config.token_url
         assert url is not None
         form = {"grant_type": "client_credentials"}
         if self._config.scope is not None:
             form["scope"] = self._config.scope
         try:
-            # Both in the form of a web form, as RFC 6749 part 2.3.1 has it, so that a colon in a name parts nothing.
+            # Both are form-encoded (RFC 6749 part 2.3.1), so that a colon in the client id is no separator.
             login = f"{quote_plus(self._config.client_id or '')}:{quote_plus(self._secret())}".encode()
             headers = {"Accept": "application/json", "Authorization": f"Basic {base64.b64encode(login).decode()}"}
             timeout = aiohttp.ClientTimeout(total=FETCH_LIMIT_S)
@@ -160,7 +160,7 @@ class EndpointTokens:
 
 
 def _granted(url: str, status: int, body: bytes, now: float) -> Token:
-    """The token in an endpoint's answer (RFC 6749, part 5)."""
+    """Return the token in an endpoint's answer (RFC 6749, part 5). Raises LoginError."""
     try:
         answer = json.loads(body) if len(body) <= LARGEST else None
     except (ValueError, RecursionError):
@@ -178,10 +178,10 @@ def _granted(url: str, status: int, body: bytes, now: float) -> Token:
 
 
 class MskTokens:
-    """Tokens for AWS's MSK, signed here with the credentials that AWS's library finds; they are good for minutes."""
+    """Tokens for AWS MSK, valid for minutes, signed here with the credentials that AWS's library finds."""
 
     def __init__(self, region: str) -> None:
-        """ConfigError: the package is missing, which is imported only here."""
+        """Raise ConfigError when AWS's signer is not installed. It is imported only here."""
         self._region = region
         try:
             signer = importlib.import_module(MSK_MODULE)
@@ -192,10 +192,10 @@ class MskTokens:
         self._sign: Callable[[str], Any] = signer.generate_auth_token
 
     async def fetch(self) -> Token:
-        """Sign one, in a thread: the library may ask the machine's metadata service. Raises LoginError."""
+        """Sign a token, in a thread: the library may query the machine's metadata service. Raises LoginError."""
         try:
             value, ends_ms = await asyncio.wait_for(asyncio.to_thread(self._sign, self._region), FETCH_LIMIT_S)
-        except Exception as error:  # of AWS's library, which has many
+        except Exception as error:  # AWS's library raises many kinds
             raise LoginError(f"no token for MSK: AWS's library says {type(error).__name__}") from None
         now, ends = time.time(), ends_ms / 1000
         return Token(value, ends, now + FRESH * (ends - now))

@@ -1,4 +1,4 @@
-"""Making topics with as many copies as the cluster gives by default, which aiokafka's request is too old for."""
+"""Create topics with the cluster's default replication factor, for which aiokafka's request is too old."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aiokafka.protocol.admin import (
 from aiokafka.protocol.api import Request, RequestStruct
 
 BROKERS_DEFAULT: Final = -1
-"""As many copies as the broker's `default.replication.factor` says (KIP-464)."""
+"""A replication factor that stands for the broker's `default.replication.factor` (KIP-464)."""
 _KNOWS_DEFAULTS: Final = 4
 
 
 class _CreateTopicsRequest4(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
-    """As version 3; a number of copies may be `BROKERS_DEFAULT`."""
+    """Like version 3, but a replication factor may be `BROKERS_DEFAULT`."""
 
     API_KEY = 19
     API_VERSION = _KNOWS_DEFAULTS
@@ -35,14 +35,14 @@ class CreateTopics(
     API_KEY = 19
 
     def __init__(self, topics: list[tuple[str, int, int, list[tuple[str, str]]]], timeout_ms: int) -> None:
-        """`topics`: of each its name, how many partitions and copies, and its configuration."""
+        """Each of `topics` has a name, a number of partitions, a replication factor and its configuration."""
         self._topics: list[tuple[Any, ...]] = [
             (name, partitions, copies, [], configs) for name, partitions, copies, configs in topics
         ]
         self._timeout_ms = timeout_ms
 
     def build(self, request_struct_class: type[RequestStruct]) -> Any:
-        """See `Request`. Raises IncompatibleBrokerVersion: the broker is too old to choose the number of copies."""
+        """See `Request`. Raises IncompatibleBrokerVersion if the broker cannot choose the replication factor."""
         chosen = all(copies != BROKERS_DEFAULT for _, _, copies, _, _ in self._topics)
         if request_struct_class.API_VERSION < _KNOWS_DEFAULTS and not chosen:
             raise IncompatibleBrokerVersion("a broker before Kafka 2.4 must be told how many copies a topic has")

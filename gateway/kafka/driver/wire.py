@@ -1,8 +1,8 @@
-"""Kafka's requests that grow with the number of topics, each encoded and decoded in one pass.
+"""The Kafka requests that grow with the number of topics, each encoded and decoded in one pass.
 
-aiokafka makes objects of every field: 15,000 partitions cost 125 ms of the event loop for their metadata and 85 ms for
-their offsets, here 15 and 25. A version is fixed for each request, the oldest that says what is needed here; brokers
-since Kafka 2.1 know all of them. Those since 2.8 tell the ids of topics, too.
+aiokafka makes an object of every field: the metadata of 15,000 partitions cost 125 ms of the event loop and their
+offsets 85 ms, here 15 and 25. Each request has a fixed version, the oldest that suffices; brokers since Kafka 2.1 know
+all of them. Brokers since 2.8 also return topic ids.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.types import Schema
 
 LATEST: Final = -1
-"""Asks for the end of a partition's log."""
+"""Requests the end of a partition's log."""
 EARLIEST: Final = -2
-"""Asks for its first record."""
+"""Requests the offset of a partition's first record."""
 NOWHERE: Final = -1
-"""The offset in an answer when no record is as new as a time that was asked for."""
+"""The offset in an answer when no record is as new as the requested time."""
 NO_LEADER: Final = -1
 
 _READ_COMMITTED: Final = 1
@@ -39,12 +39,12 @@ _NO_ID: Final = bytes(16)
 
 
 class Topic(NamedTuple):
-    """What a broker tells of a topic."""
+    """A broker's metadata of a topic."""
 
-    error: int  # Kafka's code; 0 when there is none
-    internal: bool  # Kafka's own
-    leaders: tuple[int, ...]  # by partition, the node; `NO_LEADER` where there is none
-    id: bytes = b""  # another one when it was deleted and made again (KIP-516); b"" where the broker does not tell
+    error: int  # Kafka's error code, or 0
+    internal: bool  # a topic of Kafka itself
+    leaders: tuple[int, ...]  # by partition, its leader's node, or `NO_LEADER`
+    id: bytes = b""  # differs after the topic was deleted and re-created (KIP-516); b"" from brokers without ids
 
 
 class Metadata(NamedTuple):
@@ -52,11 +52,11 @@ class Metadata(NamedTuple):
 
     brokers: list[tuple[int, str, int, str | None]]  # node, host, port, rack
     controller: int  # the controller's node
-    topics: dict[str, Topic]  # by name; also those that do not exist, with their error, when they were asked for
+    topics: dict[str, Topic]  # by name; includes requested topics that do not exist, with their error
 
 
 class _Answer:
-    """What aiokafka's connections make of an answer: its bytes behind the header."""
+    """Gives aiokafka's connections the body of an answer as bytes."""
 
     @staticmethod
     def decode(frame: BytesIO) -> bytes:
@@ -64,7 +64,7 @@ class _Answer:
 
 
 class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
-    """A request of one version whose body is made here; aiokafka's connections send it like their own."""
+    """A request of one version whose body is encoded here; aiokafka's connections send it like one of its own."""
 
     API_KEY = -1
     API_VERSION = -1
@@ -72,7 +72,7 @@ class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no type
     SCHEMA = Schema()
 
     def __init__(self, body: bytes) -> None:
-        """Take the bytes behind the header."""
+        """`body` is the request without its header."""
         self._body = body
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Question:
@@ -88,7 +88,7 @@ class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no type
 
 
 class _MetadataAnswer:
-    """See `_Answer`."""
+    """Gives aiokafka's connections the answer as `Metadata`."""
 
     @staticmethod
     def decode(frame: BytesIO) -> Metadata:
@@ -96,7 +96,7 @@ class _MetadataAnswer:
 
 
 class _MetadataAnswerWithIds:
-    """See `_Answer`."""
+    """Gives aiokafka's connections the answer as `Metadata` with topic ids."""
 
     @staticmethod
     def decode(frame: BytesIO) -> Metadata:
@@ -123,14 +123,14 @@ class _MetadataQuestion(Question):
         self._topics = topics
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Question:
-        """With ids, where the broker tells them."""
+        """Use the version with topic ids if the broker has it."""
         if versions.get(self.API_KEY, (0, -1))[1] < _MetadataQuestionWithIds.API_VERSION:
             return super().prepare(versions)
         asked = [_NULL_LENGTH]
         if self._topics is not None:
             asked = [_length(len(self._topics))]
             asked += [b"".join((_NO_ID, _compact_text(topic), _NO_TAGS)) for topic in self._topics]
-        # None is created, nobody's rights are asked for.
+        # No topic is created, no authorized operations are requested.
         return _MetadataQuestionWithIds(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
 
 
@@ -140,19 +140,19 @@ class _OffsetsQuestion(Question):
 
 
 class FetchQuestion(Question):
-    """A fetch; brokers remember what was asked before (KIP-227, version 7), and name a nearer copy (KIP-392, 11)."""
+    """A fetch with sessions (KIP-227, version 7); the answer may name a nearer replica (KIP-392, version 11)."""
 
     API_KEY = 1
     API_VERSION = 11
 
 
 def metadata_of(topics: Collection[str] | None) -> Question:
-    """Ask for the metadata of some topics, or of all (None); none is created by it. The answer is a `Metadata`."""
+    """Request the metadata of some topics, or of all (None), without creating any. The answer is a `Metadata`."""
     return _MetadataQuestion(topics)
 
 
 def read_metadata_with_ids(data: bytes) -> Metadata:
-    """The answer to `metadata_of` in version 10."""
+    """Decode the answer to `metadata_of` in version 10."""
     brokers: list[tuple[int, str, int, str | None]] = []
     count, at = _read_length(data, 4)
     for _ in range(count):
@@ -174,11 +174,11 @@ def read_metadata_with_ids(data: bytes) -> Metadata:
         partitions, at = _read_length(data, at + 17)
         found: dict[int, int] = {}
         for _ in range(partitions):
-            _, number, leader, _ = _PARTITION.unpack_from(data, at)  # the last one is the leader's epoch
+            _, number, leader, _ = _PARTITION.unpack_from(data, at)  # the last field is the leader's epoch
             at += _PARTITION.size
-            for _ in range(3):  # replicas, those in sync, those offline
+            for _ in range(3):  # replicas, in-sync replicas, offline replicas
                 nodes = data[at]
-                if 0 < nodes <= 0x7F:  # as `_read_length`: a call costs, and there are three for each partition
+                if 0 < nodes <= 0x7F:  # `_read_length` inlined: three calls for each partition would cost too much
                     at += 4 * nodes - 3
                 else:
                     nodes, at = _read_length(data, at)
@@ -187,12 +187,12 @@ def read_metadata_with_ids(data: bytes) -> Metadata:
             found[number] = leader
         leaders = tuple(found.get(number, NO_LEADER) for number in range(max(found, default=-1) + 1))
         topics[name or ""] = Topic(error, internal, leaders, topic_id)
-        at = _behind_tags(data, at + 4)  # behind the rights
+        at = _behind_tags(data, at + 4)  # after the authorized operations
     return Metadata(brokers, controller, topics)
 
 
 def read_metadata(data: bytes) -> Metadata:
-    """The answer to `metadata_of` in version 4, of a broker that tells no ids."""
+    """Decode the answer to `metadata_of` in version 4, which has no topic ids."""
     brokers: list[tuple[int, str, int, str | None]] = []
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
@@ -225,9 +225,9 @@ def read_metadata(data: bytes) -> Metadata:
 
 
 def offsets_of(partitions: Iterable[TopicPartition], timestamp: int) -> Question:
-    """Ask the leader of some partitions for the offsets of a time: ms since the epoch, `LATEST` or `EARLIEST`.
+    """Request the offsets for a time: ms since the epoch, `LATEST` or `EARLIEST`. To be sent to the partitions' leader.
 
-    What belongs to open transactions is not there yet.
+    Records of open transactions do not count (`read_committed`).
     """
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
@@ -240,7 +240,7 @@ def offsets_of(partitions: Iterable[TopicPartition], timestamp: int) -> Question
 
 
 def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
-    """The answer to `offsets_of`: partition, error code, offset (`NOWHERE`: none)."""
+    """Decode the answer to `offsets_of`: partition, error code, and offset or `NOWHERE`."""
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
         topic, at = read_text(data, at)
@@ -263,12 +263,12 @@ def fetch_of(
     committed: bool,
     rack: str = "",
 ) -> bytes:
-    """The body of a `FetchQuestion`, for a session: its id and the epoch of this fetch.
+    """Encode the body of a `FetchQuestion`.
 
-    `positions`: from where to read what is new to the session, or read from elsewhere than before; `forgotten`: what is
-    not to be read any more. The broker may wait `wait_ms` for `least` bytes; the answer has `most`, and `most_each` of
-    a partition. `committed`: nothing of open or aborted transactions. `rack`: where we are; the answer may
-    name a copy there.
+    `session` is the session's id and the epoch of this fetch. `positions` are the offsets of partitions that are new
+    to the session or whose offset has changed, `forgotten` those to remove from it. The broker may wait `wait_ms` for
+    `least` bytes; the answer has at most `most` bytes, and `most_each` per partition. `committed` leaves out records of
+    open or aborted transactions. With our `rack` the answer may name a replica there.
     """
     topics: dict[str, list[bytes]] = {}
     for (topic, number), offset in positions.items():
@@ -295,7 +295,7 @@ def _text(value: str) -> bytes:
 
 
 def read_text(data: bytes, at: int) -> tuple[str | None, int]:
-    """A text that may be null, and where what follows it begins."""
+    """Return a nullable string and the position after it."""
     (size,) = _INT16.unpack_from(data, at)
     at += 2
     if size < 0:
@@ -303,7 +303,7 @@ def read_text(data: bytes, at: int) -> tuple[str | None, int]:
     return data[at : at + size].decode(), at + size
 
 
-# Since KIP-482 lengths are unsigned integers of variable size, one more than they say, and fields can be added as tags.
+# Since KIP-482 ("flexible versions") lengths are unsigned varints of length + 1, and fields can be added as tags.
 
 
 def _length(count: int) -> bytes:
@@ -311,7 +311,7 @@ def _length(count: int) -> bytes:
 
 
 def unsigned(value: int) -> bytes:
-    """An unsigned integer of variable length, as in Protocol Buffers."""
+    """Encode an unsigned varint, as in Protocol Buffers."""
     if value <= 0x7F:
         return bytes((value,))
     out = bytearray()
@@ -332,7 +332,7 @@ def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:
-    """Null counts as none."""
+    """Return a length, 0 for null, and the position after it."""
     byte = data[at]
     if 0 < byte <= 0x7F:  # nearly all
         return byte - 1, at + 1
