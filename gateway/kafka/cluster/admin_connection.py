@@ -1,4 +1,4 @@
-"""One connection for questions to Kafka that belong to no producer and no consumer."""
+"""A connection for administrative requests, which belong to no producer and no consumer."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MOVING: Final = (
 
 
 class AdminConnection:
-    """Connects with the first question."""
+    """Connects with the first request."""
 
     def __init__(self, kafka: ConsumerOptions, spawn: Spawn) -> None:
-        """`kafka`: see `ConsumerOptions`; `spawn` starts background work."""
-        options = {name: value for name, value in kafka.items() if name != "client_rack"}  # of consumers alone
+        """`spawn` starts background tasks."""
+        options = {name: value for name, value in kafka.items() if name != "client_rack"}  # only for consumers
         self._client: OnDemand[AdminClient] = OnDemand(
             lambda: AdminClient(**options), lambda client: client.start(), spawn
         )
@@ -49,9 +49,10 @@ class AdminConnection:
         await self._client.stop()
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` finds out, in time.
+        """Run `ask` with a time limit and translate its errors.
 
-        It is asked again while a group has no coordinator: the first question makes Kafka's topic of groups.
+        It is repeated while a group has no coordinator: the first request for one makes Kafka create
+        `__consumer_offsets`.
 
         Raises:
             Refused: DENIED, or BUSY when Kafka does not answer.
@@ -69,12 +70,12 @@ class AdminConnection:
             raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
 
     async def open(self) -> AdminClient:
-        """The client; aiokafka's errors when there is no connection."""
+        """Return the connected client. Raises aiokafka's KafkaError when it cannot connect."""
         return await self._client.get()
 
 
 def answered(ask: Callable[Concatenate[A, P], Awaitable[T]]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
-    """A question of a subclass, asked by `AdminConnection.answer`, whose errors it has."""
+    """Decorate a subclass's request to run by `AdminConnection.answer`, with its time limit and errors."""
 
     @functools.wraps(ask)
     async def asked(admin: A, /, *arguments: P.args, **options: P.kwargs) -> T:

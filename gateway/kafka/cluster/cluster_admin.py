@@ -1,4 +1,4 @@
-"""What an administrator asks and tells Kafka: groups, how far they are, topics' configuration, the end of a topic."""
+"""Administration: list and describe groups, their committed offsets, topics' configuration, deletion of topics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNFIT: Final = (
 
 
 class GroupMember(msgspec.Struct, frozen=True):
-    """One member of a group, and the partitions that it has now."""
+    """A group member and its assigned partitions."""
 
     member_id: str
     client_id: str
@@ -37,7 +37,7 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """A group as its coordinator sees it."""
+    """A group as its coordinator describes it."""
 
     state: str
     protocol_type: str
@@ -46,7 +46,7 @@ class GroupView(msgspec.Struct, frozen=True):
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """One entry of a topic's configuration; `value` is None where it is secret."""
+    """An entry of a topic's configuration; `value` is None when it is secret."""
 
     name: str
     value: str | None
@@ -93,12 +93,12 @@ class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
 
 
 class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type: ignore[misc]
-    """Changes single entries (KIP-339). aiokafka has AlterConfigs alone, which resets every entry that is not named."""
+    """Changes single entries (KIP-339). aiokafka has only AlterConfigs, which resets every entry that is not named."""
 
     API_KEY = 44
 
     def __init__(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """`changes`: new values by name; None is back to the default."""
+        """`changes` has new values by name; None resets to the default."""
         self._topic = topic
         self._entries = [(name, _DELETE if value is None else _SET, value) for name, value in changes.items()]
 
@@ -108,17 +108,17 @@ class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type:
 
 
 class ClusterAdmin(AdminConnection):
-    """Every question raises Refused: DENIED by Kafka's own authorization, or BUSY when Kafka does not answer."""
+    """Administration. Every method may raise Refused: DENIED by Kafka's ACLs, or BUSY when Kafka does not answer."""
 
     @answered
     async def groups(self) -> list[str]:
-        """The names of all groups."""
+        """Return the names of all groups, sorted."""
         client = await self.open()
         return sorted(name for name, _ in await client.list_consumer_groups())
 
     @answered
     async def group(self, name: str) -> GroupView:
-        """One group; its state is `DEAD` where there is none."""
+        """Describe a group. The state of an unknown group is `DEAD`."""
         client = await self.open()
         (response,) = await client.describe_consumer_groups([name])
         code, _, state, protocol_type, protocol, members, *_ = response.groups[0]
@@ -127,14 +127,14 @@ class ClusterAdmin(AdminConnection):
 
     @answered
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that a group has committed."""
+        """Return a group's committed offsets."""
         client = await self.open()
         found = await client.list_consumer_group_offsets(group)
         return {partition: place.offset for partition, place in found.items() if place.offset >= 0}
 
     @answered
     async def configs(self, topic: str) -> list[ConfigEntry]:
-        """A topic's configuration, by name. Refused UNKNOWN_TOPIC where there is none."""
+        """Return a topic's configuration, sorted by name. Raises Refused (UNKNOWN_TOPIC) if there is no such topic."""
         client = await self.open()
         (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
         ((code, _, _, _, entries),) = response.resources
@@ -149,10 +149,10 @@ class ClusterAdmin(AdminConnection):
 
     @answered
     async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change a topic's configuration; None is back to the default. All is changed or nothing.
+        """Change a topic's configuration, all entries or none; None resets an entry to the default.
 
         Raises:
-            Refused: UNFIT (no such entry, or no such value), UNKNOWN_TOPIC, DENIED, BUSY.
+            Refused: UNFIT (unknown entry or illegal value), UNKNOWN_TOPIC, DENIED, BUSY.
         """
         client = await self.open()
         response = await client.request(IncrementalAlterConfigs(topic, changes))
@@ -161,7 +161,7 @@ class ClusterAdmin(AdminConnection):
 
     @answered
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and all that is in it. Refused UNKNOWN_TOPIC where there is none."""
+        """Delete a topic with its records. Raises Refused (UNKNOWN_TOPIC) when there is no such topic."""
         client = await self.open()
         response = await client.delete_topics([topic])
         ((_, code),) = response.topic_error_codes
@@ -174,12 +174,12 @@ def _member(member_id: str, client_id: str, host: str, _metadata: bytes, assignm
         try:
             partitions = ConsumerProtocolMemberAssignment.decode(assignment).partitions()
         except ValueError:
-            partitions = ()  # of another protocol than consumers': Kafka Connect has its own
+            partitions = ()  # another group protocol than "consumer", such as Kafka Connect's
     return GroupMember(member_id, client_id, host, tuple(partitions))
 
 
 def _check(code: int, subject: str) -> None:
-    """Raise what the broker's error code means; nothing when there is none."""
+    """Raise the exception for a broker's error code; do nothing for 0."""
     if not code:
         return
     kind = kafka_errors.for_code(code)

@@ -1,4 +1,4 @@
-"""`trivium doctor`: whether Kafka and this machine have what the gateway needs, in plain text; nothing is changed."""
+"""`trivium doctor`: check whether Kafka and this machine meet the gateway's needs; read-only, with text output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gateway.spawn import Tasks
 
 CONNECT_S: Final = 15.0
 CLOCK_S: Final = 1.0
-"""A difference of clocks beyond it is told: message expiry and timestamps are by both."""
+"""Largest acceptable clock difference: message expiry and timestamps depend on both clocks."""
 FEW_FILES: Final = 4096
-SHOWN: Final = 20  # topics by name
+SHOWN: Final = 20  # topics listed by name
 MS: Final = 1_000_000  # nanoseconds
 REQUESTS: Final = (
     ("Fetch 11 (Kafka 2.4)", 1, 11),
@@ -35,12 +35,12 @@ REQUESTS: Final = (
     ("CreateTopics 4 (2.4)", 19, 4),
     ("IncrementalAlterConfigs (2.3)", 44, 0),
 )
-"""What the gateway asks, by name, key and version, where a broker may be too old for it."""
+"""Requests that an old broker may lack: name, API key and version."""
 DENIED: Final = errors.TopicAuthorizationFailedError.errno
 
 
 class Finding(NamedTuple):
-    """One line; `good` False: something has to be done, None: something to know."""
+    """One line of the report. `good` is True for ok, False for a problem to solve, None for a note."""
 
     good: bool | None
     text: str
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 
 
 async def examine(config: Config, say: Callable[[Finding], None]) -> bool:
-    """Look at everything and say each finding; whether nothing is bad."""
+    """Run all checks, pass each finding to `say`, and return whether there is no problem."""
     findings: list[Finding] = []
 
     def found(finding: Finding) -> None:
@@ -107,7 +107,7 @@ async def _kafka(config: Config, found: Callable[[Finding], None]) -> None:
 
 
 async def _brokers(client: Any, found: Callable[[Finding], None]) -> None:
-    """Whether each broker can be reached at the address that it advertises, and is new enough."""
+    """Check that each broker can be reached at its advertised address and is new enough."""
     for broker in sorted(client.cluster.brokers(), key=lambda one: one.nodeId):
         name = f"broker {broker.nodeId} at {broker.host}:{broker.port}"
         try:
@@ -128,7 +128,7 @@ async def _brokers(client: Any, found: Callable[[Finding], None]) -> None:
 
 
 async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
-    """How far the clock of the cluster's controller is from ours."""
+    """Compare the clock of the cluster's controller with ours."""
     before = time.time_ns() // MS
     try:
         answer = await queries.request(Quorum())
@@ -144,7 +144,7 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
 
 
 async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
-    """What we may do, and which topics one broker alone may hold."""
+    """Check our rights, and which topics are unsafe (`topic_safety`)."""
     metadata = await queries.everything()
     kafkas, own, theirs = judged(metadata)
     await _rights(queries, own, theirs, found)
@@ -164,7 +164,7 @@ async def _topics(config: Config, queries: TopicQueries, found: Callable[[Findin
 
 
 async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
-    """Whether Kafka tells its ACLs, where they rule the clients."""
+    """Check that Kafka's ACLs, which authorize the clients, can be read."""
     try:
         acls = read_acls(await queries.request(all_acls()))
     except AclsUnknown as unknown:
@@ -176,7 +176,7 @@ async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None
 async def _rights(
     queries: TopicQueries, own: Sequence[str], theirs: Sequence[str], found: Callable[[Finding], None]
 ) -> None:
-    """Of topics that there are, and of the cluster; Kafka tells of nothing else."""
+    """Check our rights on existing topics and the cluster; Kafka reports no others."""
     allowed: dict[Resource, list[tuple[str, int]]] = {}
     for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, theirs)):
         allowed[kind] = []

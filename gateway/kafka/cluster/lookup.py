@@ -1,4 +1,4 @@
-"""Partitions of topics, and offsets in them, over a connection on which nothing is fetched."""
+"""Look up topics' partitions and offsets, over connections on which nothing is fetched."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 LED_S: Final = 2.0
-"""How long a leader may take to answer one who can do without it."""
+"""How long a leader may take to answer a request with `led`, which can do without it."""
 AGAIN_S: Final = 0.1
-"""Before a question is asked again whose partitions have no leader, or another one."""
+"""Pause before a request is repeated whose partitions have no leader or a new one."""
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Partitions whose offsets are asked for by one request, and the task that asks."""
+    """Partitions whose end offsets are requested together, and the task that requests them."""
 
     partitions: set[TopicPartition] = set()
     asking: asyncio.Task[dict[TopicPartition, int] | Refused] | None = None
 
 
 class Lookup:
-    """See the module.
+    """Looks up partitions and offsets.
 
-    A fetch that waits for data holds back everything behind it on its connection, so a subscription would
-    wait for it. Questions that arrive while one is being asked share the next request.
+    It has connections of its own, since a fetch that waits for data delays everything behind it on its connection.
+    Calls of `ends` that arrive while a request is in flight share the next one.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Lookup:
         ensure: Callable[[str], Awaitable[object]] | None = None,
         timeout_s: float = 8.0,
     ) -> None:
-        """Take what is needed to connect; the connection is made with the first question.
+        """Connect on first use.
 
-        `ensure` is asked by `partitions` first; it may create the topic, or raise Refused (`Topics.get`). A question is
-        Refused as BUSY after `timeout_s`.
+        `partitions` calls `ensure` first, which may create the topic or raise Refused (`Topics.get`). A call is Refused
+        as BUSY after `timeout_s`.
         """
         options = dict(kafka)
         self._client: OnDemand[Brokers] = OnDemand(lambda: Brokers(self._updated, **options), self._begin, spawn)
@@ -58,24 +58,24 @@ class Lookup:
         self._ensure = ensure
         self._timeout_s = timeout_s
         self._asking = asyncio.Lock()
-        self.topics: Mapping[str, wire.Topic] = {}  # those that exist, as of the last answer; another object with each
-        self._next_batches = {False: _Batch(), True: _Batch()}  # by whether only those with a leader are asked for
+        self.topics: Mapping[str, wire.Topic] = {}  # that exist; a new object with each metadata update
+        self._next_batches = {False: _Batch(), True: _Batch()}  # by `led`
         self._listeners: list[Callable[[Brokers], None]] = []
-        self.requests = 0  # how many were sent for offsets, and answered with metadata
+        self.requests = 0  # offset requests sent, plus metadata answers
 
     def listen(self, listener: Callable[[Brokers], None]) -> None:
-        """Call `listener(brokers)` after each update of the metadata, which cover every topic."""
+        """Call `listener(brokers)` after each metadata update, which covers every topic."""
         self._listeners.append(listener)
 
     def forget(self, listener: Callable[[Brokers], None]) -> None:
-        """Call it no more."""
+        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     async def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The partitions of a topic that somebody has asked for by name.
+        """Return the partitions of a topic that a client has named.
 
         Raises:
-            Refused: no legal or public name, unknown, or Kafka does not answer.
+            Refused: the name is illegal or internal, the topic does not exist, or Kafka does not answer.
         """
         if topic.startswith(INTERNAL_TOPIC_PREFIX):
             raise Refused(Outcome.DENIED, "topics that begin with __ are internal")
@@ -89,7 +89,7 @@ class Lookup:
         return found[topic]
 
     async def existing(self, topics: Collection[str]) -> dict[str, tuple[TopicPartition, ...]]:
-        """The partitions of those topics that exist; nobody is asked where it is known, and once for all others.
+        """Return the partitions of those topics that exist. Metadata are requested only if a topic is not known.
 
         Raises:
             Refused: Kafka does not answer.
@@ -97,7 +97,7 @@ class Lookup:
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._client.get()
-                for _ in range(2):  # the first answer may be to a question from before
+                for _ in range(2):  # the first answer may be to a request from before this call
                     if all(topic in client.topics for topic in topics):
                         break
                     await self._update(client)
@@ -110,40 +110,40 @@ class Lookup:
         }
 
     def identity(self, topic: str) -> bytes:
-        """What tells a topic from another one of its name, as of the last answer; b"" where that is not known."""
+        """Return a topic's id by the last metadata; b"" when unknown. A re-created topic has another id."""
         found = self.topics.get(topic)
         return b"" if found is None else found.id
 
     async def refresh(self) -> None:
-        """Fetch the metadata of all topics now; listeners learn of it. Nothing happens when Kafka is away."""
+        """Update the metadata of all topics now, which calls the listeners. Does nothing when Kafka is away."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._update(await self._client.get())
         except (TimeoutError, KafkaError):
-            return  # the periodic update comes anyway
+            return  # the periodic update follows anyway
 
     async def ends(
         self, partitions: Collection[TopicPartition], *, existing: bool = False, led: bool = False
     ) -> dict[TopicPartition, int]:
-        """The offsets after the last committed record, asked for after this call.
+        """Return the offsets after the last committed record, by a request that is sent after this call.
 
-        `existing` leaves out partitions that do not exist any more, `led` also those that have no leader, or whose
-        leader does not answer soon.
+        `existing` leaves out partitions that no longer exist; `led` also those without a leader, or whose leader does
+        not answer within `LED_S`.
 
         Raises:
-            Refused: Kafka does not answer in time, or a topic does not exist any more.
+            Refused: Kafka does not answer in time, or a topic no longer exists.
         """
         batch = self._next_batches[led]
         batch.partitions.update(partitions)
         if batch.asking is None:
             batch.asking = self._spawn(self._ask_ends(batch, led))
-        answer = await asyncio.shield(batch.asking)  # for whoever else waits
+        answer = await asyncio.shield(batch.asking)  # other callers wait for it too
         if isinstance(answer, Refused):
             raise Refused(answer.outcome, answer.reason)
         return _all_of(partitions, answer, existing=existing or led)
 
     async def _ask_ends(self, batch: _Batch, led: bool) -> dict[TopicPartition, int] | Refused:
-        """Ask for a batch as soon as the one before is answered; all who wait for it go on at the same time."""
+        """Request a batch once the one before is answered. A refusal is returned: all callers of the batch share it."""
         async with self._asking:
             self._next_batches[led] = _Batch()
             try:
@@ -154,16 +154,16 @@ class Lookup:
     async def beginnings(
         self, partitions: Collection[TopicPartition], *, existing: bool = False, led: bool = False
     ) -> dict[TopicPartition, int]:
-        """The offsets of the first records still there. Arguments and Raises: as `ends`."""
+        """Return the offsets of the first records still stored. Arguments and errors are those of `ends`."""
         async with self._asking:
             found = await self._ask(wire.EARLIEST, partitions, led=led)
         return _all_of(partitions, found, existing=existing or led)
 
     async def since_leaderless(self, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Where those partitions that have a leader again begin for who came while they had none.
+        """Return start offsets for readers that joined while their partitions had no leader; only those led again.
 
-        Nothing was stored before they had one, so that is the first record that is not older than his coming, which
-        `since` has by partition in ms since the epoch.
+        `since` has the time of joining by partition, in epoch ms. Nothing is stored without a leader, so a reader
+        starts at the first record that is not older than its joining.
 
         Raises:
             Refused: Kafka does not answer in time.
@@ -175,19 +175,19 @@ class Lookup:
         return found
 
     def has(self, place: TopicPartition) -> bool:
-        """Whether there is such a partition, with a leader or without, as far as is known; nobody is asked."""
+        """Whether the partition exists by the last metadata, with or without a leader. Requests nothing."""
         topic = self.topics.get(place.topic)
         return topic is not None and place.partition < len(topic.leaders)
 
     async def since(
         self, partitions: Collection[TopicPartition], timestamp: int, *, led: bool = False
     ) -> dict[TopicPartition, int]:
-        """The offsets of the first records not older than a time (epoch ms); a partition without one is left out.
+        """Return the offsets of the first records not older than `timestamp` (epoch ms), where there is one.
 
-        `led`: as in `ends`.
+        `led` is as in `ends`.
 
         Raises:
-            Refused: Kafka does not answer in time, or a topic does not exist any more.
+            Refused: Kafka does not answer in time, or a topic no longer exists.
         """
         async with self._asking:
             found = _all_of(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
@@ -196,7 +196,7 @@ class Lookup:
     async def _ask(
         self, timestamp: int, partitions: Collection[TopicPartition], *, led: bool = False
     ) -> dict[TopicPartition, int]:
-        """Ask the leaders; partitions that are gone are left out: two new answers with metadata lack them."""
+        """Request offsets from the leaders. Partitions that two metadata updates in a row lack are left out."""
         found: dict[TopicPartition, int] = {}
         left = set(partitions)
         lacking: set[TopicPartition] = set()
@@ -210,7 +210,7 @@ class Lookup:
                         async with asyncio.timeout(LED_S if led else None):
                             await self._ask_leaders(client, timestamp, left, found)
                     except TimeoutError:
-                        pass  # those who have answered are enough
+                        pass  # go on with the leaders that have answered
                     left -= found.keys()
                     if not left:
                         return found
@@ -233,7 +233,7 @@ class Lookup:
         partitions: Iterable[TopicPartition],
         found: dict[TopicPartition, int],
     ) -> None:
-        """One request to each leader; what it knows is put into `found`."""
+        """Send one request to each leader and add the offsets to `found`."""
         by_leader: dict[int, list[TopicPartition]] = {}
         for place in partitions:
             leader = client.leader(place.topic, place.partition)
@@ -245,7 +245,7 @@ class Lookup:
             try:
                 answer = await client.send(leader, wire.offsets_of(places, timestamp))
             except KafkaError:
-                return  # its partitions may have another leader by now
+                return  # its partitions may have a new leader
             for place, error, offset in wire.read_offsets(answer):
                 if not error:
                     found[place] = offset
@@ -255,13 +255,13 @@ class Lookup:
         await asyncio.gather(*(ask(leader, places) for leader, places in by_leader.items()))
 
     async def _update(self, client: Brokers) -> bool:
-        """New metadata, which whoever asks meanwhile shares; False when no broker has answered."""
+        """Update the metadata; concurrent callers share the update. False when no broker has answered."""
         updated: bool = await client.force_metadata_update()
         return updated
 
     async def _begin(self, client: Brokers) -> None:
         await client.bootstrap()
-        await self._update(client)  # the first answer of aiokafka's bootstrap lists brokers only
+        await self._update(client)  # aiokafka's bootstrap requests only the brokers
 
     def _updated(self, client: Brokers) -> None:
         self.topics = client.topics
@@ -286,7 +286,7 @@ def _silence(error: BaseException) -> Refused:
 def _all_of(
     partitions: Collection[TopicPartition], found: Mapping[TopicPartition, int], *, existing: bool = False
 ) -> dict[TopicPartition, int]:
-    """What was found; without `existing`, Refused when there is none for a partition."""
+    """Return the offsets of `partitions`. Raises Refused when one is missing, unless `existing`."""
     for partition in partitions:
         if partition not in found and not existing:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} does not exist any more")

@@ -1,4 +1,4 @@
-"""Names of topics that cannot be used: remembered for a moment, so that a flood of one costs Kafka one request."""
+"""A short-lived cache of topic names that cannot be used, so that a flood of one name costs Kafka one request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from gateway.kafka.contracts import Refused
 
 UNKNOWN_FOR_S: Final = 5.0
-"""How long an unknown name stays unknown without asking again."""
+"""How long a name stays in the cache."""
 UNKNOWN_KEPT: Final = 10_000
-"""How many unknown names are remembered; forgotten together when full."""
+"""Capacity of the cache, which is cleared when full."""
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A name that cannot be used, until when, and why. `absent`: there is no such topic; it could be made."""
+    """Why a name cannot be used, and until when that is cached. `absent`: no such topic; it may be created."""
 
     until: float
     refused: Refused
@@ -24,15 +24,15 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class MissingTopics:
-    """By name."""
+    """The cache."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds."""
+        """`clock` returns monotonic seconds."""
         self._clock = clock
         self._missing: dict[str, Missing] = {}
 
     def find(self, name: str) -> Missing | None:
-        """Why a name cannot be used, if Kafka has said so a moment ago."""
+        """Return why a name cannot be used, or None when that is not in the cache."""
         missing = self._missing.get(name)
         if missing is not None and self._clock() >= missing.until:
             del self._missing[name]
@@ -46,5 +46,5 @@ class MissingTopics:
         self._missing[name] = Missing(self._clock() + UNKNOWN_FOR_S, refused, absent)
 
     def remove(self, name: str) -> None:
-        """There is such a topic now."""
+        """Forget a name: the topic exists now."""
         self._missing.pop(name, None)

@@ -1,4 +1,4 @@
-"""What the gateway needs of Kafka's authorization: the one list, for `trivium doctor` and for whoever writes ACLs."""
+"""The Kafka ACLs that the gateway needs: the list for `trivium doctor` and for administrators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Operation(enum.IntEnum):
 
 
 class Resource(enum.Enum):
-    """What a right is for."""
+    """Resources that the gateway needs operations on."""
 
     OWN_TOPICS = f"topics {INTERNAL_TOPIC_PREFIX}trivium_*"
     CLIENT_TOPICS = "topics of clients"
@@ -35,12 +35,12 @@ class Resource(enum.Enum):
 
 
 class Need(NamedTuple):
-    """Operations on a resource, and what does not work without them."""
+    """Operations on a resource that the gateway needs."""
 
     resource: Resource
     operations: tuple[Operation, ...]
-    without: str
-    always: bool = True  # the gateway cannot serve without; else something of it is missing
+    without: str  # what fails without them
+    always: bool = True  # the gateway cannot serve clients without them; False: only one of its functions fails
 
 
 READ, WRITE, CREATE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE
@@ -64,13 +64,13 @@ NEEDS: Final = (
     Need(Resource.GROUPS, (DESCRIBE, READ), "consumers, shared subscriptions and T/group.id/G are refused"),
     Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP's transactions are refused"),
 )
-"""Kafka tells what we may do with topics and with the cluster; of groups and transactional ids it does not."""
+"""Kafka reports the authorized operations of topics and the cluster, but not of groups and transactional ids."""
 
 NOT_TOLD: Final = -(2**31)
 
 
 def lacking(need: Need, operations: int) -> tuple[Operation, ...]:
-    """What of a need is missing in the operations that Kafka allows, a bit for each code."""
+    """Return the operations of a need that are missing in `operations`, Kafka's bit field with a bit for each code."""
     if operations == NOT_TOLD:
         return ()
     return tuple(operation for operation in need.operations if not operations >> operation & 1)

@@ -1,8 +1,9 @@
-"""Topics are made within limits, several in one request, and everybody's in turn.
+"""Create topics within limits, several in one request, and fairly among principals.
 
-A topic that was made stays, and each of its partitions costs the cluster descriptors and memory for good: so clients,
-who make topics by naming them, have a limit each and one in all (docs/adr/0035-topics-that-clients-make.md). What there
-is in all is counted by Kafka itself, so a restart forgets nothing of it; who made how many is known since the start.
+A created topic stays, and each of its partitions permanently costs the cluster file descriptors and memory. Clients
+create topics just by naming them, so there is a limit per principal and one in total
+(docs/adr/0035-topics-that-clients-make.md). The total is counted from Kafka's metadata, so it survives a restart; the
+counts per principal start at zero with the process.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ log = logging.getLogger(__name__)
 ROUND: Final = 20
 """Topics in one request; the next request waits until all of them have leaders."""
 COUNTED_FOR_S: Final = 5.0
-"""How old a count may be that a creation is judged by: others make and delete topics too."""
+"""Largest age of the count that a creation is checked against: others create and delete topics too."""
 CREATION_S: Final = 15.0
 """How long a new topic may take until all its partitions have leaders."""
 SETTLED_S: Final = 60.0
-"""A topic that is missing so long after it was made, or asked for, was deleted."""
+"""A topic that is missing this long after it was requested or created has been deleted."""
 CREATION_POLL_S: Final = 0.05
 
 PartitionCapacity = Callable[[int, int], str | None]
-"""Whether a broker that has so many partitions can take so many more: None, or the reason why not."""
+"""Called with a number of existing and of additional partitions: why the broker cannot take the latter, or None."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A topic to be made."""
+    """A topic to create."""
 
-    name: str  # a legal name
-    partitions: int | None = None  # how many; None: `kafka.topic_partitions`
-    replication: int | None = None  # how many copies; None: `kafka.topic_replication`, else the broker's default
-    configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
+    name: str  # legal
+    partitions: int | None = None  # None means `kafka.topic_partitions`
+    replication: int | None = None  # None means `kafka.topic_replication`, or else the broker's default
+    configs: tuple[tuple[str, str], ...] = ()  # topic configuration
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A topic that is there now. `new`: it was made by this request."""
+    """A topic that exists now; `new` if this request has created it."""
 
     partitions: Partitions
     new: bool
 
 
 class Statistics(msgspec.Struct):
-    """What there is, and what was made here since the start."""
+    """Existing topics, and those created here since the start."""
 
     topics: Annotated[int, gauge("topics in Kafka as of the last count, internal ones left out")] = 0
     partitions: Annotated[int, gauge("partitions of all topics, internal ones included")] = 0
@@ -76,20 +77,20 @@ class _Order(msgspec.Struct, frozen=True):
 
 
 class Creation:
-    """Makes the topics that clients name, and counts what there is."""
+    """Creates topics, and counts the existing ones."""
 
     def __init__(
         self,
         config: KafkaConfig,
         queries: TopicQueries,
         names: Callable[[], frozenset[str]],  # the topics that clients may see
-        refresh: Callable[[], Awaitable[None]],  # asks for everything, and has it `count`ed; Refused (BUSY)
+        refresh: Callable[[], Awaitable[None]],  # requests all metadata and calls `count`; may raise Refused (BUSY)
         *,
         spawn: Spawn,
         clock: Callable[[], float],  # monotonic seconds
         capacity: PartitionCapacity,
     ) -> None:
-        self.counted = float("-inf")  # when everything was last counted, by the clock
+        self.counted = float("-inf")  # time of the last count
         self._config = config
         self._queries = queries
         self._names = names
@@ -97,19 +98,19 @@ class Creation:
         self._spawn = spawn
         self._clock = clock
         self._capacity = capacity
-        self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first one's turn is next
+        self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first principal is next
         self._working = False
-        self._makers: dict[str | None, dict[str, float]] = {}  # what each made or waits for, and since when
+        self._makers: dict[str | None, dict[str, float]] = {}  # by principal: topics created or requested, and when
         self._partitions = 0  # by the last count
-        self._uncounted: dict[str, tuple[int, float]] = {}  # made since: partitions, and when
+        self._uncounted: dict[str, tuple[int, float]] = {}  # topics created since: number of partitions, and when
         self._counts = Statistics()
         self._warned: set[str] = set()
 
     def count(self, metadata: Metadata, asked: float) -> None:
-        """What there is by an answer to a question of the time `asked`."""
+        """Count the topics in the answer to a request that was sent at the time `asked`."""
         self.counted = self._clock()
         self._partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
-        self._uncounted = {  # the broker that answered has not heard of them yet
+        self._uncounted = {  # not yet in the metadata of the broker that answered
             name: (partitions, when)
             for name, (partitions, when) in self._uncounted.items()
             if name not in metadata.topics and asked - when < CREATION_S
@@ -117,7 +118,7 @@ class Creation:
 
     @property
     def topics_in_all(self) -> int:
-        """The topics that clients may see, with those that were made since they were counted."""
+        """Number of topics that clients may see, including those created since the last count."""
         names = self._names()
         return len(names) + sum(
             name not in names and not name.startswith(INTERNAL_TOPIC_PREFIX) for name in self._uncounted
@@ -125,14 +126,14 @@ class Creation:
 
     @property
     def partitions_in_all(self) -> int:
-        """Of every topic, ours and Kafka's own too, with those that were made since they were counted."""
+        """Number of partitions of all topics, internal ones included, and of those created since the last count."""
         return self._partitions + sum(partitions for partitions, _ in self._uncounted.values())
 
     async def make(self, wanted: Wanted, principal: str | None) -> Made:
-        """Make a topic for a client, or find that it is there; all who are not known (None) count as one principal.
+        """Create a topic for a client unless it exists. None counts as one principal.
 
         Raises:
-            Refused: FULL beyond a limit; what Kafka says of the name or the numbers; BUSY.
+            Refused: FULL beyond a limit; Kafka's refusal of the name or the numbers; BUSY.
         """
         limit = self._config.max_topics_per_principal
         mine = self._makers.setdefault(principal, {})
@@ -154,21 +155,21 @@ class Creation:
         return made
 
     async def make_own(self, wanted: Wanted) -> Made:
-        """Make one of our own topics: without limit, and at once. Raises Refused."""
+        """Create one of the gateway's own topics, without limits and without queueing. Raises Refused."""
         made = (await self._ask_for([wanted]))[wanted.name]
         if isinstance(made, Refused):
             raise made
         return made
 
     def _forget_gone(self, mine: dict[str, float]) -> None:
-        """Topics that are gone no longer count for their maker."""
+        """Remove deleted topics from a principal's count."""
         names = self._names()
         before = self._clock() - SETTLED_S
         for name in [name for name, since in mine.items() if since < before and name not in names]:
             del mine[name]
 
     async def _work(self) -> None:
-        """Serve who waits, round by round, until nobody does."""
+        """Serve the waiting orders, round by round, until none is left."""
         try:
             while self._waiting:
                 batch = self._next_round()
@@ -176,7 +177,7 @@ class Creation:
                     answers = await self._serve(batch)
                 except Refused as refused:
                     answers = {order.wanted.name: refused for order in batch}
-                except Exception as error:  # our bug, in one round
+                except Exception as error:  # a bug fails this round only
                     failures.tell("topic", error)
                     answers = {}
                 for order in batch:
@@ -190,14 +191,14 @@ class Creation:
             self._working = False
 
     def _next_round(self) -> list[_Order]:
-        """The oldest order of each principal in turn, until the round is full."""
+        """Take the oldest order of each principal in turn, until the round is full."""
         batch: list[_Order] = []
         while self._waiting and len(batch) < ROUND:
             principal = next(iter(self._waiting))
             queue = self._waiting.pop(principal)
             batch.append(queue.popleft())
             if queue:
-                self._waiting[principal] = queue  # behind the others
+                self._waiting[principal] = queue  # after the others
         return batch
 
     async def _serve(self, batch: list[_Order]) -> dict[str, Made | Refused]:
@@ -228,7 +229,7 @@ class Creation:
         return answers
 
     def _refusal(self, topics: int, partitions: int, more: int) -> Refused | None:
-        """Why there may not be one more topic, with `more` partitions beside the `partitions` that there are."""
+        """Return why no topic with `more` partitions may be added to the existing topics and partitions, or None."""
         config = self._config
         if topics >= config.max_topics:
             return self._full("topics", f"Kafka has {topics} topics already", "kafka.max_topics")
@@ -244,7 +245,7 @@ class Creation:
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
     async def _ask_for(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
-        """Have topics made, and wait until all have leaders."""
+        """Send the CreateTopics request, and wait until all partitions have leaders."""
         config = self._config
         default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
         request = CreateTopics(
@@ -268,7 +269,7 @@ class Creation:
             if error is errors.NoError or error is errors.TopicAlreadyExistsError:
                 new[name] = error is errors.NoError
                 if new[name]:
-                    self._uncounted[name] = (partitions[name], self._clock())  # even before it has leaders
+                    self._uncounted[name] = (partitions[name], self._clock())  # counts even before it has leaders
                 continue
             if error is errors.InvalidTopicError:
                 self._tell_collision(name, message[0] if message else None)
@@ -285,7 +286,7 @@ class Creation:
         return answers
 
     def _tell_collision(self, name: str, why: str | None) -> None:
-        """Kafka refuses names that differ from another's in `.` and `_` only: say once what to do about it."""
+        """Log once how to avoid names that Kafka refuses since they differ from another only in `.` and `_`."""
         if why is not None and "collide" in why:
             text = "topic %s is not made (%s); mapping.dotted_topics or a mapping rule can lead MQTT elsewhere"
             self._tell_once(name, text, name, why)
@@ -298,14 +299,14 @@ class Creation:
             log.warning(text, *arguments)
 
     async def _led(self, names: set[str]) -> dict[str, Partitions | Refused]:
-        """New topics' partitions when all have leaders."""
+        """Wait until all partitions of these topics have leaders, and return them."""
         done: dict[str, Partitions | Refused] = {}
         deadline = self._clock() + CREATION_S
         while names:
             for name, found in (await self._queries.describe(sorted(names))).items():
                 late = self._clock() > deadline
                 if isinstance(found, Refused):
-                    # The broker that we ask may not have heard of the new topic.
+                    # The new topic may not yet be in the metadata of the broker that was asked.
                     if found.outcome is not Outcome.UNKNOWN_TOPIC or late:
                         done[name] = found
                 elif all(leader >= 0 for _, _, leader, *_ in found):
@@ -318,7 +319,7 @@ class Creation:
         return done
 
     def statistics(self) -> Statistics:
-        """Counts so far."""
+        """Return the current statistics."""
         return msgspec.structs.replace(
             self._counts,
             topics=self.topics_in_all,
@@ -328,5 +329,5 @@ class Creation:
 
 
 def any_capacity(_partitions: int, _more: int) -> str | None:
-    """The `PartitionCapacity` of a broker that is not ours to watch."""
+    """The `PartitionCapacity` of a broker that the gateway does not manage."""
     return None

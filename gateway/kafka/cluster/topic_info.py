@@ -1,4 +1,4 @@
-"""What must be known of a topic, made of Kafka's answers: its partitions, their leaders, and its limits."""
+"""What the gateway needs to know of a topic, from Kafka's answers: partitions, leaders and limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gateway.kafka.driver import wire
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's own default of `max.message.bytes`; assumed where we may not read a topic's configuration."""
+"""Kafka's default of `max.message.bytes`; assumed when we may not read a topic's configuration."""
 
 CONFIG_NAMES: Final = [
     "max.message.bytes",
@@ -24,53 +24,53 @@ _FOREVER: Final = 2**63 - 1
 
 
 class TopicInfo(msgspec.Struct, frozen=True, gc=False):
-    """What must be known of a topic before a record is handed over."""
+    """What the publisher needs to know of a topic."""
 
-    name: str  # the topic
-    partitions: int  # how many it has; they are numbered from 0
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # largest record batch that its broker takes
+    name: str
+    partitions: int  # their number
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # largest record batch that the broker accepts
     available: tuple[int, ...] = ()  # the partitions that have a leader now
-    needs_key: bool = False  # compacted: a record without a key would be refused, and the batch around it
-    cleanup: str | None = None  # its `cleanup.policy`; None when we may not read it
+    needs_key: bool = False  # compacted: a record without a key would be refused with its whole batch
+    cleanup: str | None = None  # `cleanup.policy`; None when we may not read it
     before_ms: int = _FOREVER  # how far in the past a record's own timestamp may be
     after_ms: int = _FOREVER  # how far in the future it may be
-    copies: int = 1  # of each record: the fewest that a partition has
+    copies: int = 1  # replication factor: the smallest of the partitions'
     min_in_sync: int | None = None  # `min.insync.replicas`; None when we may not read it
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
-    """One of our own topics, which no client can see, read or write, and how it is created when it is missing."""
+    """One of the gateway's own topics, which clients cannot see, read or write, and how to create it."""
 
-    name: str  # begins with `INTERNAL_TOPIC_PREFIX`, unless it is `readable`
-    partitions: int  # how many it is created with
-    configs: tuple[tuple[str, str], ...] = ()  # Kafka's names and values
-    readable: bool = False  # clients read it as any topic; they cannot write it either
+    name: str  # starts with `INTERNAL_TOPIC_PREFIX` unless `readable`
+    partitions: int  # number of partitions to create it with
+    configs: tuple[tuple[str, str], ...] = ()  # topic configuration to create it with
+    readable: bool = False  # clients can see and read it, but still not write it
 
 
 def led_now(topic: wire.Topic) -> tuple[int, ...]:
-    """The partitions that have a leader."""
+    """Return the partitions that have a leader."""
     return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
 
 
 def available_of(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
-    """As `led_now`, of an answer that aiokafka has decoded."""
+    """Like `led_now`, for metadata that aiokafka has decoded."""
     return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
 
 
 def copies_of(partitions: Iterable[tuple[Any, ...]]) -> int:
-    """How many copies the partition has that has the fewest, by such an answer."""
+    """Return the smallest replication factor of the partitions, from metadata that aiokafka has decoded."""
     return min((len(replicas) for _, _, _, replicas, *_ in partitions), default=0)
 
 
 def info_of(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
-    """What such an answer says of a topic; its limits are Kafka's defaults."""
+    """Make a `TopicInfo` with Kafka's default limits from metadata that aiokafka has decoded."""
     return TopicInfo(
         name=name, partitions=len(partitions), available=available_of(partitions), copies=copies_of(partitions)
     )
 
 
 def configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
-    """The same topic, with the limits that its configuration sets."""
+    """Return `info` with the limits of the topic's configuration."""
     in_sync = configs.get("min.insync.replicas")
     own_time = configs.get("message.timestamp.type") != "LogAppendTime"
     return msgspec.structs.replace(
@@ -85,19 +85,19 @@ def configured(info: TopicInfo, configs: dict[str, str]) -> TopicInfo:
 
 
 class TopicIdentity:
-    """The id of a topic as of the last metadata that told one. Offsets count only in the topic that they are of."""
+    """Detects that a topic was re-created, by its id in the metadata. Offsets of the former topic are then void."""
 
     __slots__ = ("_former", "current")
 
     def __init__(self, found: bytes) -> None:
-        """`found`: see `Lookup.identity`."""
+        """`found` is what `Lookup.identity` returns."""
         self.current = found
         self._former = b""
 
     def becomes(self, found: bytes) -> bool:
-        """Whether the topic was made again since the last look; remembers the id.
+        """Remember the id `found`, and return whether it shows that the topic was re-created.
 
-        Nothing is told by b"", nor by the id before this one: a broker may be behind the others.
+        b"" is ignored, and so is the id before the current one, which a broker with older metadata may still return.
         """
         if not found or found in {self.current, self._former}:
             return False

@@ -1,4 +1,4 @@
-"""What Kafka is asked about topics: their partitions and their configuration. Any broker can answer."""
+"""Requests about topics' partitions and configuration, which any broker can answer."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
 BEHIND_S: Final = 2.0
-"""How long one broker may take to answer for a topic that another one does not know."""
+"""How long one broker may take to answer for a topic that another broker does not know."""
 SILENT_S: Final = 8.0
-"""After this time without any answer of Kafka's, whoever waits is told. Most clients give up after ten seconds or more;
-a living Kafka answers the heartbeat of `Topics` every five."""
+"""After this time without any answer from Kafka, waits end. Most clients time out after ten seconds or more; a healthy
+Kafka answers the heartbeat of `Topics` every five."""
 
 
 class Patience:
-    """Who waits for Kafka waits as long as it answers anything: it may be slow, or wait for a group's members."""
+    """Limits waits for Kafka: they end after `silence_s` without any answer, not while Kafka is merely slow.
+
+    An answer may be slow by itself, such as one that waits for a group's members.
+    """
 
     def __init__(self, clock: Callable[[], float], silence_s: float = SILENT_S) -> None:
-        """`clock` gives monotonic seconds; after `silence_s` without an answer Kafka is silent."""
+        """`clock` returns monotonic seconds."""
         self._clock = clock
         self._silence_s = silence_s
         self._heard = -math.inf
 
     def heard(self) -> None:
-        """Kafka has answered something."""
+        """Note that Kafka has answered a request."""
         self._heard = self._clock()
 
     @property
@@ -50,10 +53,10 @@ class Patience:
 
     @contextlib.asynccontextmanager
     async def bound(self, limit_s: float = math.inf) -> AsyncIterator[None]:
-        """Bound a wait, by `limit_s` seconds at most, though Kafka answers.
+        """End a wait when Kafka is silent, and after `limit_s` seconds in any case.
 
         Raises:
-            TimeoutError: nothing was heard for `silence_s`, or the limit is reached.
+            TimeoutError: no answer for `silence_s`, or `limit_s` have passed.
         """
         async with asyncio.timeout(None) as scope:
             wait = _Wait(self._left, self._clock() + limit_s, self._clock(), scope)
@@ -64,12 +67,12 @@ class Patience:
                 wait.end()
 
     def _left(self, begun: float, end: float) -> float:
-        """Seconds until a wait that has begun then is over, unless Kafka answers before; at `end` in any case."""
+        """Return the seconds until a wait that started at `begun` ends, unless Kafka answers before; `end` is last."""
         return min(max(begun, self._heard) + self._silence_s, end) - self._clock()
 
 
 class _Wait:
-    """Ends a scope when its time is over, which answers put off; no cycle is left when it ends itself."""
+    """Ends a timeout scope when its time is over, which Kafka's answers extend. Leaves no reference cycle."""
 
     __slots__ = ("_begun", "_end", "_left", "_scope", "_timer")
 
@@ -99,7 +102,7 @@ class _Wait:
 T = TypeVar("T")
 
 Partitions = list[tuple[Any, ...]]
-"""A topic's partitions as Kafka's metadata has them."""
+"""A topic's partitions in metadata that aiokafka has decoded."""
 
 _ERRORS: Final[dict[type[Exception], Outcome]] = {
     errors.TopicAuthorizationFailedError: Outcome.DENIED,
@@ -110,27 +113,27 @@ _ERRORS: Final[dict[type[Exception], Outcome]] = {
     errors.InvalidReplicationFactorError: Outcome.UNKNOWN_TOPIC,
     errors.InvalidPartitionsError: Outcome.UNKNOWN_TOPIC,
 }
-"""What a broker's answer about a topic means for a client; everything else is transient: BUSY."""
+"""The outcome of a broker's error about a topic; all other errors are transient: BUSY."""
 
 
 def refused_by(code: int, subject: str) -> Refused:
-    """What the broker's error code means for a client."""
+    """Return the refusal for a broker's error code."""
     error = errors.for_code(code)
     return Refused(_ERRORS.get(error, Outcome.BUSY), f"{subject}: {error.message}")
 
 
 class TopicQueries:
-    """One connection to any broker. Every question raises Refused (BUSY) when none answers."""
+    """Sends requests to any broker. Every request raises Refused (BUSY) when none answers."""
 
     def __init__(self, config: KafkaConfig, spawn: Spawn, clock: Callable[[], float]) -> None:
-        """Connect with the first question. `clock` gives monotonic seconds."""
-        self.patience = Patience(clock)  # hears of every answer
+        """Connect with the first request. `clock` returns monotonic seconds."""
+        self.patience = Patience(clock)  # notes every answer
         self._client: OnDemand[Any] = OnDemand(
             lambda: AIOKafkaClient(**client_settings(config, "topics")), lambda client: client.bootstrap(), spawn
         )
 
     async def request(self, request: Any, node: int | None = None) -> Any:
-        """Send a request of aiokafka's to one broker, or to any; with the bootstrap servers again when that breaks."""
+        """Send an aiokafka request to broker `node`, or to any broker, reconnecting next time when that fails."""
         client: Any = None
         try:
             client = await self._client.get()
@@ -145,16 +148,16 @@ class TopicQueries:
         return response
 
     async def heartbeat(self) -> None:
-        """Ask for nothing: whether Kafka answers."""
+        """Send an empty metadata request to see whether Kafka answers."""
         await self.request(MetadataRequest([], allow_auto_topic_creation=False))
 
     async def everything(self) -> wire.Metadata:
-        """All topics and their partitions."""
+        """Return the metadata of all topics."""
         metadata: wire.Metadata = await self.request(wire.metadata_of(None))
         return metadata
 
     async def describe(self, names: Iterable[str], node: int | None = None) -> dict[str, Partitions | Refused]:
-        """The partitions of topics, or why there are none, as one broker knows them: `node`, or any."""
+        """Return the topics' partitions, or why there are none, by the metadata of broker `node`, or of any broker."""
         asked = list(names)
         answers: dict[str, Partitions | Refused] = {
             name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
@@ -166,7 +169,7 @@ class TopicQueries:
         return answers
 
     async def search(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
-        """As `describe`; unknown is only what no broker knows: one may not have heard yet of what others serve."""
+        """Like `describe`, but a topic is unknown only if no broker knows it: metadata of some may be behind."""
         answers = await self.describe(names)
         for node in await self._nodes():
             unknown = [name for name, found in answers.items() if _is_unknown(found)]
@@ -178,7 +181,7 @@ class TopicQueries:
         return answers
 
     async def _nodes(self) -> list[int]:
-        """The brokers by their numbers, when there are several to ask."""
+        """Return the brokers' node ids when there are several, else nothing."""
         try:
             brokers = (await self._client.get()).cluster.brokers()
         except (errors.KafkaError, OSError):
@@ -186,14 +189,14 @@ class TopicQueries:
         return [broker.nodeId for broker in brokers] if len(brokers) > 1 else []
 
     async def find(self, name: str) -> TopicInfo:
-        """One topic, with Kafka's default limits; raises why there is none."""
+        """Return a topic, with Kafka's default limits. Raises Refused when it does not exist."""
         found = (await self.search([name]))[name]
         if isinstance(found, Refused):
             raise Refused(found.outcome, found.reason)
         return info_of(name, found)
 
     async def configured(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        """The same topics, with the limits that their configurations set; as `search`, of what broker knows them."""
+        """Return the topics with their configured limits, from any broker that knows them, like `search`."""
         configs = await self._configs([info.name for info in infos])
         for node in await self._nodes():
             lacking = [info.name for info in infos if info.name not in configs]
@@ -205,7 +208,7 @@ class TopicQueries:
         return [configured(info, configs.get(info.name, {})) for info in infos]
 
     async def _configs(self, names: list[str], node: int | None = None) -> dict[str, dict[str, str]]:
-        """The configurations of the topics that a broker knows; of those that we have no right to read, none."""
+        """Return the configurations of topics that the broker knows; empty for those we may not read."""
         resources = [(ConfigResourceType.TOPIC, name, CONFIG_NAMES) for name in names]
         response = await self.request(DescribeConfigsRequest(resources), node)
         return {
@@ -215,7 +218,7 @@ class TopicQueries:
         }
 
     async def wait_for(self, answer: Awaitable[T], *, bounded: bool = True) -> T:
-        """Wait for what comes of questions; `bounded`: while Kafka is silent no longer than `SILENT_S`."""
+        """Await `answer`; if `bounded`, raise Refused (BUSY) once Kafka is silent for `SILENT_S`."""
         try:
             async with self.patience.bound() if bounded else contextlib.nullcontext():
                 return await answer
@@ -232,20 +235,20 @@ def _is_unknown(found: Partitions | Refused) -> bool:
 
 
 class SharedQuestion:
-    """A question that many ask: all who ask while an answer is on its way share the next one."""
+    """A request with many callers: those that arrive while it is in flight share the next one."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """`ask` may raise Refused, which all who share it are told."""
+        """`ask` may raise Refused, in all callers that share it."""
         self._ask = ask
         self._asking = asyncio.Lock()
         self._begun = 0
-        self._refused: Refused | None = None  # what the last one came to
+        self._refused: Refused | None = None  # by the last request
 
     async def answered(self) -> None:
-        """Return when an answer has come that was asked for after this call."""
+        """Return when a request that started after this call has been answered."""
         arrived = self._begun
         async with self._asking:
-            if self._begun > arrived:  # one has begun since, and is over
+            if self._begun > arrived:  # a request has started since, and ended
                 if self._refused is not None:
                     raise Refused(self._refused.outcome, self._refused.reason)
                 return
@@ -256,5 +259,5 @@ class SharedQuestion:
                 if isinstance(error, Refused):
                     self._refused = error
                 else:
-                    self._begun -= 1  # cancelled with whoever asked: the next one asks anew
+                    self._begun -= 1  # cancelled with its caller: the next caller sends its own
                 raise

@@ -1,7 +1,7 @@
-"""Whether what is acknowledged for a topic outlives the loss of a broker; told once where it does not.
+"""Check whether a topic's acknowledged records survive the loss of a broker, and warn once if they may not.
 
-A record is on as many brokers as `min.insync.replicas` says when Kafka acknowledges it, if there are so many copies:
-with one, whoever loses that broker's disk loses what was acknowledged. A topic is safe when both are two at least.
+When Kafka acknowledges a record, `min.insync.replicas` brokers have it, if there are that many replicas. With one, the
+loss of that broker's disk loses acknowledged records. A topic is safe when both numbers are at least two.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 log = logging.getLogger(__name__)
 
 LEAST: Final = 2
-"""Brokers that have a record when it is acknowledged."""
+"""Brokers that must have a record when it is acknowledged."""
 
 
-ROUND: Final = 500  # topics in one question
+ROUND: Final = 500  # topics in one request
 KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
-"""Kafka's own topics that clients rely on: positions of groups, and transactions."""
+"""Kafka's own topics that clients rely on: groups' offsets and transactions."""
 OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """Of the topics that this gateway has written to."""
+    """Statistics of the topics that this gateway has written to."""
 
     unsafe_topics: Annotated[
         int, gauge("topics written to, the gateway's own included, whose records one broker alone may hold")
@@ -41,7 +41,7 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 def why_unsafe(info: TopicInfo) -> str | None:
-    """Why the loss of one broker may lose what was acknowledged for a topic; None where it may not."""
+    """Return why the loss of one broker may lose acknowledged records of a topic; None when it is safe."""
     if info.copies < LEAST:
         return f"topic {info.name} has {info.copies} copy of each record (replication factor)"
     if info.min_in_sync is None:
@@ -52,26 +52,26 @@ def why_unsafe(info: TopicInfo) -> str | None:
 
 
 class TopicReport(msgspec.Struct, frozen=True):
-    """One topic, as `/topics` tells it."""
+    """One topic in the answer of `/topics`."""
 
     name: str
     partitions: int
-    copies: int  # of each record; the fewest that a partition has
-    min_insync_replicas: int | None  # None: it may not be read
+    copies: int  # replication factor: the smallest of the partitions'
+    min_insync_replicas: int | None  # None when we may not read it
     safe: bool
-    reason: str | None  # why it is not
+    reason: str | None  # why it is not safe
 
 
 class TopicsReport(msgspec.Struct, frozen=True):
     """The answer of `/topics`."""
 
-    brokers: int  # of the cluster
+    brokers: int  # number of brokers in the cluster
     required: bool  # `kafka.require_safe_topics`
-    topics: list[TopicReport]  # the gateway's own and Kafka's first, then those of clients, by name
+    topics: list[TopicReport]  # Kafka's and the gateway's own first, then those of clients, by name
 
 
 def judged(metadata: wire.Metadata) -> tuple[list[str], list[str], list[str]]:
-    """The topics whose safety matters: Kafka's, the gateway's own, those of clients."""
+    """Return the topics whose safety matters: Kafka's own, the gateway's own, those of clients."""
     names = sorted(metadata.topics)
     own = [name for name in names if name.startswith(OWN)]
     theirs = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
@@ -79,7 +79,7 @@ def judged(metadata: wire.Metadata) -> tuple[list[str], list[str], list[str]]:
 
 
 async def look_at(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
-    """These topics as Kafka has them now, without those that are gone meanwhile. Raises Refused: Kafka is silent."""
+    """Describe these topics, without those deleted meanwhile. Raises Refused when Kafka does not answer."""
     found: list[TopicInfo] = []
     for at in range(0, len(names), ROUND):
         described = await queries.describe(names[at : at + ROUND])
@@ -89,7 +89,7 @@ async def look_at(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo
 
 
 async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:
-    """Ask Kafka which topics are safe. Raises Refused: it does not answer."""
+    """Report which topics are safe. Raises Refused when Kafka does not answer."""
     metadata = await queries.everything()
     infos = await look_at(queries, [name for names in judged(metadata) for name in names])
     reasons = [why_unsafe(info) for info in infos]
@@ -101,17 +101,17 @@ async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:
 
 
 class TopicSafety:
-    """Looks at what is known of a topic when it is first written to, and when that changes."""
+    """Checks a topic when it is first written to, and whenever its `TopicInfo` changes."""
 
     def __init__(self, *, required: bool) -> None:
-        """`required`: what is not safe is not written to."""
-        self.brokers = 0  # of the cluster, the most that were seen
+        """With `required`, unsafe topics are not written to."""
+        self.brokers = 0  # the largest number of brokers seen in the cluster
         self._required = required
         self._unsafe: dict[str, str] = {}
         self._told: set[str] = set()
 
     def judge(self, info: TopicInfo) -> Refused | None:
-        """Note a topic that is written to, warn of it once if it is not safe; why it may not be written to, if so."""
+        """Check a topic that is written to and warn once if it is unsafe. Returns why it must not be written to."""
         why = why_unsafe(info)
         if why is None:
             self._unsafe.pop(info.name, None)
@@ -121,12 +121,12 @@ class TopicSafety:
         if self._required:
             self._tell(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
             return Refused(Outcome.UNSAFE, f"{why}, and kafka.require_safe_topics is set")
-        if self.brokers >= LEAST:  # one alone can be no safer, and whoever runs it knows
+        if self.brokers >= LEAST:  # a single broker can never be safe, and its administrator knows that
             self._tell(info.name, "what is acknowledged may be lost with one broker: %s", why)
         return None
 
     def forget(self, name: str) -> None:
-        """A topic is gone."""
+        """Forget a deleted topic."""
         self._unsafe.pop(name, None)
 
     def _tell(self, name: str, text: str, why: str) -> None:
@@ -135,5 +135,5 @@ class TopicSafety:
             log.warning(text, why)
 
     def statistics(self) -> Statistics:
-        """As of now."""
+        """Return the current statistics."""
         return Statistics(len(self._unsafe))

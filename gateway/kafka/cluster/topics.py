@@ -1,7 +1,7 @@
-"""What is known about Kafka's topics: looked up once, kept fresh, created where the policy allows.
+"""The cache of Kafka's topics: looked up once, refreshed, created where the configuration allows.
 
-One client, two kinds of requests: a look-up of one unknown name (concurrent ones of a name share it), and a
-refresh of everything, which also finds the topics that appeared or disappeared, for those who watch wildcards.
+There are two kinds of requests: a lookup of one unknown name, shared by concurrent callers, and a refresh of all
+topics, which also finds new and deleted topics for wildcard subscriptions.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 log = logging.getLogger(__name__)
 
 WATCHED_REFRESH_S: Final = 5.0
-"""Refresh period while somebody watches for new topics: a wildcard subscriber sees a new topic within it."""
+"""Refresh period while there are watchers: a wildcard subscriber sees a new topic within it."""
 RECONNECT_S: Final = 1.0
 HEARTBEAT_S: Final = 5.0
-"""How often Kafka is asked something at least."""
+"""Longest interval between two requests to Kafka."""
 REACHABLE_S: Final = 15.0
 """Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
 
 Changed = Callable[[frozenset[str], frozenset[str]], None]
-"""Told the client-visible topics that appeared and that disappeared."""
+"""Called with the client-visible topics that appeared and those that disappeared."""
 Updated = Callable[[TopicInfo], None]
-"""Told a looked-up topic's new state: partitions, leaders or configuration changed."""
+"""Called with a looked-up topic whose partitions, leaders or configuration have changed."""
 Gone = Callable[[str, Outcome], None]
-"""Told a looked-up topic that is gone or forbidden, and what its records get."""
+"""Called with a looked-up topic that was deleted or is forbidden, and the outcome of its records."""
 
 
 class Topics:
     """The topics of one Kafka cluster.
 
-    `run` must be running for the refreshes; look-ups work without it once `start` has been called.
+    `run` does the refreshes; lookups work without it.
     """
 
     def __init__(
@@ -60,17 +60,16 @@ class Topics:
         capacity: PartitionCapacity = any_capacity,
         may_make: Callable[[str], bool] = is_topic_name,
     ) -> None:
-        """Nothing is sent yet; `clock` gives monotonic seconds.
+        """Nothing is sent yet. `clock` returns monotonic seconds.
 
-        `create`: an unknown topic is created at its first use, where `capacity` says that the broker can take its
-        partitions, and `may_make` that its name is the one to be made of those that Kafka takes for the same.
+        With `create` an unknown topic is created on first use, if `capacity` says that the broker can take its
+        partitions, and `may_make` that of the names that collide in Kafka (`.` and `_`) this is the one to create.
         """
-        self.queries = TopicQueries(config, spawn, clock)  # what Kafka is asked
-        # makes topics, within the limits
+        self.queries = TopicQueries(config, spawn, clock)
         self.creation = Creation(
             config, self.queries, lambda: self.names, self.refresh, spawn=spawn, clock=clock, capacity=capacity
         )
-        self.safety = TopicSafety(required=config.require_safe_topics)  # judges those that are written to
+        self.safety = TopicSafety(required=config.require_safe_topics)  # checks topics that are written to
         self._config = config
         self._create = create
         self._may_make = may_make
@@ -78,23 +77,23 @@ class Topics:
         self._clock = clock
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
-        self._hidden: set[str] = set()  # of these, what clients cannot read
+        self._hidden: set[str] = set()  # internal topics that clients cannot read
         self._missing = MissingTopics(clock)
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
-        self.names: frozenset[str] = frozenset()  # the topics that clients may see, as of the last refresh
-        self._learned: dict[str, float] = {}  # when, since the last refresh
+        self.names: frozenset[str] = frozenset()  # the topics that clients may see, by the last refresh
+        self._learned: dict[str, float] = {}  # topics found since the last refresh, with the time
         self._watchers: list[Changed] = []
-        self.updated: list[Updated] = []  # called with each looked-up topic that has changed
-        self.gone: list[Gone] = []  # called when one is gone or forbidden
+        self.updated: list[Updated] = []
+        self.gone: list[Gone] = []
         self._wake = asyncio.Event()
         self._refreshing = SharedQuestion(self._refresh)
         self._configs_read = float("-inf")
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> bool:
-        """Connect and read the list of topics; False (logged) when Kafka does not answer, `run` tries on."""
+        """Connect and read the list of topics. False (logged) when Kafka does not answer; `run` retries."""
         try:
             await self.refresh()
         except Refused as refused:
@@ -103,14 +102,14 @@ class Topics:
         return True
 
     async def run(self) -> None:
-        """Refresh until cancelled; for the app's task group."""
+        """Refresh until cancelled; runs in the app's task group."""
         while True:
             self._wake.clear()
             try:
                 async with asyncio.timeout(HEARTBEAT_S if self.reachable else RECONNECT_S):
                     await self._wake.wait()
             except TimeoutError:
-                pass  # the usual end of the wait
+                pass  # time for a heartbeat
             age = WATCHED_REFRESH_S if self._watchers else self._config.metadata_max_age_s
             try:
                 if not self.reachable or self._clock() - self.creation.counted >= age:
@@ -128,13 +127,13 @@ class Topics:
 
     @property
     def reachable(self) -> bool:
-        """Whether Kafka has answered a request of ours within `REACHABLE_S`."""
+        """Whether Kafka has answered within the last `REACHABLE_S`."""
         return self.queries.patience.silent_s < REACHABLE_S
 
-    # Looking up
+    # Lookups
 
     def declare(self, topic: InternalTopic) -> None:
-        """Make one of our own topics known to those who ask with `internal`; it is always created when missing."""
+        """Declare one of the gateway's own topics, for `get` with `internal`; it is always created when missing."""
         if not (topic.readable or topic.name.startswith(INTERNAL_TOPIC_PREFIX)):
             raise ValueError(f"{topic.name} is a name that clients may use")
         self._internal[topic.name] = topic
@@ -142,11 +141,11 @@ class Topics:
             self._hidden.add(topic.name)
 
     def is_own(self, name: str) -> bool:
-        """Whether no client may write a topic: it is internal by its name, or one of ours that clients can read."""
+        """Whether clients must not write the topic: its name is internal, or it is a readable topic of the gateway."""
         return name.startswith(INTERNAL_TOPIC_PREFIX) or name in self._internal
 
     def known(self, name: str, *, internal: bool = False) -> TopicInfo | None:
-        """What is known of `name`, without asking; see `get`."""
+        """Return the cached `TopicInfo`, or None. `internal` is as in `get`."""
         return self._known.get(name) if internal or not name.startswith(INTERNAL_TOPIC_PREFIX) else None
 
     async def get(
@@ -158,16 +157,15 @@ class Topics:
         principal: str | None = None,
         bounded: bool = True,
     ) -> TopicInfo:
-        """What is known of `name`, after asking, and making the topic where need be, `create` and the policy allow.
+        """Return the topic's `TopicInfo`; look it up, and create it if `create` and the configuration allow.
 
-        `internal`: it is one of our own topics, which was declared. Without this word an internal name is refused, so
-        that no client reaches such a topic, whatever we ourselves know of it. What is made is counted for `principal`.
-        `bounded`: a silent Kafka is BUSY after `SILENT_S`; else when its connection is given up.
+        `internal` is for the gateway's own, declared topics; without it an internal name is always refused, so that no
+        client reaches such a topic. A created topic counts for `principal`. If `bounded`, a silent Kafka means BUSY
+        after `SILENT_S`, else only when the connection fails.
 
         Raises:
-            Refused: UNKNOWN_TOPIC (no such topic and none may be made, or no legal name), DENIED (an internal
-                name, or Kafka's authorization), FULL (it would be one too many), BUSY (Kafka does not answer; ask
-                again).
+            Refused: UNKNOWN_TOPIC (no such topic and it may not be created, or an illegal name), DENIED (an internal
+                name, or Kafka's authorization), FULL (a limit is reached), BUSY (Kafka does not answer; try again).
         """
         if internal:
             if name not in self._internal:
@@ -196,7 +194,7 @@ class Topics:
         return await self._made(name, principal, bounded=bounded)
 
     async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
-        """A topic that was missing. Whoever asks for it meanwhile shares the answer, and not the limit of the first."""
+        """Create a missing topic. Callers share the result, except for a refusal by another principal's limit."""
         while True:
             making = self._making.get(name)
             if making is None:
@@ -209,10 +207,10 @@ class Topics:
                 raise Refused(found.outcome, found.reason)
 
     async def find(self, names: Collection[str]) -> dict[str, Refused]:
-        """Look for topics by one question; those that are there are in `names` when this returns. None is made.
+        """Look up several topics together, without creating any. Those that exist are in `self.names` afterwards.
 
         Returns:
-            Why each of the others cannot be used.
+            Why each of the other topics cannot be used.
 
         Raises:
             Refused: BUSY, Kafka does not answer.
@@ -229,18 +227,18 @@ class Topics:
         return refused
 
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
-        """Writing to `name` was refused for good: nobody asks again for some seconds."""
+        """Note that Kafka has refused writes to `name` for good; lookups are refused for some seconds."""
         self._missing.add(name, Refused(outcome, reason))
         self._lost(name, outcome)
 
     async def confirm(self, name: str) -> None:
-        """Writing to `name` failed: find out whether it is still as it was. Kafka's silence proves nothing."""
+        """Check whether the topic still exists unchanged after a write failed. Kafka's silence changes nothing."""
         try:
             found = await self.queries.find(name)
             known = self._known.get(name)
             if known is None or found.partitions >= known.partitions:
                 return
-            found = (await self.queries.configured([found]))[0]  # made anew with fewer: nothing need be as it was
+            found = (await self.queries.configured([found]))[0]  # re-created with fewer partitions: read it all again
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._lost(name, refused.outcome)
@@ -254,7 +252,7 @@ class Topics:
             failures.guard("topics", callback, name, outcome)
 
     async def _look_up(self, name: str) -> TopicInfo | Refused:
-        """The answer for everybody who asks for `name` now."""
+        """Look up `name` for all concurrent callers."""
         try:
             return await self._settled(name, self.queries.find(name), Outcome.UNKNOWN_TOPIC, "looked up")
         finally:
@@ -263,9 +261,9 @@ class Topics:
     async def _settled(
         self, name: str, asked: Coroutine[Any, Any, TopicInfo], absent: Outcome, verb: str
     ) -> TopicInfo | Refused:
-        """What `asked` came to, as a value: learnt with its configuration, or why not, which is remembered.
+        """Await `asked` and cache its result: the topic with its configuration, or the refusal, which is returned.
 
-        `absent`: the refusal after which the topic may still be made. `verb`: for the reason when our own bug is one.
+        After the refusal `absent` the topic may still be created. `verb` is for the reason after an unexpected error.
         """
         try:
             info = (await self.queries.configured([await asked]))[0]
@@ -273,7 +271,7 @@ class Topics:
             if refused.outcome is not Outcome.BUSY:
                 self._missing.add(name, refused, absent=refused.outcome is absent)
             return refused
-        except Exception as error:  # contained: they may ask again
+        except Exception as error:  # contained: callers may try again
             failures.tell("topic", error, name)
             return Refused(Outcome.BUSY, f"topic {name} could not be {verb}")
         self._learn(info)
@@ -288,9 +286,9 @@ class Topics:
             self._set_names(self.names | {name})
 
     async def _make(self, name: str, principal: str | None) -> TopicInfo | Refused:
-        """A missing topic; a value, as of `_look_up`."""
+        """Create a missing topic; a refusal is returned, as by `_look_up`."""
         try:
-            # Where only a limit stands in the way it is tried again at once: that costs Kafka nothing.
+            # After FULL, a refusal that costs Kafka nothing, the next call may try again immediately.
             return await self._settled(name, self._create_missing(name, principal), Outcome.FULL, "made")
         finally:
             del self._making[name]
@@ -306,17 +304,17 @@ class Topics:
     async def create(
         self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
     ) -> bool:
-        """Create a topic because an administrator asks for it, whether or not unknown ones are created, dots or not.
+        """Create a topic for an administrator, regardless of the settings about unknown topics and dotted names.
 
-        None: as many partitions and copies as `kafka.topic_partitions` and `kafka.topic_replication` say; without the
-        latter, as many copies as the broker's default.
+        `partitions` and `replication` default to `kafka.topic_partitions` and `kafka.topic_replication`, the latter to
+        the broker's default.
 
         Returns:
-            False when it exists already. A new topic has leaders when this returns.
+            False when the topic exists already. A new topic has leaders when this returns.
 
         Raises:
-            Refused: UNFIT (no legal name, or numbers that Kafka does not take), DENIED (an internal name, or Kafka's
-                authorization), FULL (one too many), BUSY.
+            Refused: UNFIT (an illegal name, or numbers that Kafka rejects), DENIED (an internal name, or Kafka's
+                authorization), FULL (a limit is reached), BUSY.
         """
         try:
             if (illegal := _no_topic(name)) is not None:
@@ -333,7 +331,7 @@ class Topics:
         self._set_names(self.names | {name})
         return True
 
-    # Keeping fresh
+    # Refreshing
 
     def watch(self, callback: Changed) -> None:
         """Call `callback(appeared, disappeared)` whenever `names` has changed."""
@@ -345,7 +343,7 @@ class Topics:
         self._watchers.remove(callback)
 
     async def refresh(self) -> None:
-        """Ask for everything now; all who ask while an answer is on its way share the next one.
+        """Refresh all topics now. Callers that arrive during a refresh share the next one.
 
         Raises:
             Refused: BUSY, Kafka does not answer.
@@ -361,20 +359,20 @@ class Topics:
             if not topic.error and (name in self._internal or (not topic.internal and is_topic_name(name)))
         }
         self._learned = {name: when for name, when in self._learned.items() if when >= begun}
-        in_between = self._learned.keys() - seen.keys()  # the answer was made before they were
+        in_between = self._learned.keys() - seen.keys()  # found after the request was sent
         fewer = any(len(seen[name].leaders) < info.partitions for name, info in self._known.items() if name in seen)
         fresh = [
             msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=led_now(seen[name]))
             for name, info in self._known.items()
             if name in seen
         ]
-        # One with fewer partitions was made anew: nothing need be as it was.
+        # A topic with fewer partitions was re-created: its configuration may have changed too.
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
             fresh = await self._copied(await self.queries.configured(fresh))
         expected = self.names | self._internal.keys()
         absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
-        found = await self.queries.search(absent) if absent else {}  # whoever was asked may be behind the others
+        found = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
         for name, there in found.items():
             if not isinstance(there, Refused):
                 in_between.add(name)
@@ -386,7 +384,7 @@ class Topics:
         self._set_names(frozenset((seen.keys() | in_between) - self._hidden))
 
     async def _copied(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        """The same topics; of those that are not safe it is asked again how many copies they have."""
+        """Return `infos` with the replication factor of unsafe topics updated."""
         unsafe = [info.name for info in infos if why_unsafe(info) is not None]
         if not unsafe or self.safety.brokers < LEAST:
             return infos
@@ -399,7 +397,7 @@ class Topics:
         ]
 
     def _changed(self, infos: Iterable[TopicInfo]) -> None:
-        """What is known of topics is new, if anything was known of them."""
+        """Update cached topics and call `updated` for those that have changed."""
         for info in infos:
             if self._known.get(info.name) not in (info, None):
                 self._known[info.name] = info
@@ -422,7 +420,7 @@ def _not_chosen(name: str) -> str:
 
 
 def _no_topic(name: str) -> Refused | None:
-    """Why no client's topic can have a name."""
+    """Return why a client's topic cannot have this name, or None."""
     if name.startswith(INTERNAL_TOPIC_PREFIX):
         return Refused(Outcome.DENIED, "topics that begin with __ are internal")
     return None if is_topic_name(name) else Refused(Outcome.UNKNOWN_TOPIC, "not a legal topic name")
