@@ -1,18 +1,17 @@
-/* Records one behind another, as a batch of Kafka holds them (message format 2): what record_buffer.py does, in C.
+/* Encode records one after the other, as in a Kafka batch (message format 2): record_buffer.py in C.
 
-   The Python code is the reference, and the tests hold both equal: the same bytes, the same errors. Nothing here runs
-   Python code between the moment in which a record's parts are measured and the one in which they are copied, so they
-   cannot change meanwhile. */
+   The Python code is the reference, and the tests check that both give the same bytes and errors. Between measuring and
+   copying a record's parts no Python code runs, so they cannot change meanwhile. */
 #include "gateway/kafka/publish/_native.h"
 
 #include <stdint.h>
 
-#define LONGEST INT32_MAX /* bytes of a record, its length not counted */
+#define LONGEST INT32_MAX /* bytes of a record, without its length field */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *out;    /* the bytearray that records are written into; not ours alone */
-    Py_ssize_t limit; /* its bytes at the most; the first record always fits */
+    PyObject *out;    /* the bytearray to append to, shared with the caller */
+    Py_ssize_t limit; /* its largest size in bytes; the first record always fits */
     Py_ssize_t count;
     long long first;
     long long last;
@@ -20,17 +19,17 @@ typedef struct {
 
 RecordFields of_record;
 
-/* A record's parts. */
+/* A record's parts, except the value. */
 typedef struct {
     int64_t timestamp;
-    int64_t distance; /* of its timestamp from the batch's first one */
+    int64_t distance; /* difference from the batch's first timestamp */
     PyObject *key;
     PyObject **headers;
     Py_ssize_t header_count;
-    Py_ssize_t common; /* bytes of all but count, value and length */
+    Py_ssize_t common; /* bytes of all but the offset delta, value and length */
 } Parts;
 
-/* Integers of variable length, zig-zag. */
+/* Signed varints (zig-zag). */
 
 static inline uint64_t
 zigzag(int64_t value)
@@ -59,7 +58,7 @@ put_varint(char *at, int64_t value)
     return at;
 }
 
-/* Bytes with their length before them; null is the length -1. */
+/* Length-prefixed bytes; null has the length -1. */
 
 static inline char *
 put_sized(char *at, const char *content, Py_ssize_t size)
@@ -78,7 +77,7 @@ put_bytes(char *at, PyObject *content)
     return put_sized(at, PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content));
 }
 
-/* Add to a sum of sizes that stays above LONGEST once it is there: no sum overflows. */
+/* Add to a sum of sizes, which saturates above LONGEST and so cannot overflow. */
 static inline void
 add(Py_ssize_t *sum, Py_ssize_t size)
 {
@@ -94,7 +93,7 @@ add_sized(Py_ssize_t *sum, Py_ssize_t size)
     add(sum, size);
 }
 
-/* -1, with an exception, when it is neither bytes nor None. */
+/* Add the size of `content`. Returns -1 with an exception when it is neither bytes nor None. */
 static inline int
 add_bytes(Py_ssize_t *sum, PyObject *content)
 {
@@ -129,7 +128,7 @@ take_timestamp(const RecordBuffer *self, PyObject *number, Parts *parts)
     return 0;
 }
 
-/* Take all but the value. `headers` is a tuple or a list. */
+/* Check and measure all parts but the value. `headers` is a tuple or a list. */
 static int
 take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObject *headers, Parts *parts)
 {
@@ -161,7 +160,7 @@ take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObjec
     return 0;
 }
 
-/* Where the next `size` bytes belong. The memory is doubled, so that a batch of many records is seldom moved. */
+/* Grow `out` by `size` bytes and return where they start. Capacity is doubled, so that large batches seldom move. */
 static char *
 extend(PyObject *out, Py_ssize_t size)
 {
@@ -176,7 +175,7 @@ extend(PyObject *out, Py_ssize_t size)
     return PyByteArray_AS_STRING(out) + before;
 }
 
-/* Write a record. Its size; 0 when there is no space for it; -1, with an exception, when it cannot be written. */
+/* Write a record. Returns its size, 0 when it does not fit, or -1 with an exception when it cannot be written. */
 static Py_ssize_t
 write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
 {
@@ -198,7 +197,7 @@ write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
         return -1;
     }
     at = put_varint(at, length);
-    *at++ = 0; /* attributes: none are in use */
+    *at++ = 0; /* attributes, unused */
     at = put_varint(at, parts->distance);
     at = put_varint(at, self->count);
     at = put_bytes(at, parts->key);
@@ -207,7 +206,7 @@ write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
     for (Py_ssize_t number = 0; number < parts->header_count; number++) {
         PyObject *header = parts->headers[number];
         Py_ssize_t name_size;
-        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &name_size); /* kept since `take_parts` */
+        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &name_size); /* cached by `take_parts` */
         at = put_sized(at, name, name_size);
         at = put_bytes(at, PyTuple_GET_ITEM(header, 1));
     }
@@ -241,7 +240,7 @@ append(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
     return size < 0 ? NULL : PyLong_FromSsize_t(size);
 }
 
-/* As `write_record`, of a record with its own key, value and headers. */
+/* Like `write_record`, for a `Record` object. */
 static Py_ssize_t
 write_object(RecordBuffer *self, PyObject *timestamp, PyObject *record)
 {
@@ -258,8 +257,8 @@ write_object(RecordBuffer *self, PyObject *timestamp, PyObject *record)
     return size;
 }
 
-/* As `append` for each record from `start` on. It ends before one that does not fit or cannot be written: whoever appends
-   that one is told why. */
+/* Append each record from `start` on. It stops before one that does not fit or cannot be written; `append` of that
+   record then returns or raises the reason. */
 static PyObject *
 append_records(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -329,7 +328,7 @@ static PyMemberDef buffer_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* A bytearray refers to nothing, so no cycle can go through a buffer: the collector need not know it. */
+/* A bytearray holds no references, so a buffer can be in no reference cycle and needs no garbage collection. */
 static PyType_Slot buffer_slots[] = {
     {Py_tp_doc, (void *)PyDoc_STR("Writes records behind what is in a bytearray; see record_buffer.py.")},
     {Py_tp_new, buffer_new},

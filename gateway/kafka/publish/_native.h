@@ -1,4 +1,4 @@
-/* What the parts of this extension have in common. */
+/* Declarations shared by the C files of this extension. */
 #ifndef TRIVIUM_PUBLISH_NATIVE_H
 #define TRIVIUM_PUBLISH_NATIVE_H
 
@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* `mapping.record.Record`, and where its fields are. */
+/* `mapping.record.Record` and the offsets of its fields. */
 typedef struct {
     PyObject *type;
     Py_ssize_t topic, key, value, headers, timestamp, partition;
@@ -14,7 +14,7 @@ typedef struct {
 
 extern RecordFields of_record;
 
-/* Whether it is a `Record`; a TypeError when not. */
+/* Whether it is a `Record`; sets a TypeError if not. */
 static inline bool
 is_record(PyObject *record)
 {
@@ -25,7 +25,7 @@ is_record(PyObject *record)
     return false;
 }
 
-/* -1, with a TypeError, when a function was given too many arguments or too few. */
+/* Check the number of arguments. Returns -1 with a TypeError when it is wrong. */
 static inline int
 check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
 {

@@ -1,4 +1,4 @@
-/* The partition of a key, and records by their partitions: what murmur2.py does, in C. */
+/* The partition of a key, and grouping of records by partition: murmur2.py in C. */
 #include "gateway/kafka/publish/_native.h"
 
 #include <stdint.h>
@@ -47,7 +47,7 @@ partition_of(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t
     return PyLong_FromLong((long)(murmur2(key, PyBytes_GET_SIZE(arguments[0])) & 0x7fffffff) % partitions);
 }
 
-/* Put a record and its token into the lists of its partition. */
+/* Append a record and its token to the lists of its partition. */
 static int
 add_to_part(PyObject *parts, long number, PyObject *record, PyObject *token)
 {
@@ -57,7 +57,7 @@ add_to_part(PyObject *parts, long number, PyObject *record, PyObject *token)
     if (!failed && part == NULL) {
         PyObject *made = Py_BuildValue("([][])");
         failed = made ? PyDict_SetItem(parts, place, made) : -1;
-        part = made; /* the dictionary keeps it */
+        part = made; /* the dictionary holds a reference */
         Py_XDECREF(made);
     }
     Py_XDECREF(place);
@@ -69,8 +69,8 @@ add_to_part(PyObject *parts, long number, PyObject *record, PyObject *token)
                : 0;
 }
 
-/* The partition of a record whose topic is `topic`, with neither a partition nor a timestamp of its own; `keyless` when
-   it has no key. -1: it is another, or has no place; -2: an error. */
+/* Return the partition of a record of `topic` that has no partition and no timestamp of its own; `keyless` if it has no
+   key. -1 means that it is another kind of record or its partition is not chosen yet, -2 an error. */
 static long
 find_partition(PyObject *record, PyObject *topic, long partitions, long keyless)
 {

@@ -1,4 +1,4 @@
-"""One record batch on its way to Kafka, with the tickets of the records in it."""
+"""A record batch with the tickets of its records."""
 
 from __future__ import annotations
 
@@ -17,39 +17,35 @@ WITHDRAWN: Final = "another gateway has the session"
 HEADER_BYTES: Final = HEADER.size
 """The header of a record batch (magic 2), which `max.message.bytes` counts too."""
 ACCOUNTED_BYTES: Final = 16384
-"""A batch reports to the budgets at the latest after this many bytes, and at the end of each loop turn: the
-budgets' level is exact between turns and lags by at most this much per partition within one."""
+"""A batch updates the budgets at the latest after this many bytes, and at the end of each event-loop turn: their level
+is exact between turns, and behind by at most this much per partition within one."""
 
 
 class _Nobody:
-    """Owner of nothing: the first record of a batch always begins a share."""
+    """The owner of an empty run: it equals no real owner, so the first record always starts a run."""
 
 
 NOBODY: Final = _Nobody()
 
 
 class Share:
-    """The tickets of one owner in one batch.
-
-    Attributes:
-        taken: bytes and records that `budget` was told of.
-    """
+    """The tickets of one owner in one batch."""
 
     __slots__ = ("budget", "bytes", "owner", "runs", "taken_bytes", "taken_records", "tokens")
 
     def __init__(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
-        self.owner = owner  # whom to tell; None: nobody wants to know
-        # the owner's own budget (its attribute `budget`), beside those of the topic and the process
+        self.owner = owner  # None means that no caller needs the outcome
+        # the connection's budget (the owner's attribute `budget`), in addition to those of the topic and the process
         self.budget = budget
         self.tokens: list[Any] = []  # in order of submission
-        # pairs of first and behind-last position in the batch; together as long as `tokens`
+        # positions in the batch as half-open ranges; together as long as `tokens`
         self.runs: list[tuple[int, int]] = []
         self.bytes = 0  # size of the records in closed runs
-        self.taken_bytes = 0
-        self.taken_records = 0
+        self.taken_bytes = 0  # counted in `budget`
+        self.taken_records = 0  # counted in `budget`
 
     def offsets(self, base: int) -> Sequence[int]:
-        """The offsets beside `tokens` in a batch that begins at `base`; -1 each when Kafka did not say."""
+        """Return the offsets of `tokens` in a batch stored at `base`; all are -1 when Kafka returned no offset."""
         if base < 0:
             return [-1] * len(self.tokens)
         if len(self.runs) == 1:
@@ -59,14 +55,14 @@ class Share:
 
 
 def stands_for(owner: Owner | None) -> int:
-    """The id of whoever an owner stands for (its attribute `owner`), or of the owner."""
+    """Return the id of the owner that this one acts for (its attribute `owner`), or else its own."""
     return id(getattr(owner, "owner", owner))
 
 
 class Batch(WrittenBatch):
-    """A batch builder of aiokafka that also keeps the tickets and tells the budgets.
+    """An aiokafka batch builder that also keeps the tickets and updates the budgets.
 
-    The publisher appends through `write` and keeps the counts here; `append` of aiokafka is not for use.
+    The publisher appends through `write` and updates the counts itself; aiokafka's `append` must not be used.
 
     Attributes:
         write: `Records.append`: `write(timestamp ms, key, value, headers)`; returns the record's size, or 0 when
@@ -81,14 +77,14 @@ class Batch(WrittenBatch):
         self.limit = limit
         self.budget = budget
         self.write = self._writer.append
-        self.count = 0  # records in it
-        self.bytes = 0  # their size
-        self.mark = 0  # when `bytes` reaches it, call `account`
-        self.owner: Any = NOBODY  # the owner of the current run; see `switch_owner`
-        self.born = 0.0  # when the first record came, in the loop's clock
-        self.pinned: list[int] = []  # the positions of records whose senders named the partition
+        self.count = 0  # records
+        self.bytes = 0  # size of the records
+        self.mark = 0  # call `account` when `bytes` reaches it
+        self.owner: Any = NOBODY  # of the current run; see `switch_owner`
+        self.born = 0.0  # time of the first record, by the loop's clock
+        self.pinned: list[int] = []  # positions of records whose senders named the partition
         self.shares: dict[int, Share] = {}
-        self.unwanted: Set[int] = frozenset()  # owners (by id) of whom nothing is sent again; see `not_again`
+        self.unwanted: Set[int] = frozenset()  # owners (by id) whose records are not resent; see `not_again`
         self._share: Share | None = None
         self._run_position = 0
         self._run_bytes = 0
@@ -96,7 +92,7 @@ class Batch(WrittenBatch):
         self._taken_records = 0
 
     def switch_owner(self, owner: Owner | None) -> None:
-        """Begin a run of records of `owner` at the current position; its first record is not counted yet."""
+        """Start a run of records of `owner` at the current position; its first record is not counted yet."""
         self.end_run()
         share = self.shares.get(id(owner))
         if share is None:
@@ -110,7 +106,7 @@ class Batch(WrittenBatch):
         """Add records of the current run's owner, with their tokens, from `first` on; see `Records.append_records`.
 
         Returns:
-            How many were added, of which the budgets are told; fewer than there are when the next one needs a look.
+            How many were added. It stops before a record that does not fit or cannot be written.
         """
         share = self._share
         assert share is not None
@@ -128,7 +124,7 @@ class Batch(WrittenBatch):
         return first - begin
 
     def end_run(self) -> None:
-        """Close the current run; the next record must `switch_owner` its owner."""
+        """Close the current run. `switch_owner` must be called before the next record."""
         share = self._share
         if share is None:
             return
@@ -144,7 +140,7 @@ class Batch(WrittenBatch):
         self.owner = NOBODY
 
     def account(self) -> None:
-        """Tell the budgets what came since the last time."""
+        """Count the records since the last call in the budgets."""
         size = self.bytes - self._taken_bytes
         records = self.count - self._taken_records
         if records:
@@ -162,12 +158,12 @@ class Batch(WrittenBatch):
                 share.budget.take(size, records, self.budget)
 
     def seal(self) -> None:
-        """No more records: make it what aiokafka takes."""
+        """Close the batch, ready for aiokafka's producer."""
         self.end_run()
         self.finish(self.count)
 
     def release(self) -> None:
-        """Give back to the budgets everything that was taken; once, after the tickets were settled."""
+        """Release what the batch has taken from the budgets; once, after its tickets were settled."""
         self.budget.give(self._taken_bytes, self._taken_records)
         self._taken_bytes = self._taken_records = 0
         for share in self.shares.values():
@@ -175,25 +171,25 @@ class Batch(WrittenBatch):
                 share.budget.give(share.taken_bytes, share.taken_records)
         self.shares = {}  # aiokafka may hold on to the batch
 
-    # After a failure: the bytes are stamped with a sequence that will not be used again, so build anew.
+    # After a failure the batch must be rebuilt: its bytes have a sequence number that will not be used again.
 
     def again(self) -> Batch:
-        """The same records and tickets in a fresh batch, for another producer. This one is void then."""
+        """Return a new batch with the same records and tickets, for another producer. This one is void then."""
         batch = self._rebuilt(range(self.count))
         self._pass_on_taken(batch)
         return batch
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Two fresh batches, in order, to find the record that the broker refuses. This one is void then."""
+        """Return two new batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
         left, right = self._rebuilt(range(middle)), self._rebuilt(range(middle, self.count))
         self._pass_on_taken(left, right)
         return left, right
 
     def apart(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
-        """Its records with owner and token, in order, as they were submitted; `release` it when they are taken.
+        """Yield the records as they were submitted, with owner and token, in order. `release` the batch afterwards.
 
-        `partition` is where it was to go: that of the records whose senders named it, the others have none.
+        `partition` is the batch's partition; only records whose senders named it get it.
         """
         pinned = frozenset(self.pinned)
         for position, (record, (owner, _, token)) in enumerate(zip(self._records(), self._tickets(), strict=True)):
@@ -202,11 +198,11 @@ class Batch(WrittenBatch):
             yield Record(topic, record.key, record.value, headers, record.timestamp, named), owner, token
 
     def _records(self) -> DefaultRecordBatch:
-        """What it holds. aiokafka may still send it: it is left as it is."""
+        """Return the parsed records. The batch itself does not change: aiokafka may still send it."""
         return DefaultRecordBatch(self.stored_form())
 
     def without(self, owners: Set[int]) -> Batch | None:
-        """The records of others than these owners (by id) in a fresh batch, if there are any; theirs are left here."""
+        """Move the records of all other owners to a new batch, if there are any; keep those of `owners` (by id)."""
         theirs = {key: share for key, share in self.shares.items() if stands_for(share.owner) in owners}
         for key in theirs:
             del self.shares[key]
@@ -223,16 +219,16 @@ class Batch(WrittenBatch):
         return fresh
 
     def not_again(self, owners: Set[int]) -> None:
-        """These owners' records (by id) are somebody else's to store: what was sent is answered, and not sent again.
+        """Do not resend these owners' records (by id): another gateway stores them now.
 
-        Unless it may be stored already and has records of others, too: sent again it is there once, built anew without
-        these it could be there twice.
+        Exception: a batch that may be stored already and also has other owners' records is resent as it is. That stores
+        it once; rebuilt without these records it could be stored twice.
         """
         self.unwanted |= owners
         self._drop_unwanted()
 
     def has_failed(self, may_be_stored: bool) -> None:
-        """See `WrittenBatch`; what is unwanted is not sent again."""
+        """See `WrittenBatch`; `unwanted` owners' records are not resent."""
         super().has_failed(may_be_stored)
         if self.unwanted:
             self._drop_unwanted()
@@ -276,7 +272,7 @@ class Batch(WrittenBatch):
         self._share.budget = budget
 
     def _pass_on_taken(self, *successors: Batch) -> None:
-        """What this batch took is theirs to give back, to the byte: the same record is smaller further in front."""
+        """Pass this batch's share of the budgets on, to the byte: a record is smaller at a lower position."""
         rest = self._taken_bytes
         for successor in successors[:-1]:
             rest -= successor._taken_bytes
@@ -289,7 +285,7 @@ class Batch(WrittenBatch):
             parts[-1].taken_bytes = rest
 
     def _mark_taken(self) -> None:
-        """Count as taken what the budgets know already."""
+        """Note records as taken that are counted in the budgets already."""
         self._taken_bytes, self._taken_records = self.bytes, self.count
         share = self._share
         if share is not None:
@@ -297,7 +293,7 @@ class Batch(WrittenBatch):
             share.taken_records = len(share.tokens)
 
     def _tickets(self) -> Iterator[tuple[Owner | None, ConnectionBudget | None, Any]]:
-        """Owner, budget and token per position."""
+        """Iterate over owner, budget and token by position."""
         tickets: list[Any] = [None] * self.count
         for share in self.shares.values():
             tokens = iter(share.tokens)

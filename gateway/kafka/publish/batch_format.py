@@ -1,7 +1,7 @@
-"""A record batch as Kafka stores it (message format 2): the records with their header, compressed or not.
+"""A record batch in Kafka's storage format (message format 2): header and records, compressed or not.
 
-The bytes are those of aiokafka's own builder, which takes several times as long for a record. They are
-compressed together, when the batch is sent; whoever writes them (`RecordBuffer`) does not know of it.
+The bytes are the same as those of aiokafka's own builder, which takes several times as long for a record. The records
+are compressed together when the batch is sent; `RecordBuffer`, which writes them, is not involved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiokafka.record.util import calc_crc32c
 
 try:
     from gateway.kafka.publish._native import RecordBuffer
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built or switched off; see `gateway.native`
     from gateway.kafka.publish.record_buffer import RecordBuffer
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -23,20 +23,20 @@ HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 producer id and epoch, base sequence, number of records."""
 
 _MAGIC: Final = 2
-_BEHIND_LENGTH: Final = 12  # what the batch's own length does not count
-_CHECKED_FROM: Final = 21  # the checksum covers all from the attributes on
+_BEHIND_LENGTH: Final = 12  # end of the length field: the batch's length counts the bytes after it
+_CHECKED_FROM: Final = 21  # the checksum covers everything from the attributes on
 _CHECKSUM_AT: Final = 17
 
 
 class Codec(NamedTuple):
-    """A way to compress."""
+    """A compression codec."""
 
-    code: int  # Kafka's, in the attributes of a batch
+    code: int  # Kafka's, in a batch's attributes
     compress: Callable[[bytes], bytes]
 
 
 def _lz4(records: bytes) -> bytes:
-    # Blocks that stand alone, as Kafka wants them (KIP-57); its fast way: another level took twenty times as long.
+    # Independent blocks, as Kafka requires (KIP-57). The fast level: another one took twenty times as long.
     frame = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
     frame.compress(records)
     return bytes(frame.finish())
@@ -47,22 +47,22 @@ def _zstd(records: bytes) -> bytes:
 
 
 CODECS: Final = {"none": None, "lz4": Codec(3, _lz4), "zstd": Codec(4, _zstd)}
-"""By the names of `kafka.compression`."""
+"""Codecs by the values of `kafka.compression`."""
 WORTH: Final = 256
-"""Bytes of records below which a batch is sent as it is."""
+"""Bytes of records below which a batch is not compressed."""
 
 
 class Records:
-    """The records of one batch; see `gateway.kafka.publish.batch.Batch`, which makes it what aiokafka takes.
+    """The records of one batch, for `gateway.kafka.publish.batch.Batch`.
 
     Attributes:
-        append, append_records: those of its `RecordBuffer`.
+        append, append_records: the methods of its `RecordBuffer`.
     """
 
     __slots__ = ("_buffer", "_codec", "_out", "_state", "append", "append_records")
 
     def __init__(self, limit: int, codec: Codec | None = None) -> None:
-        """`limit` in bytes before compression, the batch's header included; the first record always fits."""
+        """`limit` is in bytes before compression, including the batch's header; the first record always fits."""
         self._codec = codec
         self._out = bytearray(HEADER.size)
         self._buffer = RecordBuffer(self._out, limit)
@@ -72,19 +72,19 @@ class Records:
 
     @property
     def count(self) -> int:
-        """Records in it."""
+        """Number of records."""
         return self._buffer.count
 
     def size(self) -> int:
-        """Bytes so far, with the batch's header, before compression."""
+        """Return the bytes so far, including the batch's header, before compression."""
         return len(self._out)
 
     def set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        """The idempotent producer's place for the batch."""
+        """Set the idempotent producer's id and epoch, and the sequence number of the first record."""
         self._state = (producer_id, producer_epoch, base_sequence)
 
     def build(self) -> bytearray:
-        """The batch as it goes to the broker, compressed if that makes it smaller; nothing may be written any more."""
+        """Return the batch as it is sent, compressed if that makes it smaller. No record may be added afterwards."""
         out, records, codec = self._out, self._buffer, self._codec
         attributes = 0
         if codec is not None and len(out) >= HEADER.size + WORTH:

@@ -1,6 +1,6 @@
-"""The budgets of what was submitted and is not answered: of the process, of each topic, of each connection.
+"""The budgets of submitted and unsettled records: of the process, of tenants, topics and connections.
 
-And that of what is on its way to clients: one of the process, of which each receiver has a share.
+Also the budget of messages in flight to clients: one for the process, shared by all receivers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
 from gateway.statistics import gauge
 from mapping.tenants import NO_TENANTS, Tenancy
 
-TENANTS: Final = 200  # that the metrics tell of, those with the most on the way
-OUTGOING: Final = "outgoing"  # what the budget of all receivers is called
+TENANTS: Final = 200  # number of tenants in the metrics: those with the most bytes in flight
+OUTGOING: Final = "outgoing"  # name of the receivers' budget
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
-    """What is in the budgets; their gates are among the pauses (`gateway.pauses`)."""
+    """Levels and limits of the budgets. Their shut gates are reported as pauses (`gateway.pauses`)."""
 
     limit_bytes: Annotated[int, gauge("bytes submitted and not answered at which nobody is asked for more")]
     topic_bytes: Annotated[dict[str, int], gauge("bytes submitted and not answered", "topic")]
@@ -38,15 +38,12 @@ class BudgetStatistics(msgspec.Struct, frozen=True):
 
 
 class Budgets:
-    """One for the process, which each topic's has for its parent, and a connection's of its own.
-
-    A tenant's topics have one between theirs and the process's.
-    """
+    """All budgets. A topic's parent is its tenant's budget or the process's; connections' budgets have no parent."""
 
     def __init__(self, limits: BudgetConfig, tenancy: Tenancy = NO_TENANTS) -> None:
-        self.process = Budget(limits.process_bytes, limits.process_records)  # bytes and records of the whole process
+        self.process = Budget(limits.process_bytes, limits.process_records)
         self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
-        # bytes on their way to clients; its records are the receivers that hold some
+        # bytes in flight to clients; it counts receivers that hold some as its records
         self.outgoing = Budget(limits.outgoing_bytes, sys.maxsize)
         self._limits = limits
         self._tenancy = tenancy
@@ -55,7 +52,7 @@ class Budgets:
         self._kept: set[str] = set()
 
     def topic(self, name: str) -> Budget:
-        """The budget of a topic; it goes with `forget` unless it is kept."""
+        """Return the budget of a topic, created on first use. `forget` drops it unless `keep` was called."""
         budget = self._topics.get(name)
         if budget is None:
             budget = Budget(self._limits.topic_bytes, self._limits.process_records, parent=self._above(name))
@@ -64,7 +61,7 @@ class Budgets:
         return budget
 
     def _above(self, topic: str) -> Budget:
-        """The budget that a topic's is a part of: its tenant's, or the process's."""
+        """Return the parent of a topic's budget: its tenant's budget, or the process's."""
         tenant = self._tenancy.of(topic).tenant
         if tenant is None:
             return self.process
@@ -74,27 +71,27 @@ class Budgets:
         return budget
 
     def keep(self, name: str) -> Budget:
-        """The budget of a topic that is known: kept also while it is empty, until `drop`."""
+        """Return the budget of a known topic, which is kept even while empty, until `drop`."""
         self._kept.add(name)
         return self.topic(name)
 
     def drop(self, name: str) -> None:
-        """The topic is gone; what still has its budget gives back to it."""
+        """Drop the budget of a deleted topic; batches that refer to it still release to it."""
         self._kept.discard(name)
         self._topics.pop(name, None)
 
     def forget(self, name: str) -> None:
-        """Drop the budget of a topic that is not kept, if nothing is counted in it."""
+        """Drop the budget of a topic if it is empty and not kept."""
         budget = self._topics.get(name)
         if budget is not None and not budget.records and name not in self._kept:
             del self._topics[name]
 
     def connection(self) -> ConnectionBudget:
-        """A budget for one connection."""
+        """Create a connection's budget."""
         return ConnectionBudget(self._limits.connection_bytes, self._limits.process_records)
 
     def flow(self, topics: int) -> list[BudgetFlow]:
-        """The process's, that of what goes out, and those of so many topics that have the most in them."""
+        """Describe the process's and the receivers' budgets, and those of the fullest `topics` tenants and topics."""
         fullest = heapq.nlargest(topics, self._topics.items(), key=lambda item: item[1].bytes)
         whole = (budget_flow(PROCESS, self.process), budget_flow(OUTGOING, self.outgoing))
         tenants = heapq.nlargest(topics, self._tenants.items(), key=lambda item: item[1].bytes)
@@ -105,7 +102,7 @@ class Budgets:
         ]
 
     def statistics(self) -> BudgetStatistics:
-        """As of now."""
+        """Return the current statistics."""
         outgoing = self.outgoing
         return BudgetStatistics(
             limit_bytes=self.process.bytes_limit,

@@ -1,4 +1,4 @@
-"""Records whose topic is not known yet: kept in order until Kafka has told of it, or it has been created."""
+"""Records whose topic is not known yet: kept in order until it was looked up or created."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mapping.outcomes import Outcome
 from mapping.record import Record
 
 HELD_RECORDS: Final = 500_000
-"""How many records may wait for one unknown topic's look-up; further ones are BUSY. The budgets' gates come before:
-with what a held record is counted for, the process budget shuts its gate earlier."""
+"""How many records may wait for one topic's lookup; further ones are BUSY. Usually the process budget shuts its gate
+earlier, since every held record counts for at least `HELD_OVERHEAD`."""
 HELD_OVERHEAD: Final = 512
-"""What a held record is counted for beside its key, value and headers: its objects."""
+"""Bytes that a held record counts for in addition to its key, value and headers: its Python objects."""
 _Held = tuple[Record, Owner | None, Any, Sender | None, int]
-"""A record that waits for its topic, its ticket, its sender, and its size."""
+"""A waiting record, its owner and token, its sender, and its size."""
 Submit = Callable[[Record, Owner | None, Any, Sender | None], None]
 Refuse = Callable[[Owner | None, Any, Outcome, str], None]
 LookUp = Callable[[str, str | None], Awaitable[TopicInfo]]
-"""Learns of a topic by its name, creating it for a principal where need be; raises Refused."""
+"""Looks up a topic by its name, creating it for a principal if needed; raises Refused."""
 
 
 def _principal(held: _Held) -> str | None:
@@ -34,15 +34,15 @@ def _principal(held: _Held) -> str | None:
 
 
 class HeldRecords:
-    """The records that wait, by topic."""
+    """The waiting records, by topic."""
 
     def __init__(
         self, budgets: Budgets, *, submit: Submit, refuse: Refuse, look_up: LookUp, spawn: Spawn, timeout_s: float
     ) -> None:
-        """Records wait for `timeout_s` at the most, and are counted in `budgets` meanwhile.
+        """Records wait for at most `timeout_s`, and are counted in `budgets` meanwhile.
 
-        `look_up` is called for each topic that records wait for, `submit` takes one whose topic has become known,
-        `refuse` settles one whose topic cannot be used.
+        `look_up` is called for each topic that records wait for, `submit` for each record whose topic is known now,
+        `refuse` for each record whose topic cannot be used.
         """
         self._budgets = budgets
         self._submit = submit
@@ -53,7 +53,7 @@ class HeldRecords:
         self._held: dict[str, list[_Held]] = {}
 
     def hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
-        """Keep `record` until its topic is known; ask for the topic, once."""
+        """Keep `record` until its topic is known; the first record of a topic starts the lookup."""
         name = record.topic
         held = self._held.get(name)
         if held is None:
@@ -72,16 +72,16 @@ class HeldRecords:
             budget.take(size, 1, source)
 
     def release(self, name: str) -> None:
-        """The topic is known: submit what waits for it."""
+        """Submit the records that wait for a topic, which is known now."""
         self._end(name, None, self._held.pop(name, ()))
 
     def refuse_all(self, refused: Refused) -> None:
-        """Settle everything that waits."""
+        """Refuse all waiting records."""
         for name in tuple(self._held):
             self._end(name, refused, self._held.pop(name))
 
     def withdraw(self, owners: Set[int]) -> None:
-        """Refuse what waits of these owners (by their ids)."""
+        """Refuse the waiting records of these owners (by id)."""
         refused = Refused(Outcome.BUSY, WITHDRAWN)
         for name, held in list(self._held.items()):
             theirs = [one for one in held if stands_for(one[1]) in owners]
@@ -90,7 +90,7 @@ class HeldRecords:
                 self._end(name, refused, theirs)
 
     async def _resolve(self, name: str) -> None:
-        """Learn of a topic that records wait for. One client's limit is not the others': each is asked for in turn."""
+        """Look up a topic that records wait for, for one principal after the other: each has its own limit."""
         refused: Refused | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -106,13 +106,13 @@ class HeldRecords:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
             refused = error
-        except Exception as error:  # contained: what waits for the topic has a clear outcome
+        except Exception as error:  # contained: the waiting records still get a definite outcome
             failures.tell("topic", error, name)
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._end(name, refused, self._held.pop(name, ()))
 
     def _refuse_of(self, name: str, principal: str | None, refused: Refused) -> None:
-        """Refuse what one client's records wait for; those of others wait on."""
+        """Refuse one principal's records of a topic; those of others go on waiting."""
         held = self._held.pop(name)
         others = [one for one in held if _principal(one) != principal]
         if others:
@@ -125,7 +125,7 @@ class HeldRecords:
                 self._submit(record, owner, token, sender)
             else:
                 self._refuse(owner, token, refused.outcome, refused.reason)
-            # After taking again, so that the gate does not flap.
+            # After submitting, so that the gate does not flap.
             self._budgets.topic(name).give(size)
             budget = getattr(owner, "budget", None)
             if budget is not None:

@@ -1,7 +1,7 @@
-"""Which partition a key belongs to: the Java client's answer, so that every producer of a topic agrees.
+"""Choose the partition of a key as the Java client does, so that all producers of a topic agree.
 
-The hash is murmur2 as `org.apache.kafka.common.utils.Utils.murmur2` computes it; tests/vectors/murmur2.json holds
-what the Java client says. `_native.c` does the same, and is what `gateway.kafka.publish.partitioner` takes when it can.
+The hash is murmur2 as in `org.apache.kafka.common.utils.Utils.murmur2`; tests/vectors/murmur2.json has the Java
+client's results. `gateway.kafka.publish.partitioner` prefers `_native_partitions.c`, which does the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash of `data`, unsigned."""
+    """Return the unsigned 32-bit hash of `data`."""
     length = len(data)
     hashed = _SEED ^ length
     words = length >> 2
@@ -34,24 +34,24 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of `key` among `partitions`, as the Java client's default partitioner chooses it."""
+    """Return the partition that the Java client's default partitioner chooses for `key`."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def by_partition(
     records: list[Record],
-    tokens: list[Any],  # beside `records`
-    start: int,  # where to begin: there is a record
-    partitions: int,  # of its topic
-    keyless: int,  # the partition of records without a key; -1: they have none yet
+    tokens: list[Any],  # parallel to `records`
+    start: int,  # index of the first record, which exists
+    partitions: int,  # of the topic
+    keyless: int,  # the partition of records without a key; -1 if it is not chosen yet
     /,
 ) -> tuple[int, dict[int, tuple[list[Record], list[Any]]]]:
-    """Sort records of one topic by their partitions, from `start` on, in their order.
+    """Group records of one topic by partition, from `start` on, keeping their order.
 
-    It ends before one of another topic, with a partition or a timestamp of its own, or without a place.
+    It stops before a record of another topic, with its own partition or timestamp, or whose partition is not chosen.
 
     Returns:
-        Where it ended, and of each partition the records and the tokens.
+        The index where it stopped, and by partition the records and tokens.
     """
     parts: dict[int, tuple[list[Record], list[Any]]] = {}
     topic = records[start].topic

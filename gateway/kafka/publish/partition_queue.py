@@ -1,8 +1,8 @@
-"""One partition's batches, from the open one to Kafka's answer: one batch in flight.
+"""One partition's batches, from the open one to Kafka's answer; one batch is in flight.
 
-A partition queue keeps an open batch, full ones that wait, and one in flight. The open batch fills while its
-predecessor is answered, so batches grow with the load and need no timer. One in flight keeps the order by itself,
-and avoids `send_batch` waiting behind another batch, whose time-out shrinks while it waits.
+A partition queue keeps an open batch, full batches that wait, and one in flight. The open batch fills while its
+predecessor is in flight, so batches grow with the load and need no timer. A single batch in flight keeps the order
+without further means, and `send_batch` never waits for another batch while its own timeout runs.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from mapping.outcomes import Outcome
 log = logging.getLogger(__name__)
 
 RESEND_S: Final = 0.1
-"""Pause before a batch goes through another producer; doubled up to `RESEND_MOST_S`."""
+"""Pause before a batch is sent through another producer; doubles up to `RESEND_MOST_S`."""
 RESEND_MOST_S: Final = 2.0
 
 CROWD: Final = 2
-"""Full batches that wait when one is answered: with one, the next begins at once and is as large as can be; a second
-makes up for senders who are late, and only waits."""
+"""Waiting full batches, at an answer, from which on a partition is crowded. With one, the next batch is sent
+immediately and has full size; a second only makes up for late senders."""
 
 FRUITLESS_MOST: Final = 24
-"""How many parts of a split batch may fail in a row, for reasons that say nothing about single records, before the
-rest is given up: twice what finding one record among thousands takes. Each failure costs a new producer."""
+"""How many parts of a split batch may fail in a row with errors that need not be caused by a single record, before the
+rest is given up: twice as many as it takes to find one record among thousands. Each failure costs a new producer."""
 
 _NOT_THE_PRODUCER: Final = (
     errors.UnknownTopicOrPartitionError,
     errors.TopicAuthorizationFailedError,
     errors.KafkaTimeoutError,
 )
-"""Errors before a batch was handed over that say nothing against the producer; the others say that it is dead."""
+"""Errors before the hand-over of a batch after which the producer is still usable; after all others it is not."""
 
 Settle = Callable[[Batch, str, Result, int], None]
-"""Told each batch's end, once: the batch, its topic, the result, and the first record's offset when stored (-1 when
-Kafka did not say)."""
+"""Called once for each batch: the batch, its topic, the result, and the first record's offset if stored (-1 when Kafka
+returned none)."""
 Replace = Callable[[str, int, Sequence[Batch]], None]
-"""Told a topic, the number of a partition that is no more, and the batches that wait for it; it places them anew."""
+"""Called to place batches of a partition that no longer exists: topic, partition number, and its waiting batches."""
 
 
 class WriterContext(msgspec.Struct, eq=False):
-    """What all queues share: the producers, the clock, the fence, and where batches are settled or placed anew."""
+    """What the queues of all topics share."""
 
     config: KafkaConfig
     producers: Producers
@@ -79,34 +79,33 @@ class QueuedTopic:
     """What the queues of one topic share.
 
     Attributes:
-        largest: record bytes that its broker takes in one batch.
+        largest: record bytes that the broker accepts in one batch.
     """
 
     __slots__ = ("_budget", "context", "gone", "largest", "name")
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
-        self.name = info.name  # the topic
-        self.context = context  # see `WriterContext`
-        self.gone: Outcome | None = None  # when the topic was found to be gone or forbidden: what its records get
+        self.name = info.name
+        self.context = context
+        self.gone: Outcome | None = None  # outcome of all records once the topic was deleted or is forbidden
         self._budget = budget
         self.update(info)
 
     def update(self, info: TopicInfo) -> None:
-        """The topic's limits have changed."""
+        """Apply the topic's limits."""
         self.largest = min(info.max_message_bytes, self.context.config.max_request_bytes) - HEADER_BYTES
 
     def new_batch(self) -> Batch:
-        """An empty batch that the broker will take when it is full."""
+        """Create an empty batch whose size limit the broker accepts."""
         limit = min(self.context.config.batch_bytes, self.largest + HEADER_BYTES)
         return Batch(limit, self._budget, CODECS[self.context.config.compression])
 
 
 class PartitionQueue:
-    """One partition.
+    """The batches of one partition.
 
     Attributes:
-        shut: takes no records without a key: it has no leader and nothing is on the way, or there is no such
-            partition any more.
+        shut: accepts no records without a key: the partition has no leader and no batches here, or no longer exists.
     """
 
     __slots__ = (
@@ -118,23 +117,23 @@ class PartitionQueue:
         self.topic = topic
         self.number = number
         self.context = topic.context
-        self.open = topic.new_batch()  # takes records; may be empty
+        self.open = topic.new_batch()  # being filled; may be empty
         self.full: deque[Batch] = deque()  # sealed batches that wait, in order
-        self.in_flight: deque[Batch] = deque()  # the batches on the way: one, or the parts of one that was split
-        self.touched = False  # it is in the publisher's list for the end of this loop turn
-        self.senders = 0  # how many lasting senders have their place here
-        self.led = True  # the partition has a leader, as far as is known
+        self.in_flight: deque[Batch] = deque()  # the batch in flight, or the parts of one that was split
+        self.touched = False  # is in the publisher's list for the end of this event-loop turn
+        self.senders = 0  # number of lasting senders placed here
+        self.led = True  # the partition has a leader, by the last metadata
         self.shut = False
-        self.dissolved = False  # there is no such partition any more
+        self.dissolved = False  # the partition no longer exists
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
         self._patience: asyncio.Timeout | None = None
-        self._given_up: list[ref[Batch]] = []  # aiokafka goes on trying to store them, before what comes behind
-        self._tried_by: LeasedProducer | None = None  # if there are any
+        self._given_up: list[ref[Batch]] = []  # timed out here, but aiokafka still retries them, ahead of later ones
+        self._tried_by: LeasedProducer | None = None  # the producer of `_given_up`
 
     def seal_open(self) -> Batch:
-        """The open batch is too full for the next record: queue it, open another."""
+        """Queue the open batch, which the next record does not fit in, and open another."""
         if self.open.count:
             self.open.seal()
             self.full.append(self.open)
@@ -144,7 +143,7 @@ class PartitionQueue:
         return self.open
 
     def start(self) -> None:
-        """Tell the budgets; start handing over unless that runs already."""
+        """Update the budgets, and start the sending task unless it runs."""
         self.touched = False
         self.open.account()
         if self._task is None and (self.full or self.open.count):
@@ -159,7 +158,7 @@ class PartitionQueue:
                         await self._linger(self.open.born + linger)
                     self._take_off()
                     await self._deliver()
-                except Exception as error:  # our bug, in this partition: what it was about has a clear outcome
+                except Exception as error:  # a bug: the batches in flight still get a definite outcome
                     failures.tell("partition", error, f"{self.topic.name}-{self.number}")
                     while self.in_flight:
                         self._settle(self.in_flight[0], Outcome.BROKEN, -1, "internal error")
@@ -169,12 +168,12 @@ class PartitionQueue:
             self.shut = self.shut or not self.led
 
     def lead(self, led: bool) -> None:
-        """The partition has a leader, or has none; in that case senders leave it when nothing of theirs is left."""
+        """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
         self.shut = not led and self._task is None and not self.open.count
 
     def _take_off(self) -> None:
-        """The next batch is on the way."""
+        """Make the next batch the one in flight."""
         if self.full:
             self.in_flight.append(self.full.popleft())
         else:
@@ -188,12 +187,12 @@ class PartitionQueue:
             async with asyncio.timeout_at(until):
                 await self._full_waiter.wait()
         except TimeoutError:
-            pass  # long enough
+            pass  # the linger time is over
         finally:
             self._full_waiter = None
 
     async def _deliver(self) -> None:
-        """Bring what is in flight to an end, in order."""
+        """Send what is in flight, in order, until all of it is settled."""
         pause = RESEND_S
         self._fruitless = 0
         fence = self.context.fence
@@ -227,9 +226,9 @@ class PartitionQueue:
                     continue
                 if not self._is_in_flight(batch):
                     continue
-                # If aiokafka has it, it goes on trying, and what comes behind stays behind.
+                # If aiokafka has the batch, it retries it still, and keeps later batches behind it.
                 self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
-            except Exception as error:  # nobody foresaw it: once more, through another producer, until the time is up
+            except Exception as error:  # unexpected: resend through another producer until the timeout
                 failures.tell("partition", error, f"{self.topic.name}-{self.number}")
                 if self._is_in_flight(batch):
                     self.in_flight[0] = batch.again()
@@ -237,7 +236,7 @@ class PartitionQueue:
                     pause = min(2 * pause, RESEND_MOST_S)
 
     async def _attempt(self, batch: Batch) -> Verdict | None:
-        """Hand over `batch` and wait for the answer; None when it is settled or split."""
+        """Hand `batch` to a producer and await the answer. Returns None when it is settled, split or rebuilt."""
         producers = self.context.producers
         leased = await producers.acquire()
         if self._given_up and leased is not self._tried_by:
@@ -264,33 +263,33 @@ class PartitionQueue:
                 self._tried_by = leased
                 if self.dissolved or self.topic.gone is not None:
                     self._void_given_up()
-                    producers.retire(leased)  # it would try for ever to store what nobody waits for any more
+                    producers.retire(leased)  # it would retry the batch for ever
             raise
         except Exception:
-            producers.retire(leased)  # whether it has kept its place in the sequence is not known
+            producers.retire(leased)  # its sequence may have a gap
             raise
         finally:
             producers.release(leased)
         self._fruitless = 0
         if stored is not None:
             self._settle(batch, Outcome.STORED, stored.offset, "")
-        elif self._is_in_flight(batch):  # withdrawn after it was numbered: the sequence has a gap
+        elif self._is_in_flight(batch):  # voided after it got a sequence number: the sequence has a gap
             producers.retire(leased)
             self.in_flight[0] = batch.again()
         return None
 
     def _is_in_flight(self, batch: Batch) -> bool:
-        """Whether it is still the one on the way, and was not withdrawn."""
+        """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
 
     def _be_patient(self) -> None:
-        """Kafka has answered; that this may not be told yet is no reason to take it for lost."""
+        """Suspend the timeout: Kafka has answered, and only the fence delays the result."""
         if self._patience is not None:
-            with contextlib.suppress(RuntimeError):  # it is over already
+            with contextlib.suppress(RuntimeError):  # the timeout is over already
                 self._patience.reschedule(None)
 
     def withdraw(self, owners: Set[int]) -> None:
-        """Take back what was not sent of these owners (by their ids): it is BUSY. What was sent is not sent again."""
+        """Settle these owners' (by id) unsent records as BUSY, and do not resend those that were sent."""
         if self.open.has_of(owners):
             self.seal_open()
         self.in_flight = self._without(self.in_flight, owners)
@@ -309,13 +308,13 @@ class PartitionQueue:
         return left
 
     def _take_out(self, batch: Batch, owners: Set[int]) -> Sequence[Batch]:
-        """These owners' records are BUSY; those of the others, if there are any, in a batch of their own."""
+        """Settle these owners' records as BUSY; return the others in a new batch, if there are any."""
         rest = batch.without(owners)
         self.context.settle(batch, self.topic.name, Result(Outcome.BUSY, reason=WITHDRAWN), -1)
         return () if rest is None else (rest,)
 
     def _void_given_up(self) -> None:
-        """What an earlier producer still has is not stored behind what comes now, through another."""
+        """Void given-up batches that a former producer holds, so that it cannot store them after later ones."""
         for given_up in self._given_up:
             batch = given_up()
             if batch is not None:
@@ -323,7 +322,7 @@ class PartitionQueue:
         self._given_up, self._tried_by = [], None
 
     def _failed(self, batch: Batch, handed_over: bool, error: errors.KafkaError) -> Verdict | None:
-        """Apply the remedy as far as it goes without waiting; the verdict when there is more to do."""
+        """Apply the remedy as far as possible without waiting. Returns the verdict when the batch must be resent."""
         found = verdict(error)
         log.warning(
             "%s-%d: a batch of %d records was not stored: %s, %s",
@@ -355,13 +354,13 @@ class PartitionQueue:
         self.context.settle(batch, self.topic.name, result, base)
 
     def lose_patience(self) -> None:
-        """The topic is gone: what is on the way has waited long enough, aiokafka would try for ever."""
+        """End the wait for the batch in flight: the topic is gone, and aiokafka would retry for ever."""
         if self._patience is not None and self.in_flight:
-            with contextlib.suppress(RuntimeError):  # it is over already
+            with contextlib.suppress(RuntimeError):  # the timeout is over already
                 self._patience.reschedule(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
-        """There is no such partition any more: give up everything that waits for it, in order."""
+        """Remove and return all batches, in order: the partition no longer exists."""
         self.shut = self.dissolved = True
         if self._task is not None:
             self._task.cancel()
@@ -373,11 +372,11 @@ class PartitionQueue:
         return waiting
 
     async def abandon(self) -> None:
-        """Settle everything BUSY, now; for the end of the process."""
+        """Settle all batches as BUSY now, at shutdown."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-            self._task = None  # also when it was cancelled before its first step
+            self._task = None  # a task that is cancelled before its first step does not do that itself
         if self.open.count:
             self.seal_open()
         self.in_flight.extend(self.full)

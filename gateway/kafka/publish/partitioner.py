@@ -1,8 +1,8 @@
-"""The partition of a key, as every producer of its topic sees it; and records by their partitions."""
+"""Choose the partition of a key, as the Java client does, and group records by partition; in C if it was built."""
 
 try:
     from gateway.kafka.publish._native import by_partition, partition_of
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built or switched off; see `gateway.native`
     from gateway.kafka.publish.murmur2 import by_partition, partition_of
 
 __all__ = ["by_partition", "partition_of"]

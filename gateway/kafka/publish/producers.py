@@ -1,8 +1,8 @@
-"""The idempotent producer, replaced when it has lost its place in a sequence.
+"""The idempotent producer, replaced when its sequence has a gap.
 
-An idempotent producer numbers its batches per partition. A batch that failed for good leaves a gap, and the broker
-refuses everything behind a gap. Then a new producer, with a new id and new sequences, takes over: each partition
-moves to it with its next batch, since it has only one on the way; those on the way elsewhere finish where they are.
+An idempotent producer numbers its batches per partition. A batch that fails for good leaves a gap, and the broker
+refuses everything after a gap. Then a new producer, with a new id and new sequences, takes over. A partition has only
+one batch in flight, so each moves to the new producer with its next batch; batches in flight finish where they are.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ METADATA_POLLS: Final = 10
 
 
 class LeasedProducer:
-    """One producer and who uses it."""
+    """A producer with the number of its users."""
 
     __slots__ = ("_producer", "retired", "users")
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self.users = 0  # batches in flight through it
-        self.retired = False  # a newer one has taken over; closed when nobody uses it
+        self.users = 0  # its batches in flight
+        self.retired = False  # replaced; closed when it has no users
 
     async def hand_over(self, batch: Batch, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
-        """Give the batch to aiokafka; the future tells when every in-sync replica has it.
+        """Hand the batch to aiokafka; the returned future is done when every in-sync replica has it.
 
         At most one call per partition may be waiting here.
 
         Raises:
             KafkaError: the batch was not handed over.
         """
-        # aiokafka asserts that the partition exists. A new one may not be in its metadata yet; and one that was there
-        # is gone when its topic was made anew with fewer, which `Topics.confirm` finds out.
+        # aiokafka asserts that the partition exists. A new one may not be in its metadata yet, and a re-created topic
+        # may have fewer partitions, which `Topics.confirm` finds out.
         if partition not in (self._producer.client.cluster.partitions_for_topic(topic) or ()):
             for _ in range(METADATA_POLLS):
                 if partition in await self._producer.partitions_for(topic):
@@ -63,15 +63,15 @@ class LeasedProducer:
         return future
 
     async def force_close(self, spawn: Spawn) -> None:
-        """Close at once; what is on the way has an unknown fate."""
+        """Close without waiting for batches; whether those in flight are stored stays unknown."""
         await force_close(self._producer, spawn)
 
 
 class Producers:
-    """The current producer and the retired ones that still have something on the way."""
+    """The current producer, and retired ones that still have batches in flight."""
 
     def __init__(self, config: KafkaConfig, spawn: Spawn, looked: Callable[[Any], None], fence: Fence) -> None:
-        """`looked` is told aiokafka's metadata, each time it has new ones; behind `fence` nothing is sent."""
+        """`looked` is called with aiokafka's metadata after each update. While `fence` is shut nothing is sent."""
         self._fence = fence
         self._looked = partial(failures.guard, "metadata", looked)
         self._config = config
@@ -82,9 +82,9 @@ class Producers:
         self.started = 0
 
     async def acquire(self) -> LeasedProducer:
-        """The current producer, after starting one where need be; pair with `release`.
+        """Return the current producer, starting one if needed. Pair with `release`.
 
-        Waits for as long as Kafka does not answer: give it a time limit.
+        Waits as long as Kafka does not answer, so call it with a timeout.
         """
         while (current := self._current) is None:
             if self._starting is None:
@@ -94,12 +94,12 @@ class Producers:
         return current
 
     def release(self, leased: LeasedProducer) -> None:
-        """The batch for which it was acquired is answered, or given up."""
+        """Release a producer whose batch is answered or given up."""
         leased.users -= 1
         self._close_unused(leased)
 
     def retire(self, leased: LeasedProducer) -> None:
-        """Its sequence has a gap: let the next `acquire` start another."""
+        """Retire a producer whose sequence has a gap; the next `acquire` starts another."""
         if leased.retired:
             return
         leased.retired = True
@@ -112,11 +112,11 @@ class Producers:
             self._retired[leased] = self._spawn(self._close(leased))
 
     async def _close(self, leased: LeasedProducer) -> None:
-        # At once: what aiokafka still has was given up. It would be stored behind what came later, in a topic that is
-        # made anew.
+        # By force: batches that aiokafka still has were given up, and could be stored after later ones in a re-created
+        # topic.
         try:
             await leased.force_close(self._spawn)
-        except Exception as error:  # nothing that anybody waits for goes through it any more
+        except Exception as error:  # no batch in use is affected
             failures.tell("producer", error, "retired")
         self._retired.pop(leased, None)
 
@@ -134,7 +134,7 @@ class Producers:
             self._starting = None
 
     async def stop(self) -> None:
-        """Cut off all of them; what is on the way has an unknown fate: drain first."""
+        """Close all producers by force. Drain first: whether batches in flight are stored stays unknown."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})

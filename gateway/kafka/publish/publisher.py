@@ -1,8 +1,8 @@
-"""Records into Kafka: submitted without waiting, settled in batches, acknowledged only when stored.
+"""Publish records to Kafka: submitted without waiting, settled in batches, acknowledged only when stored.
 
-`submit` appends to the open batch of the record's partition and returns. At the end of the loop turn the queues
-(`writer`) hand over what was submitted in it. When Kafka has answered, the owners learn the fate of their tokens,
-once per owner and batch. No future, no task, no log line exists per record.
+`submit` appends to the open batch of the record's partition and returns. At the end of the event-loop turn the
+partition queues start sending. When Kafka has answered, `Owner.settle` is called once per owner and batch. There is no
+future, task or log line per record.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """The way into Kafka."""
+    """Publishes records to Kafka."""
 
     def __init__(
         self,
         config: KafkaConfig,  # with `bootstrap_servers` set
-        limits: BudgetConfig,  # the budgets' limits
+        limits: BudgetConfig,
         topics: Topics,  # started and stopped by the caller
         *,
-        spawn: Spawn,  # starts background work in the app's task group
+        spawn: Spawn,  # starts background tasks in the app's task group
         clock: Callable[[], float],  # monotonic seconds; the loop's
         wall_clock: Callable[[], int],  # milliseconds since the epoch
-        rng: random.Random,  # breaks ties where a sender without a name is placed
-        tenancy: Tenancy = NO_TENANTS,  # whose the topics are
+        rng: random.Random,  # breaks ties between partitions
+        tenancy: Tenancy = NO_TENANTS,  # finds a topic's tenant
     ) -> None:
-        # bytes and records submitted and not settled, of the process, of topics and of connections
+        # submitted and unsettled bytes and records, of the process, of topics and of connections
         self.budgets = Budgets(limits, tenancy)
-        self.budget = self.budgets.process  # that of the whole process
-        # its gate: when it shuts, stop reading from clients and stop granting credit
+        self.budget = self.budgets.process
+        # when it shuts, stop reading from clients and granting credit
         self.gate: Gate = self.budget.gate
         self._topics = topics
         self._spawn = spawn
         self._clock = clock
         self._wall_clock = wall_clock
-        # told a topic, a partition and the offset after the last record of each batch that was stored
+        # called for each stored batch with its topic, partition and the offset after its last record
         self.stored: Callable[[str, int, int], None] = _nobody
         self.fence = Fence(clock)
         self._withdrawn: list[Owner] = []
@@ -71,13 +71,13 @@ class Publisher:
             replace=self._replace, fence=self.fence,
         )  # fmt: skip
         self._writers: dict[str, TopicWriter] = {}
-        self._internal: dict[str, TopicWriter] = {}  # of our own topics: a client's record never finds them
+        self._internal: dict[str, TopicWriter] = {}  # of the gateway's own topics, unreachable for clients' records
         self._held = HeldRecords(
             self.budgets, submit=self._submit_again, refuse=self._refuse, look_up=self._look_up, spawn=spawn,
             timeout_s=config.delivery_timeout_s,
         )  # fmt: skip
         self._confirming: set[str] = set()
-        self._stamp = 0  # wall clock of this loop turn; 0: no turn has begun
+        self._stamp = 0  # wall clock at this turn's first submit; 0 before it
         self._now = 0.0
         self._touched: list[PartitionQueue] = []
         self._refusals: dict[tuple[int, Outcome, str], tuple[Owner | None, list[Any]]] = {}
@@ -97,16 +97,15 @@ class Publisher:
         *,
         internal: bool = False,
     ) -> None:
-        """Take `record`; its fate is told to `owner.settle` later, never from inside this call.
+        """Submit `record`; its outcome is passed to `owner.settle` later, never from inside this call.
 
-        Never waits and never raises for the record's sake. `owner` None: nobody wants to know. An owner may have
-        an attribute `budget`, a `flowcontrol.budget.ConnectionBudget`, which counts what the owner has in flight (see
-        `Budgets.connection`); and an attribute `principal`, the name for which topics are counted that are made for
-        its records.
+        Never waits, and never raises because of the record. `owner` None means that no caller needs the outcome. An
+        owner may have an attribute `budget`, a `flowcontrol.budget.ConnectionBudget` that counts its records in flight
+        (see `Budgets.connection`), and an attribute `principal`, for whom topics created for its records are counted.
 
-        `sender`: records of one without a key keep their order; None for one that is in no order with others.
+        A `sender`'s records without a key keep their order; None means that their order does not matter.
 
-        `internal`: the record is our own, for one of our own topics. Without this word such a topic is DENIED.
+        `internal` is for the gateway's own records in its own topics; without it such a topic is DENIED.
         """
         writer = self._writers.get(record.topic)
         if writer is None and internal:
@@ -149,7 +148,7 @@ class Publisher:
             return
         if batch.count == 0:
             if size > writer.topic.largest:
-                queue.seal_open()  # the batch holds the record, which is too large for any batch
+                queue.seal_open()  # drops the batch with the record, which is too large for any batch
                 self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.topic.largest} bytes")
                 return
             batch.born = self._now
@@ -169,11 +168,11 @@ class Publisher:
     def submit_run(
         self,
         records: list[Record],
-        owner: Owner | None,  # of all of them
-        tokens: list[Any],  # beside `records`
-        sender: Sender | None = None,  # of all of them
+        owner: Owner | None,  # of all records
+        tokens: list[Any],  # parallel to `records`
+        sender: Sender | None = None,  # of all records
     ) -> None:
-        """Take records as `submit` does each; those of a partition keep their order."""
+        """Submit several records; those of one partition keep their order."""
         position, count = 0, len(records)
         while position < count:
             topic = records[position].topic
@@ -196,7 +195,7 @@ class Publisher:
         tokens: list[Any],
         sender: Sender | None,
     ) -> None:
-        """Take records of one partition: its open batch as many as it can, `submit` those that need a closer look."""
+        """Submit records of one partition: in runs to its open batch, by `submit` those that are no simple case."""
         position, count = 0, len(records)
         while position < count:
             batch = queue.open
@@ -219,13 +218,13 @@ class Publisher:
         return self._stamp
 
     def _end_turn(self) -> None:
-        """Once per loop turn in which something was submitted: hand over, and tell the refused."""
+        """Start the queues that got records in this turn, and settle refused records."""
         self._stamp = 0
         touched, self._touched = self._touched, []
         for queue in touched:
             try:
                 queue.start()
-            except Exception as error:  # our bug, in one partition; the others must be handed over
+            except Exception as error:  # a bug in one partition must not stop the others
                 failures.tell("partition", error, f"{queue.topic.name}-{queue.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
@@ -233,7 +232,7 @@ class Publisher:
         self._check_drained()
 
     def _refuse(self, owner: Owner | None, token: Any, outcome: Outcome, reason: str) -> None:
-        """Settle without Kafka, at the end of the turn."""
+        """Settle a record without Kafka, at the end of the turn."""
         if not self._stamp:
             self._begin_turn()
         key = (id(owner), outcome, reason)
@@ -244,9 +243,9 @@ class Publisher:
             refusal[1].append(token)
 
     def withdraw(self, owner: Owner) -> None:
-        """While the fence is shut: when it opens, what Kafka was not given of an owner's records is BUSY.
+        """Withdraw an owner's records while the fence is shut: when it opens, those not sent to Kafka are BUSY.
 
-        An owner that stands for another has it as its attribute `owner`.
+        Includes records of owners whose attribute `owner` is this one.
         """
         if not self.fence.is_open:
             self._withdrawn.append(owner)
@@ -262,10 +261,11 @@ class Publisher:
     # Unknown topics
 
     def place(self, info: TopicInfo, record: Record, sender: Sender) -> int:
-        """The partition into which `submit` would put a record of a known topic.
+        """Return the partition that `submit` would choose for a record of a known topic.
 
         Raises:
-            Refused: UNKNOWN_TOPIC when it names one that there is not; DENIED when no client may write the topic.
+            Refused: UNKNOWN_TOPIC when the record names a partition that does not exist; DENIED when clients must not
+                write the topic.
         """
         if self._topics.is_own(info.name):
             raise Refused(Outcome.DENIED, _not_for_clients(info.name))
@@ -283,7 +283,7 @@ class Publisher:
         return (writer.place(sender) if queue is None or queue.shut else queue).number
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
-        """Submit `record` when its topic is known."""
+        """Submit `record` once its topic is known."""
         name = record.topic
         if not internal and self._topics.is_own(name):
             self._refuse(owner, token, Outcome.DENIED, _not_for_clients(name))
@@ -299,11 +299,11 @@ class Publisher:
         self._held.hold(record, owner, token, sender)
 
     def _submit_again(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
-        """As `submit`, for what it has taken before: only our own records are of an internal topic."""
+        """Submit a record that `submit` has accepted before, so it may be `internal`."""
         self.submit(record, owner, token, sender, internal=self._topics.is_own(record.topic))
 
     async def _look_up(self, name: str, principal: str | None) -> TopicInfo:
-        """Unbounded: what waits for the topic is kept for its senders, as what waits for a known one is."""
+        """Look up a topic for held records. Not bounded: they wait for a silent Kafka like any submitted record."""
         info = await self.topic(name, internal=self._topics.is_own(name), principal=principal, bounded=False)
         if (refused := self.unsafe(info)) is not None:
             raise refused
@@ -312,11 +312,11 @@ class Publisher:
     async def topic(
         self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
     ) -> TopicInfo:
-        """What is known of `name`, after asking, and creating the topic, where need be.
+        """Return the topic's `TopicInfo` like `Topics.get`, and open its writer if it may be written to.
 
         Raises:
-            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY; see `Topics.get`, also for the arguments. UNSAFE: it is one of
-                our own, and not safe enough; of a client's topic the record is refused, since it may only be read.
+            Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY as `Topics.get`; UNSAFE for one of the gateway's own topics.
+                An unsafe topic of clients can still be read, so only records for it are refused.
         """
         info = await self._topics.get(name, internal=internal, principal=principal, bounded=bounded)
         if name not in self._writers_like(name):
@@ -328,21 +328,21 @@ class Publisher:
         return info
 
     def unsafe(self, info: TopicInfo) -> Refused | None:
-        """Why a topic may not be written to, if so: too few brokers would have what is acknowledged."""
+        """Return why a topic must not be written to, or None: too few brokers would have an acknowledged record."""
         return self._topics.safety.judge(info)
 
     def known_topic(self, name: str) -> TopicInfo | None:
-        """What is known of a topic that clients may write, without asking."""
+        """Return the cached `TopicInfo` of a topic that clients may write, or None."""
         return None if self._topics.is_own(name) else self._topics.known(name)
 
     def _open(self, info: TopicInfo) -> None:
-        """Make the topic's writer, and hand it what was held, before any later record can overtake."""
+        """Create the topic's writer and submit the held records, before any later record can overtake them."""
         name = info.name
         self._writers_like(name)[name] = TopicWriter(info, self._context, self.budgets.keep(name))
         self._held.release(name)
 
     def _writers_like(self, name: str) -> dict[str, TopicWriter]:
-        """Where the writer of `name` is kept."""
+        """Return the dictionary that holds the writer of `name`."""
         return self._internal if self._topics.is_own(name) else self._writers
 
     def _topic_updated(self, info: TopicInfo) -> None:
@@ -355,14 +355,17 @@ class Publisher:
             self._topic_gone(info.name, refused.outcome)
 
     def _check_partitions(self, cluster: Any) -> None:
-        """A producer has new metadata: for a partition that they lack it would try for ever, so ask about its topic."""
+        """Recheck topics of which new producer metadata lack a partition with batches in flight.
+
+        The producer would retry those batches for ever.
+        """
         for name, writer in (*self._writers.items(), *self._internal.items()):
             there = len(cluster.partitions_for_topic(name) or ())
             if any(queue.in_flight for queue in writer.queues[there:]):
                 self.recheck(name)
 
     def recheck(self, name: str) -> None:
-        """A topic may not be as it was: ask Kafka."""
+        """Ask Kafka in the background whether a topic has changed."""
         if name not in self._confirming:
             self._confirming.add(name)
             self._spawn(self._confirm(name))
@@ -374,23 +377,23 @@ class Publisher:
             self._confirming.remove(name)
 
     def _replace(self, topic: str, number: int, batches: Sequence[Batch]) -> None:
-        """Place anew what waits for a partition that is no more: in their order, ahead of what comes later.
+        """Submit the batches of a partition that no longer exists again, in order and ahead of later records.
 
-        Those with a key by their key; those without go on together, where their senders do; who named the partition is
-        told that there is none.
+        Records with a key go by their key, those without stay together in the partition that their senders move to,
+        and those that named the partition are refused.
         """
         sender = Sender()
         sender.settle_in(topic, self._writers_like(topic)[topic].successor(number))
         for batch in batches:
             for record, owner, token in batch.apart(topic, number):
                 self._submit_again(record, owner, token, sender)
-            batch.release()  # after taking again, so that the gate does not flap
+            batch.release()  # after submitting again, so that the gate does not flap
 
     def _topic_gone(self, name: str, outcome: Outcome) -> None:
-        """Its queues give up what they hold; the next record asks again."""
+        """Fail all records in the topic's queues. The next record looks the topic up again."""
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
-            # Ours are made again at once, which is no fault of whoever's record has to wait for it.
+            # The gateway's own topics are re-created immediately, so their records may be sent again.
             writer.vanish(Outcome.BUSY if self._topics.is_own(name) else outcome)
             self.budgets.drop(name)
         self._settlement.forget(name)
@@ -398,18 +401,18 @@ class Publisher:
     # Transactions
 
     def reserve(self, size: int) -> None:
-        """Count a record that is on its way to Kafka through a transaction and not through here."""
+        """Count a record that goes to Kafka in a transaction, not through this publisher."""
         self.budget.take(size)
 
     def free(self, size: int, records: int) -> None:
-        """Count such records as answered."""
+        """Count records of transactions as settled."""
         self.budget.give(size, records)
         self._check_drained()
 
     # Settling
 
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
-        """The end of a batch: tell its owners, give back to the budgets."""
+        """Settle a batch: call its owners, count it, release its budgets."""
         if result.outcome is Outcome.STORED:
             self._settlement.stored(batch, self._clock())
             if base >= 0:
@@ -419,10 +422,10 @@ class Publisher:
         self.budgets.forget(topic)
         self._check_drained()
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> bool:
-        """Connect; False (logged) when Kafka does not answer yet: it is tried on in the background."""
+        """Connect. False (logged) when Kafka does not answer yet; retries go on in the background."""
         return await self._topics.start()
 
     def _outstanding(self) -> int:
@@ -433,9 +436,9 @@ class Publisher:
             self._drained.set()
 
     async def drain(self, timeout: float) -> bool:
-        """Wait until nothing is outstanding, at most `timeout` seconds; settle what remains BUSY.
+        """Wait at most `timeout` seconds until all records are settled; settle the rest as BUSY.
 
-        Submitting must have stopped. True when everything was answered.
+        No more records may be submitted. Returns whether all were settled in time.
         """
         self._drained = asyncio.Event()
         complete = True
@@ -456,7 +459,7 @@ class Publisher:
         return complete
 
     async def stop(self) -> None:
-        """Close the producers; `drain` first."""
+        """Close the producers. Call `drain` first."""
         await self._producers.stop()
 
     @property
@@ -466,17 +469,17 @@ class Publisher:
 
     @property
     def answered(self) -> float:
-        """When Kafka stored the last batch, by the clock."""
+        """When Kafka stored the last batch (monotonic seconds)."""
         return self._settlement.answered
 
     def statistics(self) -> Statistics:
-        """Counts so far."""
+        """Return the current statistics."""
         in_flight = (self.budget.records, self.budget.bytes)
         return self._settlement.statistics(in_flight, self._producers.started)
 
 
 def _nobody(_topic: str, _partition: int, _end: int) -> None:
-    """Nobody is told how far a log reaches."""
+    """The default of `Publisher.stored`: do nothing."""
 
 
 def _not_for_clients(name: str) -> str:

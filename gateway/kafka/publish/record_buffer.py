@@ -1,7 +1,7 @@
-"""Records one behind another, as a batch of Kafka holds them (message format 2).
+"""Encode records one after the other, as in a Kafka batch (message format 2).
 
-This is the reference, and what runs where no C extension was built: `_native.c` does the same, some twenty times as
-fast, and is what `gateway.kafka.publish.batch_format` takes when it can (ADR 0057).
+This is the reference implementation, used when the C extension is not built. `gateway.kafka.publish.batch_format`
+prefers `_native.c`, which does the same some twenty times as fast (ADR 0057).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _LONGEST: Final = 2**31 - 1
 
 
 def varint(value: int) -> bytes:
-    """A signed integer of variable length, zig-zag, as in Protocol Buffers."""
+    """Encode a signed varint (zig-zag), as in Protocol Buffers."""
     return unsigned(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def _sized(content: bytes | None) -> tuple[bytes, bytes]:
-    """Bytes, and before them how many they are."""
+    """Return an encoded length and the content."""
     return (_NULL, b"") if content is None else (varint(len(content)), content)
 
 
 class RecordBuffer:
-    """Writes records behind what is in a bytearray.
+    """Appends records to a bytearray.
 
     Attributes:
         count: records written.
-        first: timestamp of the first one; the others are told by their distance from it.
-        last: the latest timestamp of all.
+        first: timestamp of the first record; the others are encoded as differences from it.
+        last: the latest timestamp.
     """
 
     __slots__ = ("_limit", "_out", "count", "first", "last")
 
     def __init__(self, out: bytearray, limit: int) -> None:
-        """`limit`: bytes that `out` may have; the first record always fits. No other may change its size meanwhile."""
+        """`limit` is the largest size of `out` in bytes, but the first record always fits. Only we may resize `out`."""
         self._out = out
         self._limit = limit
         self.count = 0
@@ -54,12 +54,12 @@ class RecordBuffer:
         """Write a record.
 
         Returns:
-            Its size in bytes; 0 when there is no space for it, and it was not written.
+            Its size in bytes, or 0 when it does not fit and was not written.
 
         Raises:
-            OverflowError: the timestamp (milliseconds), or its distance from the first one, has no 64 bits, or the
-                record's length no 32.
-            UnicodeEncodeError: a header's name has no UTF-8 form.
+            OverflowError: the timestamp (milliseconds), or its difference from the first one, does not fit in 64 bits,
+                or the record's length in 32.
+            UnicodeEncodeError: a header's name cannot be encoded as UTF-8.
         """
         first = self.first if self.count else timestamp
         distance = timestamp - first
@@ -82,13 +82,13 @@ class RecordBuffer:
         return size
 
     def append_records(self, timestamp: int, records: list[Record], start: int, most: int, /) -> tuple[int, int]:
-        """Write records from `start` on, each with its key, value and headers: as `append` for each.
+        """Write the records from `start` on, as `append` does, with one timestamp for all.
 
-        `most`: bytes to write at the most, except that the last record may reach beyond.
+        It stops when `most` bytes are reached (the last record may exceed them), or before a record that does not fit
+        or cannot be written; `append` returns or raises the reason.
 
         Returns:
-            How many were written, and their size in bytes; then `most` is reached, or the next one does not fit or
-            cannot be written: `append` tells.
+            How many were written, and their size in bytes.
         """
         count = size = 0
         rest = itertools.islice(records, start, None)

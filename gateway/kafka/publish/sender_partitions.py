@@ -1,9 +1,9 @@
-"""Who sends records: those of one sender without a key lie in one partition of each topic, in order.
+"""Senders of records: all records of a sender without a key go to one partition of each topic, in order.
 
-A sender is an AMQP link, an HTTP request, an upload, a WebSocket. `TopicWriter.place` chooses its partition with
-its first record there. It keeps it for as long as there is that partition, and a link also when it comes back under its
-name; it is given another only when its partition has no leader and nothing is on the way there any more, or when the
-topic was made anew without it: then all of that partition's senders, and what waited for it, go on in one other.
+A sender is an AMQP link, an HTTP request, an upload or a WebSocket. `TopicWriter.place` chooses its partition for its
+first record in a topic. The sender keeps the partition, and a link even when it is attached again under its name. It
+is moved only when the partition has no leader and no batches left here, or when the topic was re-created without that
+partition; then all senders and waiting batches of the partition move to the same other one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
 
 REMEMBERED: Final = 16_384
-"""Places of links that have left: about 3 MB. Whoever left first is forgotten first, and is placed anew."""
+"""How many partitions of detached links are remembered (about 3 MB). The oldest is forgotten first."""
 
 
 class Sender:
@@ -24,27 +24,27 @@ class Sender:
     __slots__ = ("_name", "_places", "lasting", "queues")
 
     def __init__(self, *, lasting: bool = False, name: tuple[str, ...] = (), places: Places | None = None) -> None:
-        """A sender whose place nobody remembers, unless `Places` makes it; a lasting one must `leave`."""
-        # where its records without a key go, by topic; read it first on the hot path, then ask `TopicWriter.place`
+        """Create a sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
+        # its queue for records without a key, by topic; a cache for the hot path, filled by `TopicWriter.place`
         self.queues: dict[str, PartitionQueue] = {}
-        self.lasting = lasting  # it counts among the senders of its partitions: it will send more for some time
+        self.lasting = lasting  # will send for some time, so it counts in `PartitionQueue.senders`
         self._name = name
         self._places = places
 
     @property
     def hint(self) -> int | None:
-        """The same number whenever the sender comes, here and at any other gateway; None without a name."""
+        """A hash of the sender's name, the same at every gateway; None without a name."""
         return murmur2("\0".join(self._name).encode()) if self._name else None
 
     def former(self, topic: str) -> int | None:
-        """The partition that it had, if that is known."""
+        """Return the sender's last partition of a topic, or None when unknown."""
         queue = self.queues.get(topic)
         if queue is not None:
             return queue.number
         return None if self._places is None else self._places.find(self._name, topic)
 
     def settle_in(self, topic: str, queue: PartitionQueue) -> None:
-        """It was given a place."""
+        """Assign a queue to this sender."""
         former = self.queues.get(topic)
         self.queues[topic] = queue
         if self.lasting:
@@ -53,7 +53,7 @@ class Sender:
                 former.senders -= 1
 
     def leave(self) -> None:
-        """It sends no more; what is held for it may still be placed, where it was."""
+        """Remove the sender and remember its partitions. Its held records may still be placed afterwards."""
         for topic, queue in self.queues.items():
             if self.lasting:
                 queue.senders -= 1
@@ -64,24 +64,24 @@ class Sender:
 
 
 class Places:
-    """Remembers where senders with a name were, for when they come back."""
+    """Remembers the partitions of senders with a name, for when they attach again."""
 
     __slots__ = ("_numbers",)
 
     def __init__(self) -> None:
-        # By the hash of name and topic: should two ever have the same, one is placed where the other was.
+        # By the hash of name and topic. A collision is harmless: one sender gets the other's partition.
         self._numbers: OrderedDict[int, int] = OrderedDict()
 
     def sender(self, *name: str) -> Sender:
-        """A lasting sender of this name."""
+        """Create a lasting sender with this name."""
         return Sender(lasting=True, name=name, places=self)
 
     def find(self, name: tuple[str, ...], topic: str) -> int | None:
-        """The partition of `topic` in which that sender was last."""
+        """Return the last partition of `topic` of the sender with this name, or None."""
         return self._numbers.get(hash((name, topic)))
 
     def remember(self, name: tuple[str, ...], topic: str, number: int) -> None:
-        """That sender leaves the partition `number` of `topic`."""
+        """Remember that the sender with this name had partition `number` of `topic`."""
         place = hash((name, topic))
         self._numbers[place] = number
         self._numbers.move_to_end(place)

@@ -1,4 +1,4 @@
-"""What became of records: told to their owners, and counted."""
+"""Report records' outcomes to their owners, and count them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_00
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What is on the way, and what happened so far."""
+    """Records in flight, and outcomes so far."""
 
     records_in_flight: Annotated[int, gauge("records submitted and not answered")]
     bytes_in_flight: Annotated[int, gauge("bytes submitted and not answered")]
@@ -46,26 +46,26 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class Settlement:
-    """Tells owners the outcomes of their tokens, and counts these."""
+    """Reports outcomes to the owners of tokens, and counts them."""
 
     def __init__(self) -> None:
-        self.answered = float("-inf")  # when Kafka stored the last batch, by the clock
+        self.answered = float("-inf")  # when Kafka stored the last batch (monotonic seconds)
         self._records = dict.fromkeys(Outcome, 0)
         self._state_records = dict.fromkeys(Outcome, 0)
         self._unowned = dict.fromkeys(Outcome, 0)
-        # by topic and partition: how many records, the offset of the first, and the one behind the last
+        # by topic and partition: number of records, offset of the first, and offset after the last
         self._places: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._batches = 0
         self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
 
     def stored(self, batch: Batch, now: float) -> None:
-        """Kafka has stored `batch`."""
+        """Count a stored batch."""
         self.answered = now
         self._batches += 1
         self._latency_s.observe(now - batch.born)
 
     def placed(self, topic: str, partition: int, base: int, behind: int) -> None:
-        """It is stored from the offset `base` to before `behind`; once for each batch."""
+        """Count the records of a batch that is stored from offset `base` to before `behind`."""
         places = self._places.get(topic)
         if places is None:
             if topic.startswith(INTERNAL_TOPIC_PREFIX):
@@ -75,11 +75,11 @@ class Settlement:
         places[partition] = count + behind - base, first, behind
 
     def forget(self, topic: str) -> None:
-        """The topic is gone: one of its name begins anew."""
+        """Forget a deleted topic: the counts of a re-created one start at zero."""
         self._places.pop(topic, None)
 
     def settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
-        """Tell a batch's owners, and give back to the budgets. `base`: the offset of its first record, if stored."""
+        """Report a batch's result to its owners, and release its budgets. `base` is its first offset, if stored."""
         counts = self._state_records if topic.startswith(INTERNAL_TOPIC_PREFIX) else self._records
         stored = result.outcome is Outcome.STORED
         for share in batch.shares.values():
@@ -88,7 +88,7 @@ class Settlement:
         batch.release()
 
     def refuse(self, owner: Owner | None, tokens: Sequence[Any], result: Result) -> None:
-        """Tell an owner of records that are not given to Kafka."""
+        """Report the result of records that were not sent to Kafka."""
         self._records[result.outcome] += len(tokens)
         self._tell(owner, tokens, (), result)
 
@@ -99,14 +99,14 @@ class Settlement:
             return
         try:
             owner.settle(tokens, offsets, result)
-        except Exception as error:  # our bug, in one session; the batch's other owners do not pay for it
+        except Exception as error:  # a bug in one session must not affect the batch's other owners
             failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
             broken = getattr(owner, "broken", None)
             if broken is not None:
                 failures.guard("session", broken, error)
 
     def statistics(self, in_flight: tuple[int, int], producers: int) -> Statistics:
-        """Counts so far. `in_flight`: records and bytes; `producers`: how many were started."""
+        """Return the statistics. `in_flight` is records and bytes, `producers` how many were started."""
         records, size = in_flight
         return Statistics(
             records_in_flight=records,

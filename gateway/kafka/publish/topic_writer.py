@@ -1,4 +1,4 @@
-"""One topic's partition queues, and which of them takes a record without a key."""
+"""One topic's partition queues, and the choice among them for records without a key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.kafka.publish.sender_partitions import Sender
 from mapping.outcomes import Outcome
 
 LOOKED_AT: Final = 16
-"""How many partitions are compared when a sender is placed: a topic may have thousands, and a choice among some is
-nearly as good as one among all."""
+"""How many partitions are compared when a sender is placed: a topic may have thousands, and comparing some is nearly
+as good as comparing all."""
 
 
 def _load(queue: PartitionQueue) -> tuple[int, int]:
@@ -25,21 +25,21 @@ def _load_and_senders(queue: PartitionQueue) -> tuple[int, int]:
 
 
 class TopicWriter:
-    """The queues of one topic and the choice between them."""
+    """The partition queues of one topic."""
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
-        self.topic = QueuedTopic(info, context, budget)  # what they share
-        self.name = info.name  # the topic's
-        self.info = info  # what is known of it
+        self.topic = QueuedTopic(info, context, budget)
+        self.name = info.name
+        self.info = info
         self._context = context
-        # by the number of the partition
+        # by partition number
         self.queues = [PartitionQueue(self.topic, number) for number in range(info.partitions)]
         self._filling: PartitionQueue | None = None
 
     def update(self, info: TopicInfo) -> None:
-        """The topic has changed: its partitions, leaders, limits.
+        """Apply changed partitions, leaders and limits.
 
-        It has fewer partitions when it was deleted and made again: what waits for one that is no more is placed anew.
+        A re-created topic may have fewer partitions; batches for those that no longer exist are placed again.
         """
         self.info = info
         self.topic.update(info)
@@ -56,17 +56,17 @@ class TopicWriter:
             self._context.replace(self.name, queue.number, queue.dissolve())
 
     def vanish(self, outcome: Outcome) -> None:
-        """The topic is gone or forbidden: everything in the queues gets `outcome`."""
+        """Settle all records in the queues with `outcome`: the topic was deleted or is forbidden."""
         self.topic.gone = outcome
         for queue in self.queues:
-            queue.shut = True  # its senders are placed anew when there is such a topic again
+            queue.shut = True  # its senders are placed again once the topic exists
             queue.lose_patience()
 
     def place(self, sender: Sender | None) -> PartitionQueue:
-        """Where records without a key go that `sender` sends; None: one for which it does not matter.
+        """Choose the queue for records without a key of `sender`, or of no particular sender (None).
 
-        One that lasts goes where it was before, else where the fewest batches wait and senders are. A request's go with
-        what is being gathered for the next batch, else where the fewest batches wait.
+        A lasting sender gets its former partition, or else the one with the fewest waiting batches and senders. Others
+        fill the batch that is being filled already, or else go where the fewest batches wait.
         """
         former = None if sender is None else sender.former(self.name)
         if former is not None and not (successor := self.successor(former)).shut:
@@ -83,17 +83,17 @@ class TopicWriter:
         return queue
 
     def successor(self, number: int) -> PartitionQueue:
-        """The queue of a partition; where its senders go, and what waited for it, when there is none any more."""
+        """Return a partition's queue; if it no longer exists, the one to which its senders and batches move."""
         return self.queues[number % len(self.queues)]
 
     def _least(self, load: Callable[[PartitionQueue], tuple[int, int]], hint: int | None) -> PartitionQueue:
-        """The queue with the least load; among equals the first from that of `hint` on, or from any."""
+        """Return the queue with the least load; among equals the first, starting at `hint` or at random."""
         numbers = self.info.available or range(len(self.queues))
         count = len(numbers)
         first = self._context.rng.randrange(count) if hint is None else hint
         return min((self.queues[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
 
     async def abandon(self) -> None:
-        """Settle everything BUSY, now."""
+        """Settle all records as BUSY now."""
         for queue in self.queues:
             await queue.abandon()
