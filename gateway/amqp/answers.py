@@ -1,4 +1,4 @@
-"""AMQP's answer to what became of a record, and to a topic that is refused; the table is `mapping.outcomes`."""
+"""The delivery state for a record's outcome, and the error for a refused topic; the table is `mapping.outcomes`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MODIFIED_OUTCOME: Final = "amqp:modified:list"
 
 
 def delivery_state(link: Link, outcome: Outcome, reason: str) -> State:
-    """The state that settles a delivery of the peer's.
+    """Return the delivery state that settles one of the peer's deliveries.
 
-    Transient trouble is never `rejected`: clients put that into a dead-letter queue. A source that does not list
-    `modified` gets `released` (part 3.5.3: only outcomes that it lists may be chosen).
+    A transient error is never `rejected`, because clients move rejected messages to a dead-letter queue. A source that
+    does not list `modified` gets `released` (part 3.5.3: only listed outcomes may be used).
     """
     answer = ANSWERS[outcome]
     if answer.amqp is AmqpAnswer.ACCEPTED:
@@ -28,7 +28,10 @@ def delivery_state(link: Link, outcome: Outcome, reason: str) -> State:
 
 
 def refusal(refused: Refused) -> Error:
-    """Why a link is refused. Kafka's silence has no condition of its own in AMQP; the text says to come again."""
+    """Return the error with which a link is refused.
+
+    AMQP has no condition for a Kafka that does not answer, so the description asks the client to try again.
+    """
     condition = ANSWERS[refused.outcome].condition
     if condition is None:
         return Error(INTERNAL_ERROR, f"{refused.reason}; try again later")

@@ -1,7 +1,7 @@
-"""Answers to attaches: which terminus a link gets, and what it sends to or receives from.
+"""Answering attaches: finding a link's topic, consumer group or node, and accepting or refusing the link.
 
-An attach is answered by a task of its own, because its topic, its group or its position may have to be looked up; the
-connection's other links go on meanwhile, and the peer may leave.
+Tasks answer attaches, because the topic, the group or the position may have to be looked up in Kafka. Meanwhile the
+connection's other links work on, and the peer may detach or disconnect.
 """
 
 from __future__ import annotations
@@ -45,29 +45,31 @@ from protocols.amqp.outcomes import (
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS
 
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
-"""A sender cannot tell them apart: all of them only mean "store it"."""
+"""To a sender they are all the same: its messages are stored."""
 ATTACHING: Final = 256
-"""Attaches of a connection that are answered at the same time: they share their questions to Kafka, so that each of its
-round trips answers so many. What a link costs here while it waits is a task."""
-NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # of all connections that have none: a dictionary takes memory
+"""Attaches of one connection that are answered concurrently, each by a task.
+
+They share their requests to Kafka, so one round trip can answer all of them.
+"""
+NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # shared by all connections without senders, to save memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
-JOINING: Final = 16  # of these, for a consumer group: each new one is a Kafka consumer that starts
+JOINING: Final = 16  # concurrent joins of consumer groups per connection: each starts a Kafka consumer
 
 
 class AttachingPeer(Peer):
-    """A connection with its links, and the attaches that make them."""
+    """A connection with its links and its pending attaches."""
 
     def __init__(self, services: Services, connection: Connection) -> None:
         super().__init__(connection, services.publisher.budgets.connection(), services.places, services.wall_clock)
-        self.services = services  # what all connections share
-        self.transactions: dict[bytes, Transaction] = {}  # that its peer may post to, by txn-id
-        self.nodes: dict[Link, Node] = {}  # temporary ones that its links have made
+        self.services = services  # shared by all connections
+        self.transactions: dict[bytes, Transaction] = {}  # not discharged yet, by txn-id
+        self.nodes: dict[Link, Node] = {}  # dynamic nodes by the link that created them
         self._incoming: dict[IncomingLink, None] = NO_SENDERS
         self._outgoing: dict[OutgoingLink, None] = NO_RECEIVERS
-        self._attaches: AttachQueue | None = None  # most connections have few, and some have none
+        self._attaches: AttachQueue | None = None  # created with the first attach
 
     def answer(self, link: Link) -> None:
-        """Answer an attach, in a task."""
+        """Answer an attach in a task."""
         if self._attaches is None:
             self._attaches = AttachQueue()
         if self._attaches.add(link):
@@ -75,12 +77,12 @@ class AttachingPeer(Peer):
 
     @property
     def joining(self) -> asyncio.Semaphore:
-        """Held while a consumer group is joined."""
+        """The semaphore to hold while joining a consumer group."""
         assert self._attaches is not None
         return self._attaches.joining
 
     def add_sender(self, incoming: IncomingLink) -> None:
-        """A link on which the peer sends is about to be accepted."""
+        """Register a link on which the peer sends; it is accepted next."""
         incoming.link.context = incoming
         if self._incoming is NO_SENDERS:
             self._incoming = {}
@@ -89,7 +91,10 @@ class AttachingPeer(Peer):
         self.services.gates.senders += 1
 
     def _own_gate(self, is_open: bool) -> None:
-        """Its budget or its share is used up, or no longer: what that does to credit, each link's window says."""
+        """Record the start or end of a pause when the connection's budget or its share is used up or free again.
+
+        The effect on credit is in each link's window.
+        """
         if is_open:
             pauses.end_all(self, CONNECTION_BUDGET, SHARE)
         else:
@@ -97,14 +102,14 @@ class AttachingPeer(Peer):
             pauses.begin(reason, self, self.subject)
 
     def add_receiver(self, outgoing: OutgoingLink) -> None:
-        """A link on which the peer receives is about to be accepted."""
+        """Register a link on which the peer receives; it is accepted next."""
         outgoing.link.context = outgoing
         if self._outgoing is NO_RECEIVERS:
             self._outgoing = {}
         self._outgoing[outgoing] = None
 
     def refuse(self, link: Link, error: Error) -> None:
-        """Say no to an attach, if the peer is still there."""
+        """Refuse an attach, if the peer is still connected and has not detached."""
         self.services.counts.refused_links += 1
         if error.condition == UNAUTHORIZED_ACCESS:
             terminus = link.target if link.incoming else link.source
@@ -116,29 +121,29 @@ class AttachingPeer(Peer):
             )
 
     def is_lost(self, link: Link) -> bool:
-        """Whether the peer has left while its attach was being answered."""
+        """Whether the peer has detached or disconnected while its attach was being answered."""
         return not link.attached or not self.alive
 
 
 class AttachQueue:
-    """The attaches of one connection that wait for their answers: thousands may come in one read."""
+    """The unanswered attaches of one connection; one read may bring thousands."""
 
     __slots__ = ("_answering", "_asked", "_joining")
 
     def __init__(self) -> None:
         self._asked: deque[Link] = deque()
-        self._answering = 0  # tasks
+        self._answering = 0  # running `answer` tasks
         self._joining: asyncio.Semaphore | None = None
 
     @property
     def joining(self) -> asyncio.Semaphore:
-        """Held while a consumer group is joined."""
+        """The semaphore to hold while joining a consumer group."""
         if self._joining is None:
             self._joining = asyncio.Semaphore(JOINING)
         return self._joining
 
     def add(self, link: Link) -> bool:
-        """Put an attach in line; whether one more task shall run `answer`."""
+        """Queue an attach; return whether to start one more task with `answer`."""
         self._asked.append(link)
         if self._answering >= ATTACHING:
             return False
@@ -146,7 +151,7 @@ class AttachQueue:
         return True
 
     async def answer(self, services: Services, peer: AttachingPeer) -> None:
-        """Answer attaches as long as there are some: each takes its time."""
+        """Answer queued attaches until none is left."""
         try:
             while self._asked and not peer.gone:
                 await services.attaching.rest()
@@ -157,9 +162,7 @@ class AttachQueue:
                     continue
                 try:
                     await Attach(services, peer, link).answer()
-                except (
-                    Exception
-                ) as error:  # our bug, on one connection: it ends, as in the pump, and the others live on
+                except Exception as error:  # a bug here closes only this connection, as in the pump
                     peer.pump.fail(error)
                 if not peer.gone:
                     peer.pump.flush()
@@ -168,7 +171,7 @@ class AttachQueue:
 
 
 class Attach:
-    """One attach of a peer that is to be answered."""
+    """Answers one attach of a peer."""
 
     __slots__ = ("_link", "_peer", "_services")
 
@@ -178,7 +181,7 @@ class Attach:
         self._link = link
 
     async def answer(self) -> None:
-        """Accept the link or refuse it, after its topic is known."""
+        """Accept or refuse the link once its topic is known."""
         peer, link = self._peer, self._link
         try:
             terminus = link.target if link.incoming else link.source
@@ -205,7 +208,7 @@ class Attach:
         link.context.top_up()
 
     async def _make_sender(self) -> None:
-        """Let the peer send to a topic, or to whatever each message says."""
+        """Let the peer send to a topic, or to each message's own address (anonymous relay)."""
         peer, link, services = self._peer, self._link, self._services
         publish = peer.grant.publish
         limit = services.config.max_message_bytes
@@ -235,7 +238,7 @@ class Attach:
         incoming.top_up()
 
     async def _make_node(self, capabilities: tuple[str, ...]) -> None:
-        """Make a temporary queue or topic; it goes with this link, on which one sends to it or receives from it."""
+        """Create a dynamic node (temporary queue or topic) that lives as long as this link, which sends or receives."""
         peer, link, services = self._peer, self._link, self._services
         filters = Filters() if link.incoming else filters_of_node(link, peer.container_id, peer.now_ms())
         node, info = await services.nodes(peer.grant.names).create(peer, capabilities)
@@ -253,7 +256,7 @@ class Attach:
         self._accept_sender(incoming, limit, node.source(capabilities).capabilities, node.address)
 
     def _accept_node(self, node: Node, filters: Filters, dynamic: str | None = None) -> None:
-        """Let the link receive from a temporary queue or topic of its connection."""
+        """Let the link receive from a dynamic node of its connection."""
         peer, link = self._peer, self._link
         source = msgspec.structs.replace(
             node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
@@ -263,7 +266,7 @@ class Attach:
         self._accept_receiver(outgoing, source, dynamic=dynamic)
 
     async def _make_receiver(self) -> None:
-        """Let the peer receive from a topic, for a group or alone, or from a temporary node."""
+        """Let the peer receive from a topic, with or without a consumer group, or from a dynamic node."""
         peer, link, services = self._peer, self._link, self._services
         node = services.nodes(peer.grant.names).find(link.source.address)
         if node is not None:
@@ -297,7 +300,7 @@ class Attach:
         if peer.is_lost(link):
             outgoing.leave()
             return
-        if outgoing.is_refused_by(peer.grant):  # since it was asked
+        if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
             outgoing.leave()
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
         self._accept_receiver(outgoing, source, found=found)
@@ -316,10 +319,10 @@ class Attach:
             dynamic=dynamic,
         )
         peer.pump.flush()
-        outgoing.credit_changed(peer.engine.credit_of(link), peer.engine.drains(link))  # it may have come before
+        outgoing.credit_changed(peer.engine.credit_of(link), peer.engine.drains(link))  # a flow may already be here
 
     async def _resume(self) -> Source:
-        """A durable subscription by its name alone: only Kafka knows what it is for."""
+        """Find the durable subscription of an attach that has only a link name: Kafka knows its topic."""
         container_id, names = self._peer.container_id, self._peer.grant.names
         own = subscription_of(self._link, container_id)
         group = names.group(own)
@@ -331,7 +334,7 @@ class Attach:
         return resumed(self._link, container_id, names.own(topics[0])).whole(names)
 
     async def _browse(self, source: Source, queue: str) -> Source:
-        """Show a browser what the queue's receivers have not settled, as far as it is committed."""
+        """Let a browser start at the queue's committed position and see only records that are not settled there."""
         stored = await self._services.groups.positions(queue, source.topic)
         ledgers = {number: read_ledger(one.offset, one.metadata) for number, one in stored.items()}
 
@@ -343,21 +346,21 @@ class Attach:
         return msgspec.structs.replace(source, start=start, condition=both(is_open, source.condition))
 
     async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
-        """Give the link its reader; it is offered nothing before it is accepted."""
+        """Connect the link to its reader, which offers no record before the link is accepted."""
         try:
             if source.group is None:
                 start = Place.END if source.start is None else source.start
                 await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
             else:
                 await self._join(outgoing, source, source.group)
-            await self._services.attaching.rest()  # Kafka's answer may have been for hundreds
+            await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks
         except BeyondEnd as beyond:
             outgoing.leave()
             raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
         except Refused:
             outgoing.leave()
             raise
-        except asyncio.CancelledError:  # the connection was lost meanwhile
+        except asyncio.CancelledError:  # the connection was lost in the meantime
             outgoing.leave()
             raise
 

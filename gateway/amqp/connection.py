@@ -1,7 +1,7 @@
 """One AMQP connection: login, links, and the owner of the records that its peer sends.
 
-Events come from `protocols.amqp`, in order. Only a login holds the events behind it; an attach is answered by a task of
-its own (`gateway.amqp.attaches`), while the connection's other links go on.
+Events arrive from `protocols.amqp` in order. Only a login delays the events behind it; an attach is answered by a task
+(`gateway.amqp.attaches`) while the connection's other links work on.
 """
 
 from __future__ import annotations
@@ -77,30 +77,30 @@ class AmqpConnection(AttachingPeer):
     """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
     def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
-        """`register` has the connections that are open."""
+        """`register` is the set of all open connections."""
         super().__init__(services, connection)
         self._register = register
-        self._login: Login | None = None  # until its verdict
-        self._expiry: Expiry | None = None  # of a token
-        self._limits: ClientLimits | None = None  # None: not logged in, or there are none
-        self._closed_in_order = False  # a close was sent or came
-        self._ended = LOST  # how, as it is known so far
+        self._login: Login | None = None  # until its outcome
+        self._expiry: Expiry | None = None  # of the login's token, if it has one
+        self._limits: ClientLimits | None = None  # None before the login, and without limits
+        self._closed_in_order = False  # a close was sent or received
+        self._ended = LOST  # how the connection ended, for the presence topic
         self._now_ms = 0
 
     @property
     def _log(self) -> Any:
-        """Bound when it is used: an idle connection keeps no logger."""
+        """A logger with the connection's fields; made when needed, because an idle connection should keep none."""
         return log.bind(protocol="amqp", peer=self.pump.peer, client=self.container_id or None)
 
     @property
     def _present_as(self) -> str:
-        """Its name among those of all tenants."""
+        """The container-id with its tenant's prefix."""
         return self.grant.names.mqtt(self.container_id)
 
     # Handler
 
     def connected(self, pump: Pump) -> None:
-        """The socket is open."""
+        """Prepare the login for a new socket."""
         self.pump = pump
         services = self.services
         self._register.add(self)
@@ -113,7 +113,7 @@ class AmqpConnection(AttachingPeer):
         self._connection.allow_without_sasl = entrance.anonymous() is not None
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
-        """Act on events; a login is awaited."""
+        """Handle events; the awaitable, if there is one, is a login."""
         touched: list[IncomingLink] = []
         now_ms = self._now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
@@ -133,7 +133,7 @@ class AmqpConnection(AttachingPeer):
             elif kind is DispositionReceived:
                 event.link.context.disposition(event.delivery, event.state)
             elif kind is SaslInitReceived or kind is SaslResponseReceived:
-                waiting = self._log_in(event)  # nothing follows before the outcome
+                waiting = self._log_in(event)  # no event follows before the SASL outcome
             else:
                 self._control(event, touched)
         for incoming in touched:
@@ -141,12 +141,12 @@ class AmqpConnection(AttachingPeer):
         return waiting
 
     def writable(self) -> None:
-        """The socket takes more: receivers may go on."""
+        """Wake the receivers, because the socket's buffer has capacity again."""
         for outgoing in tuple(self._outgoing):
             outgoing.wake()
 
     def disconnected(self, reason: str) -> None:
-        """The socket is gone."""
+        """Release everything of the connection; the socket is closed."""
         self.gone = True
         if self._expiry is not None:
             self._expiry.set(None)
@@ -166,7 +166,7 @@ class AmqpConnection(AttachingPeer):
                 tell_offline(self.services.presence, self, self._present_as, self._ended)
 
     def _lose_all(self) -> Iterator[None]:
-        """Each link that is left, and then what the engine knows of them."""
+        """End the remaining links one by one, then free the engine's memory."""
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
         yield from self._lose(links, failed=not self._closed_in_order)
         self._connection.release()
@@ -174,7 +174,7 @@ class AmqpConnection(AttachingPeer):
     # Owner
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka's answer for messages of this connection; see `gateway.kafka.contracts.Owner`."""
+        """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         outcome = result.outcome
         self.services.counts.incoming[outcome] += len(tokens)
         engine_dead = self.gone or self._connection.closing
@@ -203,11 +203,11 @@ class AmqpConnection(AttachingPeer):
         self.pump.flush()
 
     def broken(self, error: Exception) -> None:
-        """Our bug, in `settle`: the connection ends, and its peer knows that the rest is in doubt."""
+        """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""
         self.pump.give_up()
 
     def detach(self, link: Link, error: Error) -> None:
-        """End a link from our side."""
+        """Detach or refuse a link with an error."""
         self._log.info("link detached", link=link.name, error=error)
         if self.alive:
             if link.accepted:
@@ -217,15 +217,15 @@ class AmqpConnection(AttachingPeer):
             self.pump.flush_soon()
         self._lost(link, link.context)
 
-    # the server's calls
+    # called by the server
 
     def rights_changed(self) -> None:
-        """The peer may do something else than before: links that it would not get now are ended."""
+        """Detach the links that the peer's new rights do not allow."""
         publish = self.grant.publish
         for incoming in tuple(self._incoming):
             destination = incoming.destination
             if destination is None or incoming.link in self.nodes:
-                continue  # each message is judged
+                continue  # an anonymous relay, which checks each message, or the peer's own node
             if publish.some(destination.topic):
                 incoming.judge_by(None if publish.uniform(destination.topic) else publish)
             else:
@@ -242,20 +242,20 @@ class AmqpConnection(AttachingPeer):
         return not self.alive
 
     def prepare_to_leave(self) -> bool:
-        """Grant no more credit: what is in flight will be answered."""
+        """Stop granting credit; in-flight messages are still answered."""
         self.quiescing = True
         return False
 
     @property
     def may_leave(self) -> bool:
-        """Whether Kafka has answered for every message, and no transaction is open; nothing is read without one."""
+        """Whether all messages are settled and no transaction is open; without a transaction also stop reading."""
         if self.transactions:
             return False
         self.pump.pause_reading(STOPPING)
         return not any(incoming.window.unsettled for incoming in self._incoming)
 
     def leave(self) -> None:
-        """Close the connection as a gateway that stops; receivers' unsettled records go back to their groups."""
+        """Close the connection because the gateway stops; receivers' unsettled records return to their groups."""
         self._close(self.services.farewell(), stopping=True)
 
     @property
@@ -321,7 +321,7 @@ class AmqpConnection(AttachingPeer):
         self._close(Error(CONNECTION_FORCED, CLOSED))
 
     def statistics(self) -> tuple[int, int, int, int, int, int]:
-        """(senders, receivers, credit, unanswered, unsettled, window) now."""
+        """Return the current (senders, receivers, credit, unanswered, unsettled, window)."""
         return (
             len(self._incoming),
             len(self._outgoing),
@@ -343,7 +343,7 @@ class AmqpConnection(AttachingPeer):
     def _control(self, event: Any, touched: list[IncomingLink]) -> None:
         match event:
             case CreditChanged(link=link, credit=credit, drain=drain):
-                if link.context is not None:  # else it is being looked up: the credit is read when it is accepted
+                if link.context is not None:  # else it is not accepted yet, and the credit is read then
                     link.context.credit_changed(credit, drain)
             case TransactionalTransfer(link=link) | TransferOversized(link=link):
                 self._take(event)
@@ -377,10 +377,10 @@ class AmqpConnection(AttachingPeer):
                 self._closed_in_order = True  # the engine has answered; the pump closes the socket
                 self._ended = BY_PEER
             case _:
-                pass  # SessionOpened: the engine has answered, and a session alone means nothing to us
+                pass  # SessionOpened: the engine has answered it
 
     def _take(self, event: TransactionalTransfer | TransferOversized) -> None:
-        """A message for a transaction, or one that is too large, which may be for one too."""
+        """Handle a message of a transaction, or an oversized message of a transaction or of none."""
         link, delivery = event.link.context, event.delivery
         if self.crediting is not None:
             self.crediting.spend(event.size if isinstance(event, TransferOversized) else len(event.data))
@@ -470,7 +470,7 @@ class AmqpConnection(AttachingPeer):
             tell_online(self.services.presence, self, self._present_as, identity.name, self.pump.peer, self.now_ms())
 
     def _hold_to_limits(self, limits: ClientLimits | None) -> None:
-        """Begin to count what it sends and is sent."""
+        """Apply the client's rate limits to messages in both directions."""
         self._limits = limits
         if limits is not None and limits.incoming is not None:
             self.crediting = CreditPause(limits.incoming, self.subject)
@@ -485,13 +485,16 @@ class AmqpConnection(AttachingPeer):
             self._limits.leave()
 
     def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
-        contexts = [link.context for link in links]  # the engine forgets them at the end of this turn
+        contexts = [link.context for link in links]  # the engine drops them at the end of this turn
         for link, context in zip(links, contexts, strict=True):
             self._lost(link, context, failed=failed)
             yield
 
     def _lost(self, link: Link, context: Any, *, for_good: bool = False, failed: bool = False) -> None:
-        """A link is gone; `for_good`: the peer has closed its terminus; `failed`: with its connection, which broke."""
+        """Release a link that has ended.
+
+        `for_good`: the peer has closed it, and with it its terminus. `failed`: its connection was lost.
+        """
         if isinstance(context, IncomingLink):
             if context in self._incoming:
                 del self._incoming[context]

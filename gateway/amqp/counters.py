@@ -1,4 +1,4 @@
-"""What the AMQP side counts; the metrics read it."""
+"""Counters and gauges of the AMQP side, for the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mapping.outcomes import Outcome
 
 
 class Counts(msgspec.Struct):
-    """What happened on all links."""
+    """The counters of all connections and links."""
 
     incoming: Annotated[dict[Outcome, int], counter("messages from peers by what became of them", "outcome")] = field(
         default_factory=lambda: dict.fromkeys(Outcome, 0)
@@ -35,7 +35,7 @@ class Counts(msgspec.Struct):
 
 
 class AmqpStatistics(Counts, kw_only=True):
-    """A snapshot: `Counts`, and what is there now."""
+    """A snapshot of `Counts` and of the current values."""
 
     open_connections: Annotated[int, gauge("connections now")]
     senders: Annotated[int, gauge("links on which peers send")]

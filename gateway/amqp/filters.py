@@ -1,7 +1,7 @@
-"""A source's filters (part 3.5.8): where to begin, which partition, and which records; each in all its spellings.
+"""A source's filters (part 3.5.8): start position, partition and selection, in the forms of several brokers.
 
-A filter is known by its descriptor, symbolic or numeric; the name is the peer's own affair. Where a value has no
-descriptor (the old Kafka bridge sent them so) the name counts. What is not known here is not applied, and not echoed.
+A filter's descriptor, symbolic or numeric, gives its type; the peer chooses the name. If a value has no descriptor, as
+from the old Kafka bridge, the name gives the type. An unknown filter is not applied and not echoed in our attach.
 """
 
 from __future__ import annotations
@@ -56,26 +56,27 @@ _EVENT_HUBS_LATEST: Final = re.compile(r"\s*amqp\.annotation\.x-opt-offset\s*>=?
 _PLACES: Final = {"first": Place.BEGINNING, "last": Place.LAST, "next": Place.END}
 _AGO: Final = re.compile(r"([0-9]{1,9})([YMDhms])")
 _SECONDS: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
-_OFFSETS: Final = 1 << 63  # Kafka's are signed
+_OFFSETS: Final = 1 << 63  # Kafka's offsets are signed
 _PARTITIONS: Final = 1 << 31
 
 
 class Filters(msgspec.Struct, frozen=True):
-    """What a filter set says."""
+    """A parsed filter set."""
 
-    start: Start | None = None  # where to begin; None: wherever the source begins
-    partition: int | None = None  # receive from this one alone
-    condition: Condition | None = None  # tells whether a record is wanted; None: all are
-    applied: tuple[Filter, ...] = ()  # the filters that this stands for
+    start: Start | None = None  # start position; None means the source's default
+    partition: int | None = None  # receive only from this partition
+    condition: Condition | None = None  # returns whether a record is selected; None selects all
+    applied: tuple[Filter, ...] = ()  # the filters that are applied
 
 
 def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> Filters:
-    """What the filters of a peer's source mean.
+    """Parse the filters of a peer's source.
 
-    `no-local` leaves out the records of `container_id`; some positions are "ten minutes ago" of `now_ms` (epoch).
+    `no-local` excludes the records of `container_id`. Positions such as "ten minutes ago" are relative to `now_ms`
+    (epoch).
 
     Raises:
-        AddressError: amqp:invalid-field, for a value that is no filter's, or two filters of a kind.
+        AddressError: amqp:invalid-field, for an invalid value, or two filters of one type.
     """
     start: Start | None = None
     partition: int | None = None
@@ -132,7 +133,7 @@ def _selector(one: Filter, text: str) -> Condition:
 
 
 def _number(one: Filter, limit: int) -> int:
-    """An integer of any width, from 0 on."""
+    """Return the filter's integer of any width, 0 or greater."""
     value = one.value
     if type(value) is not int or not 0 <= value < limit:
         raise _invalid(one, "a number from 0 on is expected")
@@ -140,7 +141,7 @@ def _number(one: Filter, limit: int) -> int:
 
 
 def _offset_spec(one: Filter, now_ms: int) -> Start:
-    """RabbitMQ's: a place, an interval such as `10m`, a timestamp, or an offset."""
+    """Parse RabbitMQ's stream offset: `first`, `last`, `next`, an interval such as `10m`, a timestamp, or an offset."""
     value = one.value
     if isinstance(value, Timestamp):
         return AtTime(int(value))
@@ -156,9 +157,9 @@ def _offset_spec(one: Filter, now_ms: int) -> Start:
 
 
 def _event_hubs_position(text: str) -> Start | None:
-    """The position that a selector of Event Hubs' clients is; None when it is another selector.
+    """Return the start position if a selector is one that Event Hubs' clients use for it, else None.
 
-    An offset below 0 is the beginning. The records are not compared one by one: reading begins there.
+    A negative offset is the beginning. The selector is not evaluated for records: reading starts at the position.
     """
     if _EVENT_HUBS_LATEST.fullmatch(text):
         return Place.END
@@ -174,7 +175,7 @@ def _event_hubs_position(text: str) -> Start | None:
 
 
 def _not_from(container_id: str) -> Condition:
-    """Whether a record did not come from this very client."""
+    """Return a condition that excludes the records of this client."""
     own = container_id.encode()
 
     def foreign(record: Received) -> bool:
@@ -185,7 +186,7 @@ def _not_from(container_id: str) -> Condition:
 
 
 def both(first: Condition | None, second: Condition | None) -> Condition | None:
-    """What both select; None is everything."""
+    """Combine two conditions with AND; None selects everything."""
     if first is None or second is None:
         return first or second
     return lambda record: first(record) and second(record)

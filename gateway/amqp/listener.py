@@ -1,4 +1,4 @@
-"""AMQP's server: each socket becomes an AMQP connection."""
+"""The AMQP server: it makes an AMQP connection of each accepted socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 
 
 class AmqpServer(ProtocolServer):
-    """Everything AMQP of one process."""
+    """The AMQP server of the process, with all its connections."""
 
     def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
@@ -41,36 +41,36 @@ class AmqpServer(ProtocolServer):
         )
 
     def open(self) -> tuple[Connection, AmqpConnection]:
-        """The sans-io connection of a new socket, and what its events mean."""
+        """Create the sans-io connection of a new socket and the handler of its events."""
         services = self._services
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
         return connection, AmqpConnection(services, connection, self._open)
 
     def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
-        """Connections whose grant is among those that allow something else now."""
+        """Recheck the links of the connections whose grant has changed."""
         for connection in tuple(self._open):
-            if connection.alive and getattr(connection, "grant", None) in changed:  # it has none before its open
+            if connection.alive and getattr(connection, "grant", None) in changed:  # no grant before the peer's open
                 connection.rights_changed()
             yield
 
     def departing(self) -> tuple[AmqpConnection, ...]:
-        """Every connection."""
+        """Return all open connections."""
         return tuple(self._open)
 
     def close_doors(self) -> None:
-        """Accept no connection, and answer an open with a close."""
+        """Accept no more connections, and answer an open with a close."""
         super().close_doors()
         self._services.is_closed = True
 
     def stop_taking(self) -> None:
-        """No new connection, no more credit, no further transfer read; outcomes still go out."""
+        """Accept no connection, grant no credit, roll back transactions and stop reading; outcomes are still sent."""
         for connection in self._open:
             connection.prepare_to_leave()
         self._services.coordinators.stop()
         super().stop_taking()
 
     async def stop(self, timeout: float) -> None:
-        """Wait for transactions that end, then close every connection; all within `timeout` seconds."""
+        """Wait for commits and rollbacks under way, then close every connection, within `timeout` seconds in all."""
         await self._services.coordinators.wait_ended(timeout / 2)
         await super().stop(timeout / 2)
         self._services.close_nodes()
@@ -81,7 +81,7 @@ class AmqpServer(ProtocolServer):
             connection.leave()
 
     def statistics(self) -> AmqpStatistics:
-        """Counts for the metrics."""
+        """Return the statistics for the metrics."""
         services = self._services
         now = [connection.statistics() for connection in self._open]
         totals = [sum(column) for column in zip(*now, strict=True)] if now else [0] * 6

@@ -1,4 +1,4 @@
-"""AMQP's login: SASL mechanisms, as far as the listener takes them."""
+"""AMQP's login: the SASL mechanisms that the listener offers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 
 class Login:
-    """One SASL dialogue. SCRAM takes several steps, every other mechanism one."""
+    """One SASL exchange. SCRAM takes several steps, every other mechanism one."""
 
     __slots__ = ("_certificate", "_entrance", "_exchange", "_peer", "name")
 
     def __init__(self, entrance: Entrance, *, peer: str, certificate: Mapping[str, Any] | None) -> None:
-        """`certificate` is the client's verified one, as `SSLObject.getpeercert()` gives it."""
+        """`certificate` is the client's verified certificate, as `SSLObject.getpeercert()` returns it."""
         self._entrance = entrance
         self._peer = peer
         self._certificate = certificate
         self._exchange: Exchange | None = None
-        self.name = ""  # by which the peer says that it is known, where that is not a part of the mechanism's secret
+        self.name = ""  # the claimed user name, for the audit log; "" if the mechanism does not send one in plain text
 
     async def step(self, event: SaslInitReceived | SaslResponseReceived) -> Continue | Done | Failed:
-        """Take what the peer said; the answer is a challenge or the verdict."""
+        """Process the peer's initial response or response; return a challenge or the result."""
         if isinstance(event, SaslInitReceived):
             self._exchange = self._entrance.exchange(event.mechanism, peer=self._peer)
             if self._exchange is None:
@@ -42,10 +42,10 @@ class Login:
         return await self._exchange.step(event.response)
 
     async def _prove(self, mechanism: str, response: bytes | None) -> Identity | None:
-        """The identity that one message proves; None: refused.
+        """Authenticate with a mechanism of one message; return the identity, or None when the login is refused.
 
-        An authorization identity other than the authenticated one would be acting for somebody else, which is not
-        offered: such a login is refused (RFC 4616 part 2, RFC 4422 appendix A).
+        Acting for another user is not supported: an authorization identity that differs from the authenticated one is
+        refused (RFC 4616 part 2, RFC 4422 appendix A).
         """
         entrance = self._entrance
         if mechanism == "ANONYMOUS":

@@ -1,12 +1,14 @@
 """Dynamic nodes: temporary queues and topics, mostly for replies (part 3.5.3, "dynamic").
 
-A node's address is `<amqp.reply_topic>/<a name that nobody can guess>`: one key of an ordinary Kafka topic. So whoever
-may publish there can answer, over every protocol and at every gateway; an MQTT client sends to that very topic name.
-The gateway at which the node was made reads the end of the topic and gives each record to the node of its key. Nothing
-is kept in memory for a receiver without credit: the log is the queue, as for every subscriber of the live reader.
+A node's address is `<amqp.reply_topic>/<unguessable name>`: one key of an ordinary Kafka topic. Every client with the
+right to publish to that topic can reply, over every protocol and at every gateway; an MQTT client publishes to the
+address as its topic name. The gateway that created the node reads the end of the topic and offers each record to the
+node of its key. No records are buffered for a receiver without credit: the log is the queue, as for every subscriber of
+the live reader.
 
-A node belongs to the connection that made it, and goes with the link that made it. A queue's receivers take turns, and
-what they give back is offered again; each receiver of a topic gets everything that comes while it is there.
+A node belongs to the connection that created it, and is deleted with the link that created it. A queue's receivers take
+turns, and records that they return are offered again; each receiver of a topic gets every record that arrives while it
+is attached.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from protocols.amqp.links import Link
 
 TEMPORARY_QUEUE: Final = "temporary-queue"
 TEMPORARY_TOPIC: Final = "temporary-topic"
-RETURN_S: Final = 0.1  # until a record that was given back to a temporary queue is offered again
-LINGER_S: Final = 30.0  # how long the reply topic is read on after its last node: the next request makes a new one
+RETURN_S: Final = 0.1  # delay before a record that was returned to a temporary queue is offered again
+LINGER_S: Final = 30.0  # reading the reply topic continues this long after its last node: the next request creates one
 
 
 class NodeReceiver(Subscriber, Protocol):
-    """A link that receives from a node; the links know the nodes, not the other way round."""
+    """A link that receives from a node; a protocol, because the links import this module."""
 
     link: Link
 
@@ -44,51 +46,51 @@ class NodeReceiver(Subscriber, Protocol):
 
 
 class Node:
-    """One temporary queue or topic; a queue is itself the subscriber of the live reader."""
+    """One temporary queue or topic. A queue itself subscribes to the live reader; for a topic its receivers do."""
 
     def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
-        self.address = f"{nodes.address}/{name}"  # of the node, as its owner says it
+        self.address = f"{nodes.address}/{name}"  # without a tenant's prefix
         self.key = name.encode()  # of its records
-        self.owner = owner  # the connection that made it
+        self.owner = owner  # the connection that created it
         self.lossy = False
         self._nodes = nodes
         self._queue = queue
-        self._consumers: dict[NodeConsumer, None] = {}  # of a queue: in the order of their turns
+        self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
         self._returned: deque[tuple[Received, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def candidates(self) -> Collection[tuple[Subscriber, None]]:
-        """Who is offered the node's records at the end of the log."""
+        """The subscribers to which the live reader offers the node's records."""
         return ((self, None),) if self._queue else tuple(self._consumers.items())
 
     @property
     def demand(self) -> int:
-        """What the receivers of a queue take now."""
+        """The demand of all receivers of a queue."""
         return sum(consumer.demand for consumer in self._consumers)
 
     def source(self, wanted: Collection[str]) -> Source:
-        """What a link that receives from it asks for."""
+        """Return the source of a link that receives from this node."""
         kind = TEMPORARY_QUEUE if self._queue else TEMPORARY_TOPIC
         return Source(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
 
     def join(self, link: NodeReceiver) -> NodeConsumer:
-        """A link receives from it."""
+        """Add a receiving link."""
         consumer = NodeConsumer(self, link)
         self._consumers[consumer] = None
         return consumer
 
     @property
     def links(self) -> list[NodeReceiver]:
-        """The links that receive from it."""
+        """The receiving links."""
         return [consumer.link for consumer in self._consumers]
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Give a record to the queue's next receiver with capacity; see `Subscriber`."""
+        """Offer a record to the queue's next receiver with capacity; see `Subscriber`."""
         return record.key != self.key or self._hand(record, 0)
 
     def wake(self, consumer: NodeConsumer) -> None:
-        """A receiver has capacity."""
+        """Resume reading for a receiver that has capacity again."""
         if not self._queue:
             self._nodes.live_reader.resume(consumer)
             return
@@ -98,7 +100,7 @@ class Node:
 
     @property
     def live_reader(self) -> LiveReader:
-        """Who reads the log."""
+        """The reader of the reply topic."""
         return self._nodes.live_reader
 
     def unread(self, consumer: NodeConsumer, ends: Mapping[TopicPartition, int]) -> int:
@@ -106,14 +108,14 @@ class Node:
         return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
     def give_back(self, record: Received, attempts: int) -> None:
-        """A receiver has not settled a record; that is the end of it, unless it is a queue's."""
+        """Return a record that a receiver has not accepted: a queue offers it again, a topic drops it."""
         if self._queue:
             self._returned.append((record, attempts))
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
 
     def leave(self, consumer: NodeConsumer) -> None:
-        """A receiver is gone."""
+        """Remove a receiver."""
         self._consumers.pop(consumer, None)
         if not self._queue:
             self._nodes.live_reader.forget(consumer)
@@ -123,8 +125,8 @@ class Node:
         self._nodes.delete(self)
 
     def close(self) -> None:
-        """Forget everything."""
-        self._queue = False  # what is given back now is not kept
+        """Release the node's timer, records and subscribers."""
+        self._queue = False  # so that records returned from now on are dropped
         if self._timer is not None:
             self._timer.cancel()
         self._returned.clear()
@@ -141,14 +143,14 @@ class Node:
             self._returned.popleft()
 
     def _hand(self, record: Received, attempts: int) -> bool:
-        """To the next receiver that wants it and has capacity; what no receiver wants is done with."""
+        """Hand a record to the next receiver that selects it and has capacity; drop it if no receiver selects it."""
         wanted = not self._consumers
         for consumer in self._consumers:
             if not consumer.link.wants(record):
                 continue
             wanted = True
             if consumer.take(record, attempts):
-                if consumer in self._consumers:  # it may have left by what it was given
+                if consumer in self._consumers:  # taking the record may have ended the link
                     del self._consumers[consumer]
                     self._consumers[consumer] = None
                 return True
@@ -156,54 +158,54 @@ class Node:
 
 
 class NodeConsumer:
-    """A link's place at a node: what a group's `Membership` is in a group; the subscriber of a topic's receiver."""
+    """A link's membership in a node, like a group's `Membership`; for a topic it subscribes to the live reader."""
 
     __slots__ = ("_held", "_node", "link", "lossy")
 
     def __init__(self, node: Node, link: NodeReceiver) -> None:
-        self.link = link  # whose it is
+        self.link = link
         self.lossy = False
         self._node = node
         self._held: dict[int, tuple[Received, int]] = {}
 
     @property
     def demand(self) -> int:
-        """The link's."""
+        """The link's demand."""
         return self.link.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """A record of a topic; see `Subscriber`."""
+        """Offer a record of a temporary topic; see `Subscriber`."""
         return record.key != self._node.key or self.take(record, 0)
 
     def take(self, record: Received, attempts: int) -> bool:
-        """Send a record if there is capacity."""
-        self._held[id(record)] = (record, attempts)  # before the offer: the link may settle from within
+        """Send a record if the link has capacity; return whether it was sent."""
+        self._held[id(record)] = (record, attempts)  # before the offer, because the link may settle during it
         if self.link.offer_nowait(record):
             return True
         del self._held[id(record)]
         return False
 
     def wake(self) -> None:
-        """The link has capacity again."""
+        """Resume reading: the link has capacity again."""
         self._node.wake(self)
 
     def done(self, record: Received) -> None:
-        """The record is settled."""
+        """Forget a settled record."""
         self._held.pop(id(record), None)
 
     def done_all(self, records: Sequence[Received]) -> None:
-        """As `done` for each."""
+        """Forget settled records."""
         for record in records:
             self._held.pop(id(record), None)
 
     def again(self, record: Received, *, failed: bool = True) -> None:
-        """The record is not settled."""
+        """Return a record to the node; `failed` counts an attempt."""
         found = self._held.pop(id(record), None)
         if found is not None:
             self._node.give_back(record, found[1] + failed)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """The record is not for this receiver: done, or to be kept for another (which may be this one again)."""
+        """Drop a record that this receiver does not take, or `keep` it for the next one (possibly the same again)."""
         if keep:
             self.again(record, failed=failed)
         else:
@@ -214,12 +216,12 @@ class NodeConsumer:
         return len(self._node.links) > 1
 
     def attempts(self, record: Received) -> int:
-        """How often the record came back."""
+        """Return how often the record was returned as failed."""
         found = self._held.get(id(record))
         return found[1] if found is not None else 0
 
     def failures(self, record: Received) -> int:
-        """Not counted: temporary nodes have no dead letters."""
+        """Return 0: failures are not counted, because dynamic nodes have no dead letters."""
         return 0
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
@@ -227,11 +229,11 @@ class NodeConsumer:
         return await self._node.live_reader.ends(topic)
 
     def unread(self, ends: Mapping[TopicPartition, int]) -> int:
-        """How many offsets below `ends` have yet to be offered, and how many records were given back."""
+        """Count the offsets below `ends` that were not offered yet, and the returned records."""
         return self._node.unread(self, ends)
 
     async def leave(self, *, failed: bool = True) -> None:
-        """Give back what is unsettled."""
+        """Leave the node and return the unsettled records to it."""
         self._node.leave(self)
         held, self._held = self._held, {}
         for record, attempts in held.values():
@@ -239,7 +241,7 @@ class NodeConsumer:
 
 
 class Nodes:
-    """All temporary nodes of the process, or of a tenant in it; the `Fanout` of the reply topic."""
+    """All dynamic nodes of the process, or of one tenant; the `Fanout` of the reply topic."""
 
     def __init__(
         self,
@@ -249,10 +251,10 @@ class Nodes:
         random_id: Callable[[], str],
         address: str | None = None,
     ) -> None:
-        """Nothing is read before the first node is made.
+        """Prepare for nodes; reading starts with the first one.
 
-        `random_id` gives a name that cannot be guessed, legal in an MQTT topic. `address`: what the nodes' owners call
-        the topic, where that is another name.
+        `random_id` returns an unguessable name that is legal in an MQTT topic. `address` is the reply topic's name
+        without a tenant's prefix, if it has one.
         """
         self.topic = topic  # the reply topic
         self.address = topic if address is None else address
@@ -263,19 +265,19 @@ class Nodes:
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._nodes, linger_s=LINGER_S)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of nodes."""
         return len(self._nodes)
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """The node of the record's key."""
+        """Return the subscribers of the node that the record's key names."""
         node = self._nodes.get(record.key)
         return () if node is None else node.candidates
 
     async def create(self, owner: object, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
-        """Make a node: what is stored for it from now on reaches its receivers.
+        """Create a node; its receivers get the records that are stored for it from now on.
 
         Raises:
-            Refused: the reply topic is not there and may not be made, or Kafka does not answer.
+            Refused: the reply topic does not exist and may not be created, or Kafka does not answer.
         """
         info = await self._publisher.topic(self.topic)
         node = Node(self, owner, self._random_id(), queue=TEMPORARY_TOPIC not in capabilities)
@@ -288,17 +290,17 @@ class Nodes:
         return node, info
 
     def find(self, address: str | None) -> Node | None:
-        """The node of an address."""
+        """Return the node at an address, or None."""
         topic, slash, name = path_of(address).partition("/") if address else ("", "", "")
         return self._nodes.get(name.encode()) if slash and topic == self.address else None
 
     def delete(self, node: Node) -> None:
-        """Its end; the links that receive from it are the caller's to detach."""
+        """Delete a node; the caller detaches its receiving links."""
         if self._nodes.pop(node.key, None) is None:
             return
         node.close()
         self._watch.release()
 
     def close(self) -> None:
-        """Timers end."""
+        """Stop the timers."""
         self._watch.close()

@@ -1,4 +1,4 @@
-"""What the presence topic is told of AMQP's connections; several may have one container-id."""
+"""Reporting AMQP connections to the presence topic; several connections may have the same container-id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_PEER = Ended(CLIENT)
 def tell_online(  # noqa: PLR0917 - a connection's parts
     presence: Presence, connection: Hashable, container_id: str, principal: str, address: str, now: int
 ) -> None:
-    """The connection is open; `now` in epoch milliseconds."""
+    """Report an open connection; `now` is epoch milliseconds."""
     presence.online(
         f"{AMQP}/{container_id}",
         connection,
@@ -26,17 +26,17 @@ def tell_online(  # noqa: PLR0917 - a connection's parts
 
 
 def tell_offline(presence: Presence, connection: Hashable, container_id: str, ended: Ended) -> None:
-    """It has ended."""
+    """Report the end of a connection."""
     presence.offline(f"{AMQP}/{container_id}", connection, ended)
 
 
 def closed_by_us(error: Error, *, stopping: bool) -> Ended:
-    """We have closed it."""
+    """Return the reason for a connection that the gateway has closed."""
     return Ended(DRAIN if stopping else SERVER, error.condition, error.description)
 
 
 def failed(event: ConnectionFailed) -> Ended:
-    """The peer broke the protocol, fell silent, or left without a close."""
+    """Return the reason for a connection that failed: protocol error, idle time-out, or lost without a close."""
     if event.code == CONNECTION_FORCED:
         return LOST
     return Ended(TIMEOUT if "idle" in event.reason else SERVER, event.code, event.reason)

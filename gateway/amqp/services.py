@@ -1,4 +1,4 @@
-"""What all AMQP connections of a process share."""
+"""The services that all AMQP connections of a process share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STOPPING: Final = "the gateway is stopping"
 
 
 class Services:
-    """One for a process; `wall_clock` counts epoch milliseconds."""
+    """The shared services; `wall_clock` returns epoch milliseconds."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class Services:
         random_id: Callable[[], str],
     ) -> None:
         self.config = config
-        self.is_closed = False  # the gateway stops, and peers have begun to leave: an open is answered with a close
+        self.is_closed = False  # the gateway is stopping: an open is answered with a close
         self.container_id = container_id
         self.publisher = publisher
         self.live_reader = live_reader
         self.groups = groups
-        self.names = names  # whose the groups are
+        self.names = names  # the owners of consumer groups
         self.access = access
         self.limits = limits
-        self.presence = presence  # told who is connected; None: off
+        self.presence = presence  # None when the presence topic is off
         self.wall_clock = wall_clock
         self.kinds = Kinds(config.addresses)
         self.counts = Counts()
-        self.gates = CreditGates(publisher)  # of the incoming links' credit
+        self.gates = CreditGates(publisher)
         self.subscriptions = Subscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         windows = (config.link_credit_least, config.link_credit)
@@ -79,7 +79,7 @@ class Services:
             publisher.budgets.outgoing,
         )
         self._random_id = random_id
-        self._nodes: dict[str, Nodes] = {}  # by the prefix of their owners' names
+        self._nodes: dict[str, Nodes] = {}  # by tenant prefix
         self.coordinators = Coordinators(
             transactions,
             self.counts,
@@ -88,10 +88,10 @@ class Services:
             random_id=random_id,
         )
         self.places = Places()  # the partitions of links that send without keys
-        self.attaching = Share()  # the part of each turn that attaches have
+        self.attaching = Share()  # the share of each turn of the loop that is used for attaches
 
     def nodes(self, names: Names) -> Nodes:
-        """The temporary nodes of clients with such names."""
+        """Return the dynamic nodes of one tenant."""
         found = self._nodes.get(names.prefix)
         if found is None:
             own = self.config.reply_topic
@@ -101,16 +101,16 @@ class Services:
 
     @property
     def nodes_count(self) -> int:
-        """How many temporary nodes there are."""
+        """The number of dynamic nodes."""
         return sum(map(len, self._nodes.values()))
 
     def close_nodes(self) -> None:
-        """Timers end."""
+        """Stop the timers of all dynamic nodes."""
         for nodes in self._nodes.values():
             nodes.close()
 
     def farewell(self) -> Error:
-        """What a peer is told by a gateway that stops, and where it shall go (part 2.8.16)."""
+        """Return the error for closing connections when the gateway stops, with a redirect if set (part 2.8.16)."""
         target = self.config.redirect
         if target is None:
             return Error(CONNECTION_FORCED, STOPPING)

@@ -1,23 +1,23 @@
-"""What a receiving link asks for: the end of a topic, a queue, a consumer group by name, or a subscription.
+"""Interpreting a receiving link's source: the end of a topic, a queue, a named consumer group, or a subscription.
 
-| what the peer says | consumer group | begins |
+| source | consumer group | starts |
 |---|---|---|
 | address `T` | none: the end of the log | now |
 | capability `queue`, or an address `queue://T`, `/queues/T` | `T` | at the topic's beginning |
-| likewise, with distribution-mode `copy` (a browser) | none: a reader of the log | at what the queue has not settled |
-| a queue `T/K` | `T/K`, of the records with key `K` | at the topic's beginning |
+| the same with distribution-mode `copy` (a browser) | none: a reader of the log | at the queue's committed position |
+| a queue `T/K` | `T/K`, only records with key `K` | at the topic's beginning |
 | address `T/group.id/G` | `G` | at the topic's beginning |
 | address `T::S` | `S` | now |
 | a durable source (terminus-durability, or expiry policy `never`) | `container-id:link-name` | now |
-| and capability `shared` | likewise, for several links; the name ends at `|` | now |
-| and capability `global` | `link-name` up to `|`, of all containers | now |
-| `shared` without durability | the same with `:volatile`, until its last link is gone | now |
+| the same with capability `shared` | the same, for several links; the name ends at `|` | now |
+| and with capability `global` | `link-name` up to `|`, for all containers | now |
+| `shared` without durability | the same with `:volatile`, until its last link is detached | now |
 
-Filters (`gateway.amqp.filters`) choose among the records, and say where a reader of the log begins. A position or a
-partition makes a queue such a reader too (RabbitMQ's streams are addressed like that); a group by name and a
-subscription have positions of their own, and are refused with another.
+Filters (`gateway.amqp.filters`) select records, and set the start position of a reader of the log. A position or a
+partition turns a queue into such a reader, too (RabbitMQ's streams are addressed like that). A named group and a
+subscription have positions of their own, so a filter with another one is refused.
 
-"Now" and "beginning" hold for a group that has committed nothing. The names are those that Qpid JMS and Artemis use.
+"Now" and "beginning" apply to a group that has committed nothing. The names are those of Qpid JMS and Artemis.
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ GLOBAL: Final = "global"
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 NEVER: Final = "never"
-NAME_END: Final = "|"  # of a shared subscription's link name: what follows tells its links apart
+NAME_END: Final = "|"  # ends the name of a shared subscription; the rest of the link name distinguishes its links
 GLOBAL_SUFFIX: Final = "|global"
 VOLATILE_SUFFIX: Final = ":volatile"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What a link receives."""
+    """A receiving link's source as Trivium serves it."""
 
     topic: str  # the Kafka topic
-    group: str | None = None  # the consumer group; None is the end of the log
-    at_end: bool = False  # a new group begins at the end
-    subscription: bool = False  # the group is the link's own: closing the link for good deletes it
-    exclusive: bool = False  # of a subscription: for one link at a time; a further attach steals it
-    volatile: bool = False  # of a subscription: it ends with its last link, however that goes
-    capabilities: tuple[str, ...] = ()  # those that the peer asked for and has
-    partition: int | None = None  # of the live reader: from this partition alone
-    start: Start | None = None  # of the live reader: where to begin; None is now
-    condition: Condition | None = None  # which records are wanted; None is all
-    filters: tuple[Filter, ...] = ()  # the peer's filters that this stands for
-    key: bytes | None = None  # of a queue: records with this key alone
-    browses: str | None = None  # the queue whose open records a browser is shown
+    group: str | None = None  # the consumer group; None reads from the end of the log
+    at_end: bool = False  # a new group starts at the end
+    subscription: bool = False  # the group is a subscription, which a detach with closed=true deletes
+    exclusive: bool = False  # a subscription for one link at a time; another attach steals it
+    volatile: bool = False  # a subscription that ends with its last link, however that ends
+    capabilities: tuple[str, ...] = ()  # the requested capabilities that the source has
+    partition: int | None = None  # without a group: read only this partition
+    start: Start | None = None  # without a group: the start position; None is now
+    condition: Condition | None = None  # selects records; None selects all
+    filters: tuple[Filter, ...] = ()  # the peer's filters that are applied
+    key: bytes | None = None  # of a queue: only records with this key
+    browses: str | None = None  # the queue whose unsettled records a browser is shown
 
     @property
     def stays(self) -> Condition | None:
-        """Which records stay for others when no receiver selects them; of a subscription they are for nobody."""
+        """Which records stay in the queue if no receiver selects them; None (subscriptions) drops them."""
         if self.group is None or self.at_end:
             return None
         key = self.key
         return everything if key is None else lambda record: record.key == key
 
     def whole(self, names: Names) -> Source:
-        """With whole names (`mapping.tenants`), where the link's peer has said its own."""
+        """Return the source with the tenant's prefix in all names (`mapping.tenants`)."""
         if not names.prefix:
             return self
-        own = self.condition  # a selector may look at the topic
+        own = self.condition  # a selector may read the topic's name, which must not show the prefix
         return msgspec.structs.replace(
             self,
             topic=names.topic(self.topic),
@@ -87,18 +87,18 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def everything(_record: Received) -> bool:
-    """Every record."""
+    """Select every record."""
     return True
 
 
 class Kinds:
-    """What plain addresses are, by the setting `amqp.addresses`: the first pattern that matches says it."""
+    """Decides by the setting `amqp.addresses` whether a plain address is a queue: the first matching pattern counts."""
 
     def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
         self._rules = [(rule.pattern.split("/"), rule.type == QUEUE) for rule in rules]
 
     def is_queue(self, address: str | None) -> bool:
-        """Whether an address that does not say it itself is a queue's."""
+        """Whether the rules make a plain address a queue."""
         if not self._rules or not is_plain(address):
             return False
         levels = (address or "").split("/")
@@ -109,7 +109,7 @@ NO_KINDS: Final = Kinds()
 
 
 def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KINDS) -> Source:
-    """What the source of a peer's receiving link means, at `now_ms` (epoch); AddressError: it cannot be served."""
+    """Interpret the source of a peer's receiving link at `now_ms` (epoch). Raises AddressError."""
     address = parse_source(link.source.address)
     if kinds.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
         address = msgspec.structs.replace(address, queue=True)
@@ -143,10 +143,10 @@ def _queue_of(address: SourceAddress) -> str:
 
 
 def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:
-    """The filters of a link that receives from a temporary node: it has no positions and no partitions.
+    """Parse the filters of a link that receives from a dynamic node, which has no positions and no partitions.
 
     Raises:
-        AddressError: it was asked for one, or for what no filter is.
+        AddressError: a filter asks for a position or a partition, or is invalid.
     """
     filters = read_filters(link.source.filters, container_id, now_ms)
     if filters.partition is not None or filters.start is not None:
@@ -155,12 +155,12 @@ def filters_of_node(link: Link, container_id: str, now_ms: int) -> Filters:
 
 
 def _is_browser(asked: Terminus, address: SourceAddress) -> bool:
-    """Whether somebody wants to look at a queue and leave it as it is."""
+    """Whether the link browses a queue: it reads the messages and leaves them there."""
     return asked.copies and address.group is None and (address.queue or QUEUE in asked.capabilities)
 
 
 def _reader(link: Link, address: SourceAddress) -> Source:
-    """A reader of the log, which begins where it says and commits nothing."""
+    """Return a source that reads the log from a given position or partition and commits nothing."""
     asked = link.source
     if address.group is not None or SHARED in asked.capabilities or _is_durable(asked):
         raise AddressError(
@@ -200,23 +200,23 @@ def _is_durable(asked: Terminus) -> bool:
 
 
 def resumed(link: Link, container_id: str, topic: str) -> Source:
-    """A durable subscription that the peer calls by its name alone: an attach without a source (JMS unsubscribes so).
+    """Return the durable subscription of an attach with a null source and only a link name (JMS unsubscribes so).
 
     Raises:
-        AddressError: no legal name.
+        AddressError: the name is not valid.
     """
     group = subscription_of(link, container_id)
     return Source(topic, group, at_end=True, subscription=True, exclusive=NAME_END not in link.name)
 
 
 def subscription_of(link: Link, container_id: str) -> str:
-    """The group of the durable subscription that a link's name alone means. Raises AddressError."""
+    """Return the consumer group of the durable subscription with this link name. Raises AddressError."""
     everywhere = link.name.endswith(GLOBAL_SUFFIX)
     return subscription_name(link.name, container_id, shared=NAME_END in link.name, everywhere=everywhere)
 
 
 def subscription_name(link_name: str, container_id: str, *, shared: bool, everywhere: bool) -> str:
-    """The consumer group of a subscription. Raises AddressError."""
+    """Return the consumer group of a subscription. Raises AddressError."""
     name = link_name.partition(NAME_END)[0] if shared else link_name
     if not name or not (container_id or (shared and everywhere)):
         raise AddressError(INVALID_FIELD, "a subscription needs a container-id and a link name")

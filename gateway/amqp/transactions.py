@@ -1,9 +1,10 @@
-"""Local transactions (AMQP 1.0 part 4): what peers post and retire under a txn-id becomes one Kafka transaction.
+"""Local transactions (AMQP 1.0 part 4): the messages posted and retired with a txn-id form one Kafka transaction.
 
-A `Coordinator` is a link whose messages declare and discharge; a `Transaction` belongs to it, and every link of the
-connection may take part. What is posted is stored at once and seen by nobody; what is retired is remembered. A
-successful discharge makes both true together. In every other case neither is: then what was posted is gone, what was
-retired and settled is offered again as a failed attempt, and what was retired and not settled is still the peer's.
+A `Coordinator` is a link whose messages declare and discharge transactions. A `Transaction` belongs to it, and every
+link of the connection may take part. Posted messages are stored immediately, but consumers do not see them before the
+commit; retirements are kept until the discharge. A successful discharge makes both effective together. Otherwise posted
+messages are discarded, records that were retired and settled are offered again as a failed attempt, and deliveries that
+were retired and not settled stay with the peer.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ from protocols.amqp.transactions import (
 log = structlog.get_logger(__name__)
 
 CAPABILITIES: Final = (LOCAL_TRANSACTIONS, MULTI_TXNS_PER_SSN, MULTI_SSNS_PER_TXN)
-COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator: a command has less than 100
+COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator's link; a command has less than 100 bytes
 COMMAND_CREDIT: Final = 50
 SETTLE_S: Final = 5.0
-"""How long a rollback waits for what was posted to be stored, so that it is answered as it would have been."""
+"""How long a rollback waits until posted messages are stored, so that they get their usual outcome."""
 _LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
 class Coordinators:
-    """The transactions of all connections."""
+    """All transactions of the process."""
 
     def __init__(
         self,
@@ -81,18 +82,18 @@ class Coordinators:
         timeout_s: float,
         random_id: Callable[[], str],
     ) -> None:
-        """`limit`: how many may be open; `random_id` gives hexadecimal digits for a txn-id."""
+        """`limit` is the number of open transactions; `random_id` returns hexadecimal digits for a txn-id."""
         self.kafka = kafka
         self.counts = counts
         self.timeout_s = timeout_s  # from the first message of a transaction to its discharge
-        self.open: set[Transaction] = set()  # not discharged, and their coordinators still there
-        self.ending: set[asyncio.Task[None]] = set()  # commits and rollbacks under way
+        self.open: set[Transaction] = set()  # declared, their discharge not answered, their coordinators attached
+        self.ending: set[asyncio.Task[None]] = set()  # running commits and rollbacks
         self._limit = limit
         self._random_id = random_id
         self._stopping = False
 
     def declare(self, coordinator: Coordinator) -> Transaction | Error:
-        """A new transaction, or why there is none."""
+        """Start a transaction; return it or the reason why it is refused."""
         if self._stopping:
             return Error(INTERNAL_ERROR, "the gateway is stopping")
         if len(self.open) >= self._limit:
@@ -102,59 +103,59 @@ class Coordinators:
         return transaction
 
     def stop(self) -> None:
-        """Roll back what is open, in the background; what is being discharged is let finish."""
+        """Roll back the open transactions in the background; running commits continue."""
         self._stopping = True
         for transaction in tuple(self.open):
             transaction.give_up(Error(ROLLED_BACK, "the gateway is stopping"))
 
     async def wait_ended(self, timeout: float) -> None:
-        """Let what is under way come to its end."""
+        """Wait for running commits and rollbacks."""
         if self.ending:
             await asyncio.wait(self.ending, timeout=timeout)
 
 
 class Coordinator:
-    """A link on which a peer declares and discharges; the `context` of the engine's link."""
+    """A link on which a peer declares and discharges transactions; the `context` of the engine's link."""
 
     __slots__ = ("_coordinators", "_unanswered", "known", "link", "peer", "touched")
 
     def __init__(self, coordinators: Coordinators, peer: Peer, link: Link, known: dict[bytes, Transaction]) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
-        self.known = known  # that the peer may post to, by txn-id
+        self.known = known  # the connection's transactions by txn-id
         self.link = link  # the engine's
         self.peer = peer  # the connection
         self.touched = False  # see `IncomingLink`
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
-        """Take commands; see `IncomingLink.receive`."""
+        """Handle commands; see `IncomingLink.receive`."""
         for delivery, data in zip(deliveries, messages, strict=True):
             self._unanswered += 1
             self._command(delivery, data)
 
     def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
-        """Refuse what is no command by its size."""
+        """Refuse a message that is too large to be a command."""
         self._unanswered += 1
         self._reject(delivery, Error(DECODE_ERROR, f"{size} bytes are no command"))
 
     def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        """A command cannot be part of a transaction."""
+        """Close the link: a command cannot be part of a transaction."""
         self.stray(delivery, len(data))
 
     def stray(self, delivery: Any, size: int) -> None:
-        """Likewise."""
+        """Close the link: a command cannot be part of a transaction."""
         self._unanswered += 1
         self._end(Error(NOT_ALLOWED, "a command within a transaction"))
 
     def top_up(self) -> None:
-        """Grant credit."""
+        """Grant credit for commands, when it is worth a frame."""
         self.touched = False
         grant = COMMAND_CREDIT - self.link.credit - self._unanswered
         if self.link.attached and not self.peer.quiescing and grant > COMMAND_CREDIT // 2:
             self.peer.engine.grant(self.link, grant)
 
     def answer(self, delivery: Any, error: Error | None) -> None:
-        """Answer a discharge."""
+        """Settle a discharge as accepted, or rejected with `error`."""
         if not self.peer.alive:
             return
         if error is not None:
@@ -166,7 +167,7 @@ class Coordinator:
         self.peer.flush_soon()
 
     def lost(self) -> None:
-        """The link is gone: its transactions are rolled back (part 4.3)."""
+        """Roll back the link's transactions: the link has ended (part 4.3)."""
         for transaction in [one for one in self.known.values() if one.coordinator is self]:
             transaction.give_up(Error(ROLLED_BACK, "the coordinator's link is gone"))
             transaction.forget()
@@ -209,7 +210,7 @@ class Coordinator:
         transaction.discharge(delivery, fail=command.fail)
 
     def _reject(self, delivery: Any, error: Error) -> None:
-        """Part 4.2: by the outcome where the controller can take it, else by the end of the link."""
+        """Reject a command, or close the link if the controller does not support `rejected` (part 4.2)."""
         outcomes = self.link.source.outcomes
         if outcomes and _REJECTED_OUTCOME not in outcomes:
             self._end(error)
@@ -225,13 +226,16 @@ class Coordinator:
 
 
 def _settle(tokens: Sequence[Any], result: Result) -> None:
-    """Kafka's answer. Messages on their way know their transaction; Kafka's side of it does not, or it were a cycle."""
+    """Settle messages after Kafka's answer.
+
+    The tokens refer to the transaction; Kafka's side of the transaction does not, to avoid a reference cycle.
+    """
     transaction: Transaction = tokens[0][0]
     transaction.settle(tokens, result)
 
 
 class _Retirement:
-    """A delivery to the peer, and the outcome that it is to have."""
+    """A delivery to the peer, and the outcome that the transaction gives it."""
 
     __slots__ = ("delivery", "link", "record", "state")
 
@@ -243,7 +247,7 @@ class _Retirement:
 
 
 class Transaction:
-    """One transaction."""
+    """One transaction of a peer."""
 
     __slots__ = (
         "_concluded", "_coordinators", "_ending", "_held", "_kafka", "_peer", "_retired", "_timer", "_unheld",
@@ -253,12 +257,12 @@ class Transaction:
     def __init__(self, coordinators: Coordinators, coordinator: Coordinator, txn_id: bytes) -> None:
         self.id = txn_id  # its txn-id
         self.coordinator = coordinator  # the link on which it was declared
-        self.error: Error | None = None  # why it can only be rolled back; None while it can be committed
+        self.error: Error | None = None  # why it must be rolled back; None while it can be committed
         self._coordinators = coordinators
         self._peer = coordinator.peer
         self._kafka = coordinators.kafka.begin(_settle)
         self._retired: dict[int, _Retirement] = {}
-        self._held = 0  # messages that have yet to find out where they go
+        self._held = 0  # messages whose topic is being looked up
         self._unheld: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending = asyncio.Lock()
@@ -267,7 +271,7 @@ class Transaction:
     # Posting (part 4.4.1).
 
     def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
-        """Count a message's arrival on its link, and refuse it when there is no use in storing it."""
+        """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
         incoming.window.arrive(size)
         if self.error is not None:
             self.refuse(incoming, delivery, Outcome.BUSY, self.error.description, self.error.condition)
@@ -282,7 +286,7 @@ class Transaction:
     def refuse(
         self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
     ) -> None:
-        """Settle a message that cannot be stored; the transaction cannot be committed any more."""
+        """Settle a message that cannot be stored; the transaction can no longer be committed."""
         peer = self._peer
         incoming.window.settle()
         incoming.audit(outcome, reason)
@@ -293,17 +297,17 @@ class Transaction:
             peer.engine.settle_posted(incoming.link, delivery, self.id, state)
 
     def hold(self) -> None:
-        """Somebody has yet to find out where a message goes: the discharge waits for `unhold`."""
+        """Delay the discharge until `unhold`, because the topic of a message is being looked up."""
         self._held += 1
 
     def unhold(self) -> None:
-        """It was posted or refused."""
+        """End one `hold`: the message was posted or refused."""
         self._held -= 1
         if self._unheld is not None and not self._held:
             self._unheld.set()
 
     def settle(self, tokens: Sequence[Any], result: Result) -> None:
-        """Kafka's answer for messages of this transaction."""
+        """Settle messages of this transaction after Kafka's answer."""
         peer = self._peer
         outcome = result.outcome
         self._coordinators.counts.incoming[outcome] += len(tokens)
@@ -324,14 +328,14 @@ class Transaction:
     # Retiring (part 4.4.2).
 
     def retire(self, link: OutgoingLink, event: Retired) -> None:
-        """Remember a delivery's outcome."""
+        """Keep a delivery's outcome until the discharge."""
         if self.error is not None:
             if event.delivery is None:
                 link.disposition(event.token, STATE_FAILED)
             return
         self._start_timer()
         known = self._retired.get(id(event.token))
-        if known is not None:  # not settled, and said once more
+        if known is not None:  # a second disposition before the delivery is settled
             known.state = event.state
             known.delivery = event.delivery
             return
@@ -339,7 +343,7 @@ class Transaction:
         link.retiring += 1
 
     def _places(self) -> list[tuple[GroupReader, AssignedPartition, int]]:
-        """What of it groups are to commit; dooms the transaction when a record is somebody else's by now."""
+        """Return the records to commit for groups; fail the transaction if a record has another receiver now."""
         places = []
         for retirement in self._retired.values():
             if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
@@ -351,7 +355,7 @@ class Transaction:
         return places
 
     def _conclude(self, *, committed: bool) -> None:
-        """Give the retired deliveries their outcome, or take it back."""
+        """Apply the outcomes of the retired deliveries, or undo them."""
         if self._concluded:
             return
         self._concluded = True
@@ -369,7 +373,7 @@ class Transaction:
                 committed
                 and state is not None
                 and peer.alive
-                and peer.engine.settle_retired(link.link, delivery, state)  # else it was settled otherwise meanwhile
+                and peer.engine.settle_retired(link.link, delivery, state)  # False if it is settled already
             ):
                 link.disposition(retirement.record, state)
             link.unretire()
@@ -378,16 +382,16 @@ class Transaction:
     # The end.
 
     def discharge(self, delivery: Any, *, fail: bool) -> None:
-        """End it as the peer says, and answer."""
+        """Start the commit, or the rollback if `fail`, and answer the discharge."""
         self._spawn(self._discharge(delivery, fail))
 
     def give_up(self, error: Error) -> None:
-        """Roll it back for a reason of ours; its discharge is rejected."""
+        """Start a rollback by the gateway; a later discharge is rejected with `error`."""
         self._doom(error)
         self._spawn(self._roll_back())
 
     def forget(self) -> None:
-        """No discharge can come any more."""
+        """Remove the transaction: it can no longer be discharged."""
         self.coordinator.known.pop(self.id, None)
         self._coordinators.open.discard(self)
 
@@ -408,7 +412,7 @@ class Transaction:
         self.give_up(Error(TIMED_OUT, f"not discharged within {self._coordinators.timeout_s:g} s"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin what does not end with the connection."""
+        """Start a task that is not cancelled with the connection."""
         task = self._peer.pump.spawn(self._guarded(work))
         self._coordinators.ending.add(task)
         task.add_done_callback(self._coordinators.ending.discard)
@@ -416,7 +420,7 @@ class Transaction:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # our bug, on one connection: it ends, and the other connections live on
+        except Exception as error:  # a bug here closes only this connection
             failures.tell("transaction", error)
             self._peer.pump.abort()
 
@@ -438,7 +442,7 @@ class Transaction:
         self.coordinator.answer(delivery, error)
 
     async def _posted(self) -> None:
-        """Wait for the fate of everything posted."""
+        """Wait until every posted message is stored or refused."""
         if self._held:
             self._unheld = asyncio.Event()
             await self._unheld.wait()
@@ -459,7 +463,7 @@ class Transaction:
         await self._roll_back()
 
     async def _roll_back(self) -> None:
-        """Undo it; twice does no harm."""
+        """Roll back; idempotent."""
         self._stop_timer()
         async with self._ending:
             if not self._concluded:

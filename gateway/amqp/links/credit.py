@@ -1,6 +1,6 @@
-"""What credit depends on besides a link's own window: the budgets of the process and of the topic.
+"""The budgets of the process and of topics as limits of link credit, besides each link's own window.
 
-While a budget's gate is shut no link gets credit for it; when it opens, all that waited for it are topped up.
+While a budget's gate is shut, its links get no credit; when it opens, all links that wait for it are topped up.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Waiter(Protocol):
     """A link that waits for credit."""
 
     def gate_opened(self) -> None:
-        """The budget that had shut has capacity again."""
+        """Ask for credit again: the budget has capacity again."""
 
 
 class CreditGates:
     """The gates of all incoming links of the process."""
 
     def __init__(self, publisher: Publisher) -> None:
-        self.senders = 0  # how many incoming links there are
+        self.senders = 0  # the number of incoming links
         self._publisher = publisher
         self._waiting: dict[Gate, set[Waiter]] = {}
         self._callbacks: dict[Gate, Callable[[bool], None]] = {}
 
     def shut_gate(self, topic: str | None) -> Gate | None:
-        """The budget gate that forbids more credit for `topic` now, if any; None is no topic in particular."""
+        """Return the shut budget gate that blocks credit for `topic`, or None; without a topic, only the process's."""
         publisher = self._publisher
         if not publisher.gate.is_open:
             return publisher.gate
@@ -42,14 +42,14 @@ class CreditGates:
         return None if gate.is_open else gate
 
     def paused(self, topic: str | None) -> Pause | None:
-        """Since when a budget forbids more credit for `topic`, and which; as `shut_gate`."""
+        """Return which budget blocks credit for `topic` and since when; see `shut_gate`."""
         shut = self.shut_gate(topic)
         if shut is self._publisher.gate:
             return pauses.since(PROCESS_BUDGET, PROCESS)
         return None if shut is None else pauses.since(TOPIC_BUDGET, f"topic {topic}")
 
     def budget(self, topic: str | None) -> Budget:
-        """The budget that a link to `topic` takes from; None is no topic in particular."""
+        """Return the budget of a link to `topic`, or the process's budget without a topic."""
         return self._publisher.budget if topic is None else self._publisher.budgets.topic(topic)
 
     def wait_for(self, gate: Gate, link: Waiter) -> None:
@@ -60,7 +60,7 @@ class CreditGates:
 
             def opened(is_open: bool) -> None:
                 if is_open:
-                    # In the next iteration: a gate opens in the middle of somebody's settlement.
+                    # In the next iteration of the loop: gates open in the middle of a settlement.
                     asyncio.get_running_loop().call_soon(self._gate_opened, gate)
 
             self._callbacks[gate] = opened
@@ -68,13 +68,13 @@ class CreditGates:
         links.add(link)
 
     def forget(self, link: Waiter) -> None:
-        """The link is gone."""
+        """Remove a link that has ended."""
         for links in self._waiting.values():
             links.discard(link)
 
     @property
     def waiting(self) -> int:
-        """How many links wait for a budget."""
+        """The number of links that wait for a budget."""
         return sum(len(links) for links in self._waiting.values())
 
     def _gate_opened(self, gate: Gate) -> None:

@@ -1,8 +1,8 @@
-"""Dead letters: records that their receivers reject, or fail on too often, go to another topic and are done with then.
+"""Dead letters: records that receivers reject, or fail on too often, are stored in another topic.
 
-A record is settled in its group only when every in-sync replica has its dead letter; until then it is held, and when it
-cannot be stored it goes back to the group. Off when no topic is configured: then a rejected record is done with, and
-one that fails is offered again and again.
+A record is settled in its group only when every in-sync replica has its dead letter; if that cannot be stored, the
+record returns to the group. Without a configured topic a rejected record is dropped, and a record that fails is offered
+again without limit.
 """
 
 from __future__ import annotations
@@ -25,29 +25,27 @@ log = structlog.get_logger(__name__)
 
 
 Told = Callable[[Received, bool], None]
-"""Told the fate of a record's dead letter: whether it is stored."""
+"""Called with a record and whether its dead letter was stored."""
 Token = tuple[Told, Received, str]
 
 
 class DeadLetters:
-    """All dead letters of the process; the publisher's `Owner` of them."""
+    """Stores all dead letters of the process, as their `Owner` for the publisher."""
 
     def __init__(self, publisher: Publisher, template: str | None, max_attempts: int, counts: Counts) -> None:
-        """`template`: the topic's name, in which `{topic}` stands for the record's own; None: no dead letters."""
+        """`template` is the dead-letter topic, with `{topic}` for the record's own. None means no dead letters."""
         self.max_attempts = max_attempts  # how often a record may fail
         self._counts = counts
         self._submit = publisher.submit
-        self._sender = Sender(lasting=True)  # one for all: they are few, and then they lie as they were rejected
+        self._sender = Sender(lasting=True)  # one for all, which keeps the order: dead letters are few
         self._template = template
-        self._troubled: set[str] = set()  # topics that did not take the last one; logged once
+        self._troubled: set[str] = set()  # topics whose last dead letter could not be stored; logged once
 
     def take(self, record: Received, cause: Cause, told: Told, names: Names) -> bool:
-        """Store a record's dead letter, below its receivers' prefix; `told` learns its fate.
-
-        `names` are the receivers'.
+        """Store a record's dead letter in a topic of its receivers' tenant (`names`); `told` is called with the result.
 
         Returns:
-            False when it cannot have one: there is no topic for it.
+            False when there is no dead-letter topic for it.
         """
         shown = names.shown(record)
         own = dead_letter_topic(self._template, shown) if self._template is not None else None
@@ -59,7 +57,7 @@ class DeadLetters:
         return True
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
-        """Kafka's answer; see `gateway.kafka.contracts.Owner`."""
+        """Report Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         stored = result.outcome is Outcome.STORED
         for told, record, topic in tokens:
             if stored:

@@ -1,7 +1,7 @@
-"""A link on which the peer sends: messages become records, Kafka's answers become outcomes and new credit.
+"""A link on which the peer sends: messages become records, Kafka's answers become dispositions and new credit.
 
-Credit is what slows a sender down: it comes back when Kafka has the record, and none is granted while the gate of the
-process's or the topic's budget is shut. What was granted is honoured, and dispositions flow all the time.
+Credit is the flow control: it is granted again when Kafka has stored the records, and not while the gate of the
+process's or the topic's budget is shut. Messages within the granted credit are accepted, and dispositions sent, always.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Allowed = Callable[[str, bytes | None], bool]
 
 
 class OpenTransaction(Protocol):
-    """A transaction that messages are posted to: `gateway.amqp.transactions` imports the links, not they it."""
+    """A transaction that messages are posted to; a protocol, because `gateway.amqp.transactions` imports the links."""
 
     def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
-        """Count a message's arrival on its link, and refuse it when there is no use in storing it."""
+        """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
         """Store a record; the delivery is settled when every in-sync replica has it."""
@@ -42,28 +42,28 @@ class OpenTransaction(Protocol):
     def refuse(
         self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
     ) -> None:
-        """Settle a message that cannot be stored; the transaction cannot be committed any more."""
+        """Settle a message that cannot be stored; the transaction can no longer be committed."""
 
     def hold(self) -> None:
-        """Somebody has yet to find out where a message goes: the discharge waits for `unhold`."""
+        """Delay the discharge until `unhold`, because the topic of a message is being looked up."""
 
     def unhold(self) -> None:
-        """It was posted or refused."""
+        """End one `hold`: the message was posted or refused."""
 
 
 class Ingress(msgspec.Struct, frozen=True):
-    """What all incoming links of the process share."""
+    """The services and settings that all incoming links of the process share."""
 
-    publisher: Publisher  # the way into Kafka
-    gates: CreditGates  # what their credit depends on
-    counts: Counts  # what became of the messages
+    publisher: Publisher
+    gates: CreditGates
+    counts: Counts
     windows: tuple[int, int]  # the smallest and the largest window of a link, in messages
-    link_bytes: int  # how much may wait for Kafka because of one link
-    largest_body: int  # in bytes; a message with a larger one is refused
+    link_bytes: int  # how many bytes of one link may be in flight to Kafka
+    largest_body: int  # in bytes; a message with a larger body is refused
 
 
 class IncomingLink:
-    """One link of a sending peer."""
+    """One link on which a peer sends."""
 
     __slots__ = (
         "_allowed", "_ingress", "_largest", "_peer", "_submit", "link", "mapper", "sender", "share", "touched",
@@ -79,10 +79,10 @@ class IncomingLink:
         *,
         allowed: Allowed | None,
     ) -> None:
-        """Take an accepted link.
+        """Prepare a link that is accepted next.
 
-        The destination is None while it is not known (`gateway.amqp.links.relay`); `allowed` is asked for each record's
-        key, None when every key is allowed.
+        `destination` is None if each message has its own (`gateway.amqp.links.relay`). `allowed` checks each record's
+        topic and key; None allows every key.
         """
         self._ingress = ingress
         self._peer = peer
@@ -90,24 +90,24 @@ class IncomingLink:
         self._submit = ingress.publisher.submit
         self._allowed = allowed
         self.link = link  # the engine's
-        self.mapper = None if destination is None else Mapper(destination)  # of its messages
-        self.sender = peer.sender(link)  # keeps its messages in order
-        self.share = LinkShare(peer.budget, ingress.link_bytes)  # how much may be unanswered, by what is free
+        self.mapper = None if destination is None else Mapper(destination)
+        self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
+        self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
-        self.window = CreditWindow(limit, least)  # counts what is unanswered, and finds how much may be
-        self.touched = False  # has arrivals or settlements since its credit was looked at
+        self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
+        self.touched = False  # has received or settled messages since the last `top_up`
 
     def judge_by(self, allowed: Allowed | None) -> None:
-        """Ask this for each record's key from now on, as of `__init__`."""
+        """Check each record from now on with `allowed`; see `__init__`."""
         self._allowed = allowed
 
     @property
     def destination(self) -> Destination | None:
-        """Where its messages go."""
+        """The destination of its messages; of a relay, that of the last one."""
         return None if self.mapper is None else self.mapper.destination
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
-        """Take messages, of `size` bytes together."""
+        """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
         assert self.mapper is not None
         self.window.arrive_run(len(messages), size)
         map_message, largest, allowed = self.mapper.record, self._largest, self._allowed
@@ -126,12 +126,12 @@ class IncomingLink:
                 submit(record, peer, (self, delivery), sender)
 
     def _excess(self, record: Record) -> str:
-        """What is wrong with a body's size; empty: nothing."""
+        """Return why a body is too large, or "" if it is not."""
         size = len(record.value or b"")
         return f"a body of {size} bytes, the limit is {self._largest}" if size > self._largest else ""
 
     def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Take one message within a transaction."""
+        """Post one received message in a transaction."""
         if transaction.admits(self, delivery, len(data)):
             self._post(transaction, delivery, data, now_ms)
 
@@ -152,12 +152,12 @@ class IncomingLink:
         transaction.post(self, delivery, record)
 
     def stray(self, delivery: Any, size: int) -> None:
-        """Refuse a message for a transaction that does not exist."""
+        """Refuse a message that is posted in an unknown transaction."""
         self.window.arrive(size)
         self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
 
     def oversized(self, delivery: Any, size: int, transaction: OpenTransaction | None = None) -> None:
-        """Refuse a message above max-message-size; the link lives on, but not the transaction that it was for."""
+        """Refuse a message above max-message-size; the link stays attached, but its transaction cannot be committed."""
         reason = f"{size} bytes, the limit is {self.link.limit}"
         self.window.arrive(size)
         if transaction is not None:
@@ -166,7 +166,7 @@ class IncomingLink:
             self.refuse(delivery, Outcome.TOO_LARGE, reason)
 
     def refuse(self, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None) -> None:
-        """Settle a message that does not reach Kafka; rejected with `condition` where the outcome's is too general."""
+        """Settle a message that is not stored; `condition` replaces the outcome's more general error condition."""
         self.window.settle()
         self._ingress.counts.incoming[outcome] += 1
         self.audit(outcome, reason)
@@ -175,7 +175,7 @@ class IncomingLink:
             self._peer.engine.settle_delivery(self.link, delivery, state)
 
     def audit(self, outcome: Outcome, reason: str) -> None:
-        """A message was refused: that is told when its sender may not send it."""
+        """Write an audit line if a message was refused for a missing right."""
         if outcome is Outcome.DENIED:
             topic = "" if self.destination is None else self.destination.topic
             self._peer.audit_denied("publish", topic, reason)
@@ -206,19 +206,19 @@ class IncomingLink:
             self._peer.engine.grant(link, grant)
 
     def gate_opened(self) -> None:
-        """The gate that had shut is open again."""
+        """Grant credit again after the gate has opened."""
         self.top_up()
         self._peer.flush_soon()
 
     def leave(self) -> None:
-        """The link is gone."""
+        """Release the link's shares; the link has ended."""
         self.share.end()
         self.sender.leave()
         if self._peer.crediting is not None:
             self._peer.crediting.forget(self.gate_opened, self.link.credit)
 
     def flow(self) -> Window:
-        """Its credit, and what is unanswered."""
+        """Return the link's credit and its number of unsettled messages."""
         topic = self.destination.topic if self.destination is not None else None
         credit, unsettled = self.link.credit, self.window.unsettled
         paused = self._ingress.gates.paused(topic)

@@ -1,8 +1,8 @@
 """A link on which the peer receives: a subscriber of the end of a topic, or of a consumer group.
 
-Credit is demand. What the peer accepts is done; what it releases or modifies goes back to the group; what it rejects,
-or fails on too often, becomes a dead letter. A link at the end of the log has nobody to give a record back to: whatever
-its outcome, it is done with.
+The link's credit is its demand. An accepted record is done; a released or modified one returns to the group; one that
+is rejected, or fails too often, becomes a dead letter. A link at the end of the log has no group that could offer a
+record again, so there every outcome ends the record.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from protocols.amqp.outcomes import STATE_FAILED, Error, State
 log = structlog.get_logger(__name__)
 
 DEAD_LETTER_S: Final = 5.0
-"""How long a link that has ended waits for its dead letters; afterwards their records go back to the group too."""
+"""How long an ended link waits for its dead letters to be stored; then their records return to the group, too."""
 
 BURST: Final = 64
-"""Records sent between two looks at the credit, the session's window, the receiver's share and the clock."""
+"""Records sent before credit, session window, the receiver's share of the budget and the clock are read again."""
 LARGE: Final = 1024
-"""So many bytes of a message count as one more record of a burst."""
+"""This many bytes of messages count as one more record of a burst."""
 UNSETTLED_COST: Final = 512
-"""Bytes that a delivery takes beside its message, in proton and here, until it is settled."""
+"""Bytes of memory for an unsettled delivery besides its message, in proton and here."""
 
 DRAIN_S: Final = 8.0
-"""So long a drain (part 2.6.7) waits while nothing is read, before it is answered all the same: as others for Kafka."""
+"""How long a drain (part 2.6.7) waits without progress in reading before it is answered; the usual wait for Kafka."""
 DRAIN_LOOKS_S: Final = (0.01, 0.2)
-"""First and longest pause between two looks at what is left: thousands of links may wait for one busy Kafka."""
+"""The first and the longest poll interval of a drain: thousands of links may wait for one busy Kafka."""
 
 
 class Egress(msgspec.Struct, frozen=True):
-    """What all outgoing links of the process share."""
+    """The services and settings that all outgoing links of the process share."""
 
-    live_reader: LiveReader  # the live reader, for links without a group
-    dead_letters: DeadLetters  # what receivers cannot take
-    subscriptions: Subscriptions  # who has them
-    names: GroupNames  # whose the groups are
-    counts: Counts  # what became of the records
-    max_unsettled: int  # records that one link may have sent and not settled
-    outgoing: Budget  # of all receivers, for what is unsettled
+    live_reader: LiveReader  # for links without a group
+    dead_letters: DeadLetters
+    subscriptions: Subscriptions
+    names: GroupNames  # the owners of consumer groups
+    counts: Counts
+    max_unsettled: int  # unsettled deliveries per link
+    outgoing: Budget  # all receivers' unsettled deliveries share it
 
 
 class OutgoingLink:
-    """One link of a receiving peer: a `contracts.Subscriber` and, for the live reader, `Fanout` of itself."""
+    """One link on which a peer receives: a `contracts.Subscriber` and, for the live reader, its own `Fanout`."""
 
     __slots__ = (
         "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_holding", "_left",
@@ -86,28 +86,28 @@ class OutgoingLink:
         self._names = peer.grant.names
         self._settled = settled
         self._source = source
-        self._condition = source.condition if source.group is None else None  # a group knows it itself
+        self._condition = source.condition if source.group is None else None  # a group applies it itself
         self._partition = source.partition
         self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.Task[None] | None = None
-        self._holding: Holding | None = None  # what is unsettled, from the first time on that it is much
+        self._holding: Holding | None = None  # the unsettled bytes in the shared budget; None until they are many
         self._left = False
         self._dead_letters = egress.dead_letters
-        self._pending = 0  # dead letters on their way to Kafka
-        self._none_pending: asyncio.Event | None = None  # after the link's end: set when there are none
-        self._released: asyncio.Event | None = None  # after the link's end: set when no transaction has any of it
-        self._burst = 0  # that may be sent before demand and time are looked at again
+        self._pending = 0  # in-flight dead letters
+        self._none_pending: asyncio.Event | None = None  # after the link's end: set when no dead letter is in flight
+        self._released: asyncio.Event | None = None  # after the link's end: set when no transaction holds its records
+        self._burst = 0  # records that may be sent before demand and clock are read again
         self._now_ms = 0
-        self._waits = True  # said "no capacity", or has not been asked yet
+        self._waits = True  # the reader waits for `wake`
         self.link = link  # the engine's
         self.topic = source.topic  # the Kafka topic
-        self.lossy = False  # a record is kept until it was sent
-        self.unsettled = 0  # sent and without an outcome
-        self.retiring = 0  # of these, how many have one in a transaction that is not discharged
+        self.lossy = False  # a record is offered until it is sent
+        self.unsettled = 0  # deliveries sent and not settled
+        self.retiring = 0  # deliveries among them with an outcome in a transaction that is not discharged
 
     def is_refused_by(self, grant: Grant) -> bool:
-        """Whether a peer with these rights would not get this link; a temporary node's is for the one that made it."""
+        """Whether these rights do not allow this link; a link of a dynamic node is always allowed to its owner."""
         if isinstance(self._membership, NodeConsumer):
             return False
         group = self._source.group
@@ -116,7 +116,7 @@ class OutgoingLink:
         )
 
     def joined(self, membership: Membership | NodeConsumer) -> None:
-        """The group, or the temporary node, that this link receives for."""
+        """Set the membership in the consumer group or the dynamic node from which this link receives."""
         self._membership = membership
         if self._left:
             self._peer.pump.spawn(membership.leave())
@@ -125,7 +125,7 @@ class OutgoingLink:
 
     @property
     def demand(self) -> int:
-        """Credit, bounded by what may be unsettled; 0 while the socket is slow, or the peer holds or owes too much."""
+        """The credit, up to the limit of unsettled deliveries; 0 while the socket, the budget or a rate blocks it."""
         peer, holding = self._peer, self._holding
         shut = holding is not None and not holding.gate.is_open
         if self._left or shut or not self.link.accepted or peer.gone or not peer.takes_more:
@@ -133,14 +133,14 @@ class OutgoingLink:
         return max(0, min(self._engine.credit_of(self.link), self._egress.max_unsettled - self.unsettled))
 
     def flow(self) -> Window:
-        """The peer's credit, and what it has not settled."""
+        """Return the link's credit and its number of unsettled deliveries."""
         credit = self._engine.credit_of(self.link)
         return Window(
             shown(self.link.name), False, self.topic, credit + self.unsettled, credit, self.unsettled, self._paused()
         )
 
     def _paused(self) -> Pause | None:
-        """Why no record would be taken now."""
+        """Return why there is no demand now, or None."""
         if self.demand > 0 or self._left:
             return None
         if not self._peer.takes_more:
@@ -151,14 +151,14 @@ class OutgoingLink:
         return pauses.since(reason, self) or Pause(reason)
 
     def lacks(self) -> tuple[str, str] | None:
-        """Why there is no demand, and whose it is (`gateway.kafka.contracts.Subscriber`)."""
+        """Return why there is no demand, and the client (`gateway.kafka.contracts.Subscriber`)."""
         paused = self._paused()
         if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET, *OUTGOING_RATES):
             return None
         return paused.reason, self._peer.subject
 
     def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
-        """Every record of the topic is for this link, or of the one partition that it reads."""
+        """Select every record of the topic, or of the one partition that this link reads."""
         return self._selected if self._partition is None or record.partition == self._partition else ()
 
     def wants(self, record: Received) -> bool:
@@ -172,7 +172,7 @@ class OutgoingLink:
         membership = self._membership
         if self._condition is not None and not self._condition(record):
             if membership is not None:
-                membership.done(record)  # of a temporary topic: it is nobody else's
+                membership.done(record)  # of a temporary topic, where each receiver gets its own copy
             return True
         attempts = membership.attempts(record) if membership is not None else 0
         if (
@@ -188,11 +188,11 @@ class OutgoingLink:
         return self._offer((record,), attempts) > 0
 
     def offer_run(self, records: Sequence[Received], context: object = None) -> int:
-        """Send records that were given to nobody before; see `contracts.RunSubscriber`."""
+        """Send records that were never offered before; see `contracts.RunSubscriber`."""
         return self._offer(records, 0)
 
     def _offer(self, records: Sequence[Received], attempts: int) -> int:
-        """Send records while there is credit: how many were taken. `attempts` were made with each before."""
+        """Send records while there is credit, and return how many; each has had `attempts` failed attempts before."""
         if self._left:
             return len(records)
         taken = 0
@@ -201,7 +201,7 @@ class OutgoingLink:
         return taken
 
     def _room(self) -> int:
-        """How many records may be sent now: looked at anew in each turn of the loop in which something is sent."""
+        """Return how many records may be sent now; the limits are checked again in each turn that sends something."""
         pump = self._peer.pump
         if self._burst <= 0 or not pump.flushing or not pump.writable:
             self._burst = self._next_burst()
@@ -212,7 +212,7 @@ class OutgoingLink:
         return self._burst
 
     def _send(self, records: Sequence[Received], attempts: int) -> int:
-        """Send the first of the records, as many as a burst allows: how many, those that cannot be sent included."""
+        """Send the first of the records, up to the burst, and return how many; this includes the unsendable ones."""
         found = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * LARGE)
         messages = cast("list[bytes]", found)
         count = len(messages)
@@ -239,7 +239,7 @@ class OutgoingLink:
     def _sendable(
         self, records: Sequence[Received], messages: Sequence[bytes | None], limit: int
     ) -> tuple[list[Received], list[bytes]]:
-        """Those that have not expired and are not above the peer's limit; the others are done with."""
+        """Return the records that are neither expired nor above the peer's limit, and finish the others."""
         counts = self._egress.counts
         fit: list[Received] = []
         found: list[bytes] = []
@@ -257,7 +257,7 @@ class OutgoingLink:
         return fit, found
 
     def _next_burst(self) -> int:
-        """How many records may be sent before this is asked again."""
+        """Return how many records may be sent before the limits are checked again."""
         link = self.link
         if link.held_bytes + link.held * UNSETTLED_COST >= UNCOUNTED:
             self._count()
@@ -267,7 +267,7 @@ class OutgoingLink:
         return burst
 
     def _count(self) -> None:
-        """Tell the budget of all receivers what is unsettled."""
+        """Report the unsettled bytes to the budget of all receivers."""
         holding = self._holding
         if holding is None:
             holding = self._holding = Holding(self._egress.outgoing)
@@ -275,7 +275,7 @@ class OutgoingLink:
         holding.hold(self.link.held_bytes + self.link.held * UNSETTLED_COST)
 
     def _share_changed(self, is_open: bool) -> None:
-        """The peer holds more than its share of what all receivers may hold, or no longer."""
+        """Start or end the pause when the peer's unsettled bytes exceed its share of the budget, or no longer do."""
         self._burst = 0
         if is_open:
             pauses.end(OUTGOING_BUDGET, self)
@@ -283,10 +283,10 @@ class OutgoingLink:
         else:
             pauses.begin(OUTGOING_BUDGET, self, self._peer.subject)
 
-    # the peer's words
+    # flow and disposition
 
     def credit_changed(self, credit: int, drain: bool) -> None:
-        """The peer granted credit, took it back, or wants it drained."""
+        """Handle a flow of the peer: it changed the credit, or set drain."""
         self._burst = 0
         if drain and self._draining is None:
             self._draining = self._peer.pump.spawn(self._drain())
@@ -294,7 +294,7 @@ class OutgoingLink:
             self.wake()
 
     def accepted(self, records: Sequence[Received]) -> None:
-        """The peer has accepted records that were sent unsettled."""
+        """Finish records that the peer has accepted."""
         was_full = self._is_full
         self.unsettled -= len(records)
         if self._holding is not None:
@@ -305,7 +305,7 @@ class OutgoingLink:
             self.wake()
 
     def disposition(self, record: Received, state: State | None) -> None:
-        """Another outcome of a record that was sent unsettled, or one that a transaction has applied."""
+        """Handle a record's other outcomes, and any outcome that a transaction has applied."""
         counts = self._egress.counts
         was_full = self._is_full
         self.unsettled -= 1
@@ -329,12 +329,12 @@ class OutgoingLink:
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much is unsettled that nobody asks any more."""
+        """Whether the limit of unsettled deliveries is reached."""
         return self.unsettled >= self._egress.max_unsettled
 
     @property
     def in_group(self) -> bool:
-        """Whether what it settles is committed for a consumer group."""
+        """Whether settled records are committed for a consumer group."""
         return self._source.group is not None
 
     def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
@@ -343,14 +343,15 @@ class OutgoingLink:
         return membership.place(record) if isinstance(membership, Membership) else None
 
     def revert(self, record: Received) -> None:
-        """A transaction in which the peer had settled a record is rolled back: an attempt has failed.
+        """Undo the peer's settlement of a record in a transaction that was rolled back: one failed attempt.
 
-        After the first one it comes at once and before others, so that the peer finds what it had in the same order.
+        After the first attempt the record is offered again immediately and before others, so that the peer receives the
+        transaction's records in the same order.
         """
         membership = self._membership
         again = self._dead_letters.max_attempts > 1
         if self._left:
-            self.unsettled -= 1  # with the rest of what the link has, the group is about to get it back
+            self.unsettled -= 1  # the group gets it back together with the link's other records
         elif again and isinstance(membership, Membership) and not membership.attempts(record):
             self.unsettled -= 1
             self._egress.counts.returned_by_peer += 1
@@ -359,13 +360,13 @@ class OutgoingLink:
             self.disposition(record, STATE_FAILED)
 
     def unretire(self) -> None:
-        """A transaction has ended in which a delivery had an outcome."""
+        """Count down: a transaction that had retired one of the deliveries has ended."""
         self.retiring -= 1
         if self._released is not None and not self.retiring:
             self._released.set()
 
     def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State) -> None:
-        """The peer has rejected or modified a record of a group."""
+        """Handle a rejected or modified record: dead letter, another receiver, or another attempt."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed
         group = self._source.group or ""
@@ -389,16 +390,16 @@ class OutgoingLink:
             membership.done(record)
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
-        """Store a dead letter; False when there are none for this record."""
+        """Store a dead letter; return False when there is no topic for it."""
         if self._source.group is None or not self._dead_letters.take(record, cause, self._dead_lettered, self._names):
             return False
         self._pending += 1
         self._burst = 0
-        self.unsettled += 1  # it is bounded as what the peer holds is
+        self.unsettled += 1  # counts against the limit like an unsettled delivery
         return True
 
     def _dead_lettered(self, record: Received, stored: bool) -> None:
-        """The fate of a dead letter is known: only now the record is done with, or it goes back to the group."""
+        """Finish the record whose dead letter was stored, or return it to the group if that failed."""
         self._pending -= 1
         self.unsettled -= 1
         if self._membership is not None:
@@ -411,7 +412,7 @@ class OutgoingLink:
         self.wake()
 
     def wake(self) -> None:
-        """Tell the reader that there is capacity, if there is."""
+        """Resume the reader if there is demand."""
         if self.demand <= 0:
             return
         self._waits = False
@@ -421,20 +422,20 @@ class OutgoingLink:
             self._egress.live_reader.resume(self)
 
     def steal(self) -> None:
-        """Another link has attached to this one's subscription (part 2.6.1: the link has moved there)."""
+        """Detach this link: another one has attached to its subscription (part 2.6.1: link stealing)."""
         self._peer.detach(self.link, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
         self.leave()
 
     def leave(self, *, unsubscribe: bool = False, failed: bool = False) -> None:
-        """The link is gone: what is unsettled goes back to the group.
+        """Release the link after its end, and return its unsettled records to the group.
 
-        `unsubscribe`: the peer has closed the terminus, so that a subscription of its own ends. `failed`: it was lost,
-        not ended in peace: that counts as a failed attempt.
+        `unsubscribe`: the peer has closed the terminus, which deletes its subscription. `failed`: the connection was
+        lost, which counts as a failed attempt of each record.
         """
         if self._left:
             return
         self._left = True
-        self._selected = ()  # which holds this link
+        self._selected = ()  # it refers to this link: break the cycle
         if self._holding is not None:
             self._holding.gate.unsubscribe(self._share_changed)
             self._holding.hold(0)
@@ -447,7 +448,7 @@ class OutgoingLink:
             egress.live_reader.unwatch(self.topic, self)
             egress.live_reader.forget(self)
             return
-        group = source.group or ""  # of a temporary node there is none
+        group = source.group or ""  # a dynamic node has none
         egress.subscriptions.release(group, self)
         ends = source.subscription and (unsubscribe or source.volatile)
         departure = self._peer.pump.spawn(self._depart(group, ends=ends, failed=failed))
@@ -455,12 +456,12 @@ class OutgoingLink:
             egress.subscriptions.ends(group, departure)
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
-        if self.retiring:  # a transaction outlives the links that take part in it
+        if self.retiring:  # wait for transactions, which outlive the links that take part in them
             self._released = asyncio.Event()
             await self._released.wait()
         if self._pending:
             self._none_pending = asyncio.Event()
-            with contextlib.suppress(TimeoutError):  # else what was rejected last would be offered to others
+            with contextlib.suppress(TimeoutError):  # wait, or the records rejected last would be offered again
                 await asyncio.wait_for(self._none_pending.wait(), DEAD_LETTER_S)
         try:
             if self._membership is not None:
@@ -469,11 +470,14 @@ class OutgoingLink:
                 log.info("subscription left as it is", group=group)
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
-        except Exception as error:  # our bug, in one group: the connection has other links
+        except Exception as error:  # a bug here ends only this membership: the connection has other links
             failures.tell("group", error, group)
 
     async def _drain(self) -> None:
-        """Use up the credit when all that was stored as the peer asked is sent, or Kafka has fallen silent."""
+        """Answer a drain: send the records stored until now, then give up the rest of the credit.
+
+        A Kafka that does not answer delays this by at most `DRAIN_S`.
+        """
         loop = asyncio.get_running_loop()
         reader = self._membership if self._membership is not None else self._egress.live_reader
         try:
@@ -500,9 +504,9 @@ class OutgoingLink:
             self._peer.flush_soon()
 
     def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
-        """How much of the log has yet to be offered to this link, while it could be sent."""
+        """Return how many records below `ends` were not offered to this link yet; 0 when it cannot send more."""
         if self.demand <= 0 and self._peer.takes_more:
-            return 0  # no credit is left, or as much is unsettled as may be
+            return 0  # no credit is left, or the limit of unsettled deliveries is reached
         if self._membership is not None:
             return self._membership.unread(ends)
         return self._egress.live_reader.unread(self, ends)

@@ -1,6 +1,6 @@
-"""What a link needs of its connection: who is at its other end, and how that is told something.
+"""The base class of a connection, with everything that its links need: the peer's rights, budget, limits and output.
 
-`gateway.amqp.connection`, which imports the links, has the rest of a connection.
+The rest of a connection is in `gateway.amqp.connection`, which imports the links.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ from protocols.amqp.engine import Engine
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import UNAUTHORIZED_ACCESS, Error
 
-WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn before they are written: bounds what waits inside the engine
+WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn of the loop before a write: limits the engine's buffer
 
 
 class Peer(abc.ABC):
-    """Who is at the other end of a link; a `contracts.Owner`."""
+    """The client at the other end of the links; a `contracts.Owner`."""
 
     def __init__(
         self, connection: Connection, budget: ConnectionBudget, places: Places, wall_clock: Callable[[], int]
     ) -> None:
-        """`places`: of all who send; `wall_clock`: epoch milliseconds."""
+        """`places` assigns partitions to all senders; `wall_clock` returns epoch milliseconds."""
         self.pump: Pump
-        self.budget = budget  # what the connection has in flight; the publisher counts it
-        # What its credit waits for, and what it is sent; None: any amount.
-        self.crediting: CreditPause | None = None
-        self.sending: SendingPause | None = None
-        self.grant: Grant  # what the peer may do; there from its open on
-        self.container_id = ""  # its name for itself; "" until its open
-        self.quiescing = False  # no more credit is granted: the gateway is stopping
-        self.gone = False  # the socket is gone
+        self.budget = budget  # counts the connection's in-flight records; kept by the publisher
+        self.crediting: CreditPause | None = None  # the rate limit of messages from the peer; None: unlimited
+        self.sending: SendingPause | None = None  # the rate limit of messages to the peer; None: unlimited
+        self.grant: Grant  # the peer's rights; set with its open
+        self.container_id = ""  # from the peer's open; "" before it
+        self.quiescing = False  # the gateway is stopping, and no more credit is granted
+        self.gone = False  # the socket is closed
         self.now_ms = wall_clock
         self._connection = connection
         self._places = places
@@ -63,17 +62,17 @@ class Peer(abc.ABC):
 
     @property
     def alive(self) -> bool:
-        """Whether the peer can be told anything."""
+        """Whether frames can still be sent to the peer."""
         return not self.gone and not self._connection.closing
 
     @property
     def takes_more(self) -> bool:
-        """Whether its socket's buffer is below its mark, and it owes nothing to a limit."""
+        """Whether the socket's buffer is below its mark, and no rate limit delays sending."""
         return self.pump.writable and (self.sending is None or self.sending.is_open)
 
     @property
     def paused(self) -> Pause | None:
-        """Why it does not."""
+        """The reason why `takes_more` is False."""
         if not self.pump.writable:
             return pauses.since(SLOW_READER, self.pump)
         reason = None if self.sending is None else self.sending.reason
@@ -81,21 +80,21 @@ class Peer(abc.ABC):
 
     @property
     def subject(self) -> str:
-        """What it is called where pauses are told; see `gateway.flow.Flowing`."""
+        """The connection's name in reports of pauses; see `gateway.flow.Flowing`."""
         return subject("amqp", self.container_id, self.pump.peer)
 
     @property
     def principal(self) -> str | None:
-        """Its name; None before it has logged in. See `Publisher.submit`."""
+        """The authenticated name, or None before the login. See `Publisher.submit`."""
         return None if self._identity is None else self._identity.name
 
     def sender(self, link: Link) -> Sender:
-        """Who sends on `link`: the same whenever the same peer comes back with a link of this name."""
+        """Return the sender for `link`; it is the same when this client attaches a link of this name again."""
         assert self._identity is not None
         return self._places.sender(self._identity.name, self.container_id, link.name)
 
     def target(self, address: str | None) -> TargetAddress:
-        """Where the peer sends to by an address, with the whole topic (`mapping.tenants`). Raises AddressError."""
+        """Parse a target address, and add the tenant's prefix to its topic (`mapping.tenants`). Raises AddressError."""
         target, names = parse_target(address), self.grant.names
         whole = names.topic(target.topic)
         if not names.has(whole):
@@ -103,7 +102,7 @@ class Peer(abc.ABC):
         return target if whole == target.topic else msgspec.structs.replace(target, topic=whole)
 
     def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
-        """Where messages go that are sent to `address`."""
+        """Return the destination for messages that are sent to `address`."""
         assert self._identity is not None
         return Destination(
             topic=parsed.topic,
@@ -118,7 +117,7 @@ class Peer(abc.ABC):
         )
 
     def wrote(self, size: int) -> None:
-        """Something was sent: write it with what else is sent in this turn, or at once when that is much."""
+        """Schedule the write of `size` sent bytes for the end of this turn, or write now if a lot was sent in it."""
         self._written += size
         if self._written >= WRITE_NOW:
             self._written = 0
@@ -127,25 +126,25 @@ class Peer(abc.ABC):
             self.pump.flush_soon()
 
     def flush_soon(self) -> None:
-        """Write at the end of this turn of the loop."""
+        """Write at the end of this turn of the loop, unless the socket is closed."""
         if not self.gone:
             self.pump.flush_soon()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin what ends with the connection at the latest."""
+        """Start a task that is cancelled when the connection ends."""
         task = self.pump.spawn(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
     def audit_denied(self, what: str, on: str, reason: str) -> None:
-        """The peer may not do something that it wanted to."""
+        """Write an audit line about a missing right."""
         if audit.enabled and self._identity is not None:
             audit.denied(where_of("amqp", self.pump, self.container_id), self._identity.name, what, on, reason)
 
     @abc.abstractmethod
     def detach(self, link: Link, error: Error) -> None:
-        """End a link from our side."""
+        """Detach a link with an error."""
 
     @abc.abstractmethod
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Kafka's answer for messages of this connection; see `gateway.kafka.contracts.Owner`."""
+        """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""

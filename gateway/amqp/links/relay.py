@@ -1,7 +1,7 @@
-"""The anonymous relay: a link without a target address, whose messages say themselves where they go (`to`).
+"""The anonymous relay: a link without a target address, whose messages each have an address in the property `to`.
 
-What is wrong with one message's address is told by its outcome, as an attach to that address would have been refused;
-the link lives on. A topic that has not been heard of is looked up; its messages wait for that and keep their order.
+A message with an invalid address is rejected with the error that an attach to this address would get; the link stays
+attached. If a topic is not known yet, its messages wait for the look-up and keep their order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
 
-KNOWN_ADDRESSES: Final = 256  # of one link; a peer that uses more pays for the look-up
+KNOWN_ADDRESSES: Final = 256  # cached mappers of one link; more addresses make it build mappers again
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
 
 
@@ -39,21 +39,21 @@ class _Fault(NamedTuple):
 
 
 class RelayLink(IncomingLink):
-    """One link of a peer that sends to anywhere.
+    """One anonymous relay link.
 
-    `mapper` is that of the last message: while its topic's budget is shut, the link gets no credit.
+    `mapper` is that of the last message: while the gate of its topic's budget is shut, the link gets no credit.
     """
 
     __slots__ = ("_known", "_waiting")
 
     def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, allowed: Allowed) -> None:
-        """Take an accepted link; `allowed` is asked for each message."""
+        """Prepare a link that is accepted next; `allowed` checks each message's topic and key."""
         super().__init__(ingress, peer, link, None, allowed=allowed)
         self._known: dict[str, tuple[TopicInfo, Mapper]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
-        """Take messages; each says itself where it goes."""
+        """Submit received messages, each to its own address."""
         for delivery, data in zip(deliveries, messages, strict=True):
             self._route(delivery, data, now_ms, None)
 
@@ -61,7 +61,10 @@ class RelayLink(IncomingLink):
         self._route(delivery, data, now_ms, transaction)
 
     def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: OpenTransaction | None) -> None:
-        """Find out where a message goes. With a transaction it is counted as arrived already."""
+        """Store a message by its address, or let it wait for its topic's look-up.
+
+        In a transaction the message is already counted as arrived.
+        """
         try:
             to = recipient(data)
             if not to:
@@ -87,7 +90,7 @@ class RelayLink(IncomingLink):
             transaction.hold()
         if waiting is None:
             waiting = self._waiting[address.topic] = []
-            self._peer.pump.spawn(self._look_up(address.topic))  # it outlives the connection: what came is stored
+            self._peer.pump.spawn(self._look_up(address.topic))  # outlives the connection, so that messages are stored
         waiting.append(message)
 
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
@@ -115,7 +118,7 @@ class RelayLink(IncomingLink):
             self.refuse(delivery, *fault)
 
     async def _look_up(self, topic: str) -> None:
-        """Learn of a topic, and go on with what waits for it."""
+        """Look up a topic, then store or refuse the messages that wait for it."""
         peer = self._peer
         refused: Refused | None = None
         try:
@@ -125,7 +128,7 @@ class RelayLink(IncomingLink):
         now_ms = peer.now_ms()
         for message in self._waiting.pop(topic):
             if message.transaction is None:
-                self.window.settle()  # it arrives once more
+                self.window.settle()  # `_store` and `_fail` count its arrival again
             if refused is not None:
                 fault = _Fault(refused.outcome, refused.reason)
                 self._fail(message.transaction, message.delivery, message.data, fault)

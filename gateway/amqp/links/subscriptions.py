@@ -1,4 +1,4 @@
-"""Subscriptions of this gateway's links: who has an exclusive one, and which are being ended."""
+"""Subscriptions of this gateway's links: the holders of exclusive ones, and those that are being deleted."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """The link that has a subscription."""
+    """A link that holds an exclusive subscription."""
 
     def steal(self) -> None:
-        """Another link has attached to the subscription (part 2.6.1): this one is detached."""
+        """Detach this link: another one has attached to the subscription (part 2.6.1)."""
 
 
 class Subscriptions:
-    """By the name of their consumer group."""
+    """The subscriptions, by the name of their consumer group."""
 
     def __init__(self) -> None:
         self._holders: dict[str, Holder] = {}
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
 
     def take(self, group: str, link: Holder) -> None:
-        """An exclusive subscription is `link`'s from now on; whoever had it loses it."""
+        """Make `link` the holder of an exclusive subscription, and detach the former holder."""
         former = self._holders.get(group)
         if former is not None:
             former.steal()
         self._holders[group] = link
 
     def release(self, group: str, link: Holder) -> None:
-        """The link is gone."""
+        """Release the subscription if `link` holds it."""
         if self._holders.get(group) is link:
             del self._holders[group]
 
     def ends(self, group: str, departure: asyncio.Task[None]) -> None:
-        """A subscription of `group` is being ended by `departure`."""
+        """Note that the task `departure` is deleting a subscription of `group`."""
         departures = self._ending.setdefault(group, set())
         departures.add(departure)
 
@@ -45,6 +45,6 @@ class Subscriptions:
         departure.add_done_callback(gone)
 
     async def ended(self, group: str) -> None:
-        """Wait until no subscription of `group` is being ended here: whoever attaches then begins a new one."""
+        """Wait until no subscription of `group` is being deleted here, so that an attach creates a new one."""
         while departures := self._ending.get(group):
             await asyncio.wait(departures)
