@@ -11,7 +11,7 @@ import msgspec
 
 
 class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
-    """The peer broke the protocol, fell silent, left without closing, or we gave it up; always the last event.
+    """The peer violated the protocol, timed out or disconnected without closing, or we gave up; always the last event.
 
     The protocol's own close, where it has one, is already in `data_to_send`.
     """
@@ -21,36 +21,36 @@ class ConnectionFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):
-    """The peer closed in the protocol's way (MQTT DISCONNECT 0x00, AMQP close); the last event."""
+    """The peer closed in the protocol's way (MQTT DISCONNECT 0x00, AMQP close); always the last event."""
 
     code: str = ""
 
 
 class Connection(Protocol):
-    """One side of a protocol. It never raises for a fault of the peer: an exception out of it is our bug.
+    """One side of a protocol. It never raises for an error of the peer: an exception from it is our bug.
 
-    Time: the shell calls `tick(now)` (monotonic seconds) once after construction, before each `receive_data`
-    and at each `next_deadline`; the connection keeps the last `now` it was told and reads no clock.
+    The connection reads no clock. The pump calls `tick(now)` (monotonic seconds) once after construction, before each
+    `receive_data` and at each `next_deadline`; the connection keeps the last `now`.
     """
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Take bytes as they came, split anywhere, and return what they mean, in order."""
+        """Parse received bytes, split anywhere, and return their events in order."""
 
     def receive_eof(self) -> list[Any]:
         """The peer will send no more."""
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that wait to be written; b"" when there are none."""
+        """Return and remove the bytes to write; b"" when there are none."""
 
     def next_deadline(self) -> float | None:
-        """When `tick` must be called at the latest, in the clock of `tick`; None: no need."""
+        """Return the time by which `tick` must be called, in the clock of `tick`. None means there is no deadline."""
 
     def tick(self, now: float) -> list[Any]:
-        """Tell the time: keep-alive, idle time-out, heartbeats."""
+        """Advance the time: runs keep-alive, idle time-out and heartbeats."""
 
     def give_up(self) -> list[Any]:
-        """Our side cannot go on, by its own fault: say so in the protocol's words and close; the last events."""
+        """Close with the protocol's internal error, after an error of our own. Returns the last events."""
 
     @property
     def closing(self) -> bool:
-        """Nothing more is to be read: write what `data_to_send` still gives, then close the socket."""
+        """Whether the conversation is over: read no more, write `data_to_send`, then close the socket."""

@@ -1,7 +1,7 @@
-"""The PROXY protocol, versions 1 and 2: what a load balancer says of a client before the client's own bytes.
+"""The PROXY protocol, versions 1 and 2: a load balancer's header about the client, before the client's own bytes.
 
-The text of the protocol is HAProxy's `proxy-protocol.txt`; sections named here are its own. `HeaderParser.needed` says
-how many bytes may be read without reading any of the client's, so what follows the header need not be given back.
+The specification is HAProxy's `proxy-protocol.txt`; the sections named here are its own. `HeaderParser.needed` is the
+number of bytes that may be read without reading any of the client's, so nothing need be pushed back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 LARGEST_V1: Final = 107  # with its line end (section 2.1)
-LARGEST_V2: Final = 4096  # behind the first 16 bytes; addresses and TLVs of real balancers have some hundred
+LARGEST_V2: Final = 4096  # behind the first 16 bytes; addresses and TLVs of real balancers take some hundred
 
 _BEGIN_V1: Final = b"PROXY "
 _SHORTEST_V1: Final = len(b"PROXY UNKNOWN\r\n")
@@ -31,14 +31,14 @@ _LARGEST_PORT: Final = 65535
 
 
 class ProxyError(ValueError):
-    """A header that is none, or says what cannot be."""
+    """A missing or malformed PROXY header."""
 
 
 class ProxyHeader(msgspec.Struct, frozen=True):
-    """What a header says."""
+    """The contents of a PROXY header."""
 
     source: tuple[str, int] | None = None  # the client's address; None: the connection's own (LOCAL, UNKNOWN)
-    common_name: str | None = None  # of the certificate that the client showed to the balancer, which verified it
+    common_name: str | None = None  # of the client's certificate, which the balancer has verified
 
 
 class HeaderParser:
@@ -48,19 +48,19 @@ class HeaderParser:
 
     def __init__(self) -> None:
         self._data = b""
-        self.header: ProxyHeader | None = None  # when it is whole
-        self.needed = len(SIGNATURE)  # bytes that belong to the header for certain; 0: it is whole
+        self.header: ProxyHeader | None = None  # once it is complete
+        self.needed = len(SIGNATURE)  # bytes that certainly belong to the header; 0 once it is complete
 
     @property
     def begun(self) -> bool:
-        """Whether anything came."""
+        """Whether any byte was received."""
         return bool(self._data)
 
     def receive_data(self, data: bytes) -> None:
-        """Take at most `needed` bytes.
+        """Parse at most `needed` bytes.
 
         Raises:
-            ProxyError: it is no header, or a broken one; as soon as that is certain.
+            ProxyError: The bytes are no header or a malformed one; raised as soon as that is certain.
         """
         self._data = data = self._data + data
         if data[: len(SIGNATURE)] == SIGNATURE[: len(data)]:
@@ -78,7 +78,7 @@ class HeaderParser:
             return
         if b"\n" in data or b"\r" in data[:-1]:
             raise ProxyError("a line that does not end with CR and LF")
-        # The shortest line has 15 bytes; behind them as many as its end has, less a CR that is there.
+        # The shortest line has 15 bytes. Behind them, at least the rest of a line end is needed.
         self.needed = max(_SHORTEST_V1 - len(data), 1 if data.endswith(b"\r") else 2)
 
     def _second(self, data: bytes) -> None:
@@ -98,7 +98,7 @@ class HeaderParser:
 def _read_line(line: bytes) -> ProxyHeader:
     """Version 1: `PROXY TCP4 <source> <destination> <port> <port>` (section 2.1)."""
     fields = line.split(b" ")
-    if fields[1] == b"UNKNOWN":  # whatever follows is to be ignored
+    if fields[1] == b"UNKNOWN":  # the rest of the line must be ignored
         return ProxyHeader()
     if fields[1] not in (b"TCP4", b"TCP6") or len(fields) != 6:
         raise ProxyError("a line of another form")
@@ -142,7 +142,7 @@ def _read_block(kind: int, data: bytes) -> ProxyHeader:
 
 
 def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """The type, beginning and end of each TLV."""
+    """Return type, start and end of each TLV."""
     found: list[tuple[int, int, int]] = []
     while at < end:
         if end - at < 3:
@@ -156,7 +156,7 @@ def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _certified(data: bytes, start: int, stop: int) -> str | None:
-    """The common name in PP2_TYPE_SSL, where the client's certificate was verified (section 2.2.5)."""
+    """Return the common name in PP2_TYPE_SSL, if the client's certificate was verified (section 2.2.5)."""
     if stop - start < 5:
         raise ProxyError("a TLV about TLS that is cut off")
     client, verified = data[start], data[start + 1 : start + 5] == bytes(4)
@@ -170,13 +170,13 @@ def _certified(data: bytes, start: int, stop: int) -> str | None:
 
 
 def _check(data: bytes, start: int, stop: int) -> None:
-    """PP2_TYPE_CRC32C: of the whole header, with zeros in its own place (section 2.2.3)."""
+    """Check PP2_TYPE_CRC32C, computed over the whole header with zeros in the checksum's place (section 2.2.3)."""
     if stop - start != 4 or crc32c(data[:start] + bytes(4) + data[stop:]) != int.from_bytes(data[start:stop], "big"):
         raise ProxyError("a wrong checksum")
 
 
 def crc32c(data: bytes) -> int:
-    """Castagnoli's checksum (RFC 3720 appendix B.4), bit by bit: a header is short and comes once."""
+    """Return the Castagnoli CRC (RFC 3720 appendix B.4), bit by bit: a header is short and comes once."""
     remainder = 0xFFFFFFFF
     for byte in data:
         remainder ^= byte

@@ -1,7 +1,7 @@
-"""The server's side of WebSocket's frames (RFC 6455 section 5), for messages of one kind: binary or text. Sans-io.
+"""The server's side of WebSocket framing (RFC 6455 section 5), for messages of one kind: binary or text. Sans-io.
 
-Payloads are a stream here: what came of a frame is handed on at once, so no message is gathered and none is too long.
-Between two frames nothing is kept, so that an idle connection costs next to nothing.
+Payloads are a stream: a part of a frame is handed on as soon as it arrives, so no message is buffered and none is too
+long. Nothing is kept between two frames, so an idle connection costs next to nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GOING_AWAY: Final = 1001
 PROTOCOL_ERROR: Final = 1002
 UNSUPPORTED_DATA: Final = 1003
 NO_STATUS: Final = 1005  # never in a frame: the peer gave no code
-ABNORMAL_CLOSURE: Final = 1006  # never in a frame: the peer left without a Close frame
+ABNORMAL_CLOSURE: Final = 1006  # never in a frame: the peer closed without a Close frame
 INVALID_PAYLOAD: Final = 1007
 POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
-SERVICE_RESTART: Final = 1012  # of the registry: come back, here or elsewhere
+SERVICE_RESTART: Final = 1012  # from the IANA registry: the client may reconnect
 _FOR_FRAMES: Final = frozenset({*range(1000, 1004), *range(1007, 1015)})
-"""Those of the registry that may stand in a frame; 3000 to 4999 are free for all (section 7.4.2)."""
+"""Registered codes that are allowed in a frame; 3000 to 4999 are allowed too (section 7.4.2)."""
 
 SHORT: Final = 125  # bytes of a control frame at most, and of a frame without a longer length
 _NAMES: Final = {BINARY: "binary", TEXT: "text"}
@@ -41,20 +41,20 @@ _HEAD_BYTES: Final = {126: 4, 127: 10}  # before the masking key; 2 for all othe
 
 
 class Fault(msgspec.Struct, frozen=True, gc=False):
-    """The peer broke the rules: the status code and the reason to close with."""
+    """A protocol violation of the peer: the status code and the reason for our Close frame."""
 
     code: int
     reason: str
 
 
 class Received(msgspec.Struct, frozen=True):
-    """What a read of the socket brought."""
+    """The contents of one read of the socket."""
 
     payload: bytes  # of the messages, as a stream
-    ends: tuple[int, ...] = ()  # where in `payload` messages end
-    ping: bytes | None = None  # the payload of the newest Ping; None: there was none
-    close: bytes | None = None  # the payload of the peer's Close frame; nothing after it is looked at
-    fault: Fault | None = None  # nothing after it is looked at either
+    ends: tuple[int, ...] = ()  # positions in `payload` where messages end
+    ping: bytes | None = None  # the payload of the newest Ping; None if there was none
+    close: bytes | None = None  # the payload of the peer's Close frame; the bytes after it are ignored
+    fault: Fault | None = None  # the bytes after it are ignored too
 
 
 class FrameReader:
@@ -63,15 +63,15 @@ class FrameReader:
     __slots__ = ("_buffer", "_key", "_kind", "_left", "_unfinished")
 
     def __init__(self, kind: int = BINARY) -> None:
-        """No frame was begun. `kind`: the opcode of the messages that are taken, BINARY or TEXT."""
+        """`kind` is the opcode of the messages to accept, BINARY or TEXT."""
         self._kind = kind
         self._buffer = b""  # of a frame's head, or of a control frame
-        self._left = 0  # bytes of a data frame's payload that are to come
-        self._key = b""  # its masking key, turned to the next of these bytes
+        self._left = 0  # bytes of a data frame's payload that are missing
+        self._key = b""  # its masking key, rotated for the next of these bytes
         self._unfinished = False  # between the frames of a message
 
     def receive(self, data: bytes) -> Received:
-        """Take bytes, cut anywhere."""
+        """Parse bytes, split anywhere."""
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
         payloads: list[bytes] = []
@@ -120,7 +120,7 @@ class FrameReader:
         return Received(payload, tuple(ends), ping, close, fault)
 
     def _check(self, head: bytes) -> Fault | None:
-        """What is wrong with a frame's head, as far as it is there (section 5.2)."""
+        """Return the fault of a frame's possibly incomplete header (section 5.2), or None."""
         first = head[0]
         opcode = first & 0x0F
         if first & 0x70:
@@ -151,12 +151,12 @@ class FrameReader:
 
 
 def accept_token(key: str) -> str:
-    """What answers the key of an opening handshake (section 4.2.2)."""
+    """Return the Sec-WebSocket-Accept for the key of an opening handshake (section 4.2.2)."""
     return base64.b64encode(hashlib.sha1(key.encode() + _ACCEPT_KEY, usedforsecurity=False).digest()).decode()
 
 
 def write_frame(opcode: int, payload: bytes | bytearray | memoryview = b"") -> bytes:
-    """One whole message, or a control frame; a server's is not masked (section 5.1)."""
+    """Return one complete message or control frame; a server does not mask (section 5.1)."""
     size = len(payload)
     if size <= SHORT:
         head = bytes((0x80 | opcode, size))
@@ -168,12 +168,12 @@ def write_frame(opcode: int, payload: bytes | bytearray | memoryview = b"") -> b
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
-    """A Close frame (section 5.5.1); the reason is short."""
+    """Return a Close frame (section 5.5.1); the reason must be short."""
     return write_frame(CLOSE, struct.pack("!H", code) + reason.encode())
 
 
 def unmasked_frames(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The text and Close frames among whole frames of a server's (`write_frame`): opcode and payload."""
+    """Yield opcode and payload of the text and Close frames in `data`, complete frames from `write_frame`."""
     at = 0
     while at + 2 <= len(data):
         start = at + _HEAD_BYTES.get(data[at + 1] & 0x7F, 2)
@@ -185,27 +185,27 @@ def unmasked_frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _body(data: bytes, at: int) -> int:
-    """Where the payload begins of the frame at `at`; beyond the data when its head is not whole."""
+    """Return where the payload of the frame at `at` starts; beyond the data if the header is incomplete."""
     if len(data) < at + 2:
         return at + 6
     return at + _HEAD_BYTES.get(data[at + 1] & 0x7F, 2) + 4
 
 
 def _size(data: bytes, at: int) -> int:
-    """The length of a payload; the head is whole."""
+    """Return the payload length of a complete frame header."""
     short = data[at + 1] & 0x7F
     return short if short <= SHORT else int.from_bytes(data[at + 2 : at + _HEAD_BYTES[short]], "big")
 
 
 def _unmask(data: bytes, key: bytes) -> bytes:
-    """Section 5.3; as one large number, because that is one operation."""
+    """Unmask (section 5.3) with a single XOR of two large integers."""
     size = len(data)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
 
 
 def _check_close(payload: bytes) -> Fault | None:
-    """What is wrong with the payload of a Close frame (section 5.5.1): nothing, or a code and a text."""
+    """Return the fault of a Close frame's payload (section 5.5.1), or None."""
     if not payload:
         return None
     if len(payload) == 1:

@@ -1,8 +1,8 @@
-"""Wakes pumps whose time may have come: one timer of the loop for all that wait for the same few seconds.
+"""Coarse timers for pumps: one event loop timer for all deadlines within the same few seconds.
 
-A timer of its own costs an idle connection 0.9 KB, an alarm here a tenth of it. The price is that a pump is woken up to
-`WIDTH_S` too early: it looks, and sets its alarm anew. Nearly always it would have to anyway, because bytes that were
-received or sent meanwhile have moved its deadline.
+A timer of its own costs an idle connection 0.9 KB, an alarm here a tenth of that. The price is that a pump is woken up
+to `WIDTH_S` too early, checks its deadline and sets its alarm again. It would nearly always have to do that anyway,
+because bytes that were received or sent meanwhile have moved the deadline.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.failures import failures
 
-WIDTH_S: Final = 4.0  # of a slot; deadlines nearer than two of them are for a timer of one's own
+WIDTH_S: Final = 4.0  # of a slot; a deadline nearer than two slots needs a timer of its own
 WAKES_PER_TURN: Final = 128  # about a millisecond
 
 
 class Sleeper(Protocol):
-    """A pump; a Protocol, because `gateway.net.pump` needs this module."""
+    """A pump. It is a Protocol because `gateway.net.pump` imports this module."""
 
     def wake(self) -> None:
-        """Called at the time that was set, or a little before."""
+        """Called at the time that was set, or up to `WIDTH_S` before."""
 
 
 class _Slot(NamedTuple):
@@ -29,7 +29,7 @@ class _Slot(NamedTuple):
 
 
 class Alarms:
-    """The pumps to wake, by time, in slots of `WIDTH_S`. Times are the running loop's, in seconds."""
+    """The pumps to wake, in slots of `WIDTH_S`. Times are those of the running loop, in seconds."""
 
     __slots__ = ("_slots",)
 
@@ -37,11 +37,11 @@ class Alarms:
         self._slots: dict[int, _Slot] = {}
 
     def __len__(self) -> int:
-        """How many timers of the loop there are."""
+        """Return the number of event loop timers in use."""
         return len(self._slots)
 
     def set(self, at: float, sleeper: Sleeper) -> None:
-        """Wake `sleeper` once, at `at` or up to `WIDTH_S` before."""
+        """Wake `sleeper` once, at `at` or up to `WIDTH_S` earlier."""
         number = int(at / WIDTH_S)
         slot = self._slots.get(number)
         if slot is None:
@@ -50,7 +50,7 @@ class Alarms:
         slot.sleepers.add(sleeper)
 
     def cancel(self, at: float, sleeper: Sleeper) -> None:
-        """Do not wake `sleeper` for `at`, if that is still to come; nothing of it is kept."""
+        """Cancel the alarm of `sleeper` for `at`, if it has not been woken yet."""
         number = int(at / WIDTH_S)
         slot = self._slots.get(number)
         if slot is not None:
@@ -60,18 +60,18 @@ class Alarms:
                 del self._slots[number]
 
     def _ring(self, number: int) -> None:
-        """Wake a slot's sleepers, a bounded number in each iteration of the event loop."""
+        """Wake a slot's sleepers, at most `WAKES_PER_TURN` in each event loop iteration."""
         slot = self._slots.get(number)
-        if slot is None:  # all of them have cancelled between two iterations
+        if slot is None:  # all were cancelled between two iterations
             return
         sleepers = slot.sleepers
         try:
             for _ in range(min(len(sleepers), WAKES_PER_TURN)):
-                if sleepers:  # one that was woken may cancel another's alarm
+                if sleepers:  # a sleeper that was woken may have cancelled others
                     sleeper = sleepers.pop()
                     try:
                         sleeper.wake()
-                    except Exception as error:  # the others are woken all the same
+                    except Exception as error:  # the others must still be woken
                         failures.tell("timer", error)
         finally:
             if sleepers:

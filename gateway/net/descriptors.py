@@ -1,7 +1,7 @@
-"""Open files have an end: listeners pause before it, so that some are left for management, Kafka and the disk.
+"""Pauses listeners before the process runs out of file descriptors, so that management, Kafka and the disk keep some.
 
-The kernel gives the lowest number that is free, so the number of the next one tells whether the reserve is touched,
-for two system calls and whatever is open. A listener that is paused lets its clients wait in the kernel's backlog.
+The kernel allocates the lowest free number, so the number of a new descriptor shows whether the reserve is touched.
+That costs two system calls, however many files are open. Clients of a paused listener wait in the kernel's backlog.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ TELL_S: Final = 60.0
 
 
 class Pausable(Protocol):
-    """A listener; a Protocol, because `gateway.net.listener` needs this module."""
+    """A listener. It is a Protocol because `gateway.net.listener` imports this module."""
 
     def pause(self) -> None:
-        """Accept nothing; clients wait."""
+        """Stop accepting; clients wait."""
 
     async def resume(self) -> None:
         """Accept again."""
 
 
 class DescriptorStatistics(msgspec.Struct, frozen=True):
-    """The limit of open files, and how often listeners have waited for it."""
+    """The limit of open files, and how often listeners have paused because of it."""
 
     limit: Annotated[int, gauge("open files that the process may have")]
     paused: Annotated[int, gauge("1 while listeners wait for free descriptors")]
@@ -44,21 +44,21 @@ class DescriptorStatistics(msgspec.Struct, frozen=True):
 
 
 class Descriptors:
-    """The process's open files."""
+    """Watches the open files of the process."""
 
     def __init__(self) -> None:
         self.paused = False
         self._pauses = 0
         self._told = float("-inf")
-        self.listeners: set[Pausable] = set()  # that pause
+        self.listeners: set[Pausable] = set()  # the listeners to pause
         self._spawn: Spawn | None = None
 
     def watch(self, spawn: Spawn) -> None:
-        """Begin to pause listeners; `spawn` starts what makes them go on."""
+        """Enable pausing; `spawn` starts the task that resumes the listeners."""
         self._spawn = spawn
 
     def accepted(self) -> None:
-        """A socket was accepted: when the reserve is touched, all listeners pause."""
+        """A socket was accepted: pause all listeners if the reserve is touched."""
         if self.paused or self._spawn is None or not self._is_touched():
             return
         self.paused = True
@@ -70,7 +70,7 @@ class Descriptors:
                 "all but %d of %d open files are in use: no connection is accepted until some are closed"
                 " (raise the limit: ulimit -n, LimitNOFILE)", RESERVE, _limit(),
             )  # fmt: skip
-        asyncio.get_running_loop().call_soon(self._pause)  # uvloop's server cannot be closed while it accepts
+        asyncio.get_running_loop().call_soon(self._pause)  # uvloop's server cannot be closed within an accept
 
     def _pause(self) -> None:
         for listener in self.listeners:
@@ -102,13 +102,13 @@ class Descriptors:
         return number >= max(limit - RESERVE, limit // 2)
 
     def statistics(self) -> DescriptorStatistics:
-        """The limit, and whether listeners wait now."""
+        """Return the limit and whether listeners are paused."""
         return DescriptorStatistics(_limit(), int(self.paused), self._pauses)
 
 
 def _limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # it may be raised while we run (prlimit)
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # not cached: prlimit may raise it while we run
 
 
 descriptors: Final = Descriptors()
-"""The process's."""
+"""The instance of this process."""

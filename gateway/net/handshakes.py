@@ -1,6 +1,6 @@
-"""TLS handshakes under way: peers that nothing is known of yet, counted with the other strangers, for a bounded time.
+"""TLS handshakes in progress: they have a timeout, and count as peers that have not logged in.
 
-A connection of ours is made when its handshake is done. What breaks off before leaves nothing behind.
+The protocol's connection is created when its handshake is done. A handshake that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from gateway.security.throttle import address_of, peer_of
 
 HANDSHAKE_S: Final = 10.0
 HANDSHAKE_BYTES: Final = 48 * 1024
-"""What one holds of ours while it is under way, whether its peer says something or not (OpenSSL's state, mostly)."""
+"""Memory of one handshake, whether its peer sends anything or not (mostly OpenSSL's state)."""
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Handshakes:
-    """Those of one listener."""
+    """The running handshakes of one listener."""
 
     def __init__(self, tls: ssl.SSLContext, factory: Factory, strangers: Strangers | None) -> None:
-        """`factory` makes the protocol of a socket whose handshake is done. Until then `strangers` counts it."""
+        """`factory` makes the protocol of a socket after its handshake. Until then `strangers` counts the socket."""
         self.tls = tls
         self.factory = factory
         self.strangers = strangers
         self.running: set[Handshake] = set()
 
     def accept(self) -> asyncio.BaseProtocol:
-        """The protocol of a socket that was just accepted."""
+        """Return the protocol for a socket that was just accepted."""
         handshake = Handshake(self)
         self.running.add(handshake)
         return handshake
 
     def stop(self) -> None:
-        """Break off all that are under way."""
+        """Abort all running handshakes."""
         for handshake in tuple(self.running):
             handshake.abort()
 
 
 class Handshake(asyncio.Protocol):
-    """One socket, until its handshake is done.
+    """The protocol of one socket until its handshake is done.
 
-    `start_tls` is begun within `connection_made`, before anything is read (a task would begin it too late), and goes on
-    when its future is done: no task is needed.
+    `connection_made` starts `start_tls` itself, before anything is read (a task would start it too late), and continues
+    it when its future is done: no task is needed.
     """
 
     def __init__(self, all_of_them: Handshakes) -> None:
@@ -56,12 +56,12 @@ class Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._stranger: Stranger | None = None
         self._going: Coroutine[Any, Any, asyncio.Transport | None] | None = None
-        self._early: list[bytes] = []  # came with the end of the handshake
+        self._early: list[bytes] = []  # data received together with the end of the handshake
         self._is_at_end = False
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open, and nothing was read of it."""
+        """The socket is open, and nothing was read from it."""
         self._transport = raw = cast("asyncio.Transport", transport)
         if self._all.strangers is not None:
             peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
@@ -73,26 +73,26 @@ class Handshake(asyncio.Protocol):
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        """The loop may be quicker to read than to say that the handshake is done."""
+        """Keep data that the loop delivers before it reports the end of the handshake."""
         self._early.append(data)
 
     def eof_received(self) -> bool:
-        """Likewise."""
+        """Note an end of data that the loop delivers before it reports the end of the handshake."""
         self._is_at_end = True
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Likewise; or the socket was cut off before it began."""
+        """The socket was closed before the handshake was reported, or before it started."""
         self._lost = True
         self._end()
 
     def abort(self) -> None:
-        """Cut it off at once."""
+        """Abort the socket."""
         if self._transport is not None:
             self._transport.abort()
 
     def _go_on(self, _: object = None) -> None:
-        """A step of the handshake: until its future is there, then to its end. Who cannot or does not is cut off."""
+        """Run `start_tls` up to its future, and later to its end. Abort the socket if the handshake fails."""
         assert self._going is not None
         try:
             waiting = self._going.send(None)
@@ -104,7 +104,7 @@ class Handshake(asyncio.Protocol):
                     secured.abort()
                 return
             self._hand_over(secured)
-        except OSError:  # the handshake's faults are among them (`ssl.SSLError`)
+        except OSError:  # includes `ssl.SSLError`
             self.abort()
             self._end()
         else:

@@ -1,4 +1,4 @@
-"""What the head of a request must be, before anything looks at what it asks (RFC 9110, RFC 9112)."""
+"""Checks the head of a request (RFC 9110, RFC 9112) before the request is routed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aiohttp import web
 from gateway.security.origins import Hosts
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(:[0-9]{0,5})?")
-_REMEMBERED: Final = 64  # fields Host that were good
+_REMEMBERED: Final = 64  # valid Host fields
 CONTINUE: Final = "100-continue"
 HEAD_END: Final = b"\r\n\r\n"
 _SPACE: Final = 0x20
 _LENGTH: Final = b"\r\nContent-Length: %d\r\n"
-"""So, or in small letters, nearly everybody writes it; who does not is understood too, a little more slowly."""
+"""Nearly all clients write it like this or in lower case; others are understood too, a little more slowly."""
 
 
 class HeadError(Exception):
@@ -27,26 +27,26 @@ class HeadError(Exception):
 
 
 class Heads:
-    """Judges heads for one listener."""
+    """Checks heads for one listener."""
 
     def __init__(self, hosts: Hosts, *, secure: bool) -> None:
-        """`hosts`: the names that the listener may be called by; `secure`: whether its sockets speak TLS."""
+        """`hosts` has the accepted host names; `secure` means that the listener uses TLS."""
         self._hosts = hosts
         self._secure = secure
         self._good: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
-        """Judge one.
+        """Check the head of a request.
 
         Raises:
-            HeadError: 400 for a bad `Host` (RFC 9112 section 3.2) or framing, 417 for an expectation that nobody can
-                meet (RFC 9110 section 10.1.1), 421 for a name that is not ours (section 15.5.20), 501 for a transfer
-                coding that is not served (RFC 9112 section 6.1).
+            HeadError: 400 for a bad `Host` (RFC 9112 section 3.2) or framing, 417 for an unsupported expectation
+                (RFC 9110 section 10.1.1), 421 for a host name that is not ours (section 15.5.20), 501 for an
+                unsupported transfer coding (RFC 9112 section 6.1).
         """
         fields = request.headers
         host = fields.get("Host", "")
         if request.raw_path[:1] not in {"/", "*"} and request.method != "CONNECT":
-            host = request.url.raw_authority.rpartition("@")[2]  # it goes before the field (RFC 9112 section 3.2.2)
+            host = request.url.raw_authority.rpartition("@")[2]  # overrides the field (RFC 9112 section 3.2.2)
         if host not in self._good:
             self._check_host(host)
         if "Transfer-Encoding" in fields:
@@ -73,17 +73,17 @@ def _check_transfer(lines: list[str], is_current: bool) -> None:
 
 
 def one_request(data: bytes, max_head_bytes: int) -> int:
-    """How long the head in `data` is, where `data` ends with it, or where the body ends that it announces; else 0.
+    """Return the length of the head if `data` is exactly one request with its body, else 0.
 
-    It is asked of every read, and in doubt the answer is no.
+    It runs for every read, so it is quick and returns 0 in doubt.
     """
     found = data.find(HEAD_END)
-    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front are no head yet
+    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front do not belong to a head
         return 0
     head = found + len(HEAD_END)
     rest = len(data) - head
     if not rest:
         return head
-    last = found + 2  # where the last line of the head ends
+    last = found + 2  # the end of the head's last line
     announced = data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
     return head if announced else 0

@@ -1,12 +1,12 @@
-"""The requests of one HTTP connection, served one after the other by the connection's own task.
+"""Serves the requests of one HTTP connection one after the other, in the connection's own task.
 
-aiohttp makes a task for each request, to be answered in a context of its own (Python before 3.12 cannot start one at
-once). Nothing here keeps anything in a context, and the task costs as much as reading a small request.
+aiohttp makes a task for each request, to give it a context of its own (Python before 3.12 cannot start a task eagerly).
+Nothing here uses contexts, and such a task costs as much as reading a small request.
 
-A request whose head is known (`net.known_heads`) is served without any of that while the task waits for the next one:
-it is answered with bytes. Where its answer is out of the ordinary, the task writes it.
+A request with a known head (`net.known_heads`) needs no task: it is served while the connection's task waits for the
+next request, and answered with ready bytes. If its answer is not the usual one, the connection's task writes it.
 
-All that is known here of aiohttp's inside is held by `tests/gateway/net/test_aiohttp_inside.py`.
+`tests/gateway/net/test_aiohttp_inside.py` tests every private part of aiohttp that is used here.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
 from gateway.security.identity import Identity
 
-LEAVE_S: Final = 1.0  # a connection that is to end is kept for a request that may be on its way
+LEAVE_S: Final = 1.0  # how long a connection to be closed is kept open for a request that may be in flight
 
 
 class Request(web.BaseRequest):
-    """aiohttp's request, which knows the task that serves it."""
+    """aiohttp's request, with the task that serves it."""
 
     @property
     def message(self) -> RawRequestMessage:
-        """Its head, as it was parsed."""
+        """The parsed head."""
         return self._message
 
     def drop_references(self) -> None:
-        """It is done: an exception that has it in its traceback is no cycle with the task."""
+        """Drop the task after the request is served, so that a traceback with the request makes no reference cycle."""
         self._task = cast("asyncio.Task[None]", None)
 
 
@@ -41,19 +41,19 @@ class Abandoned(Protocol):
     """A request that is served directly."""
 
     def abandon(self) -> None:
-        """Its client has left."""
+        """The client has disconnected."""
         ...
 
 
 class _Written:
-    """It was answered, and the client has not read the answer yet."""
+    """A direct request whose answer is written, but not read by the client yet."""
 
     def abandon(self) -> None:
-        """Nothing is left of it."""
+        """Nothing is left to do."""
 
 
 class Prepared:
-    """A request that was served directly, but for its answer, which `handle` gives."""
+    """A direct request that is done except for its answer, which `handle` returns."""
 
     __slots__ = ("handle", "message")
 
@@ -65,22 +65,22 @@ class Prepared:
 
 
 Message = RawRequestMessage | _ErrInfo | Prepared
-"""What the connection's task takes: a head, what is no HTTP, or a request that lacks its answer only."""
+"""Input of the connection's task: a parsed head, an error of the parser, or a request that needs only its answer."""
 
 
 class RequestsInTurn(web.RequestHandler):
-    """aiohttp's connection, but for what runs its requests."""
+    """aiohttp's connection with another way to run requests."""
 
     __slots__ = ("_direct", "_leaves_at", "_opened", "identity")
 
-    identity: Identity | None  # whose request was looked at last; None: nobody's
+    identity: Identity | None  # of the most recent request; None before the first
     _opened: float  # when, by the loop's clock
-    _direct: Abandoned | None  # the request that is served directly; the next ones wait for its answer
-    _leaves_at: float | None  # it is to end with the next answer, or by then if nothing is asked
+    _direct: Abandoned | None  # the request that is served directly; later ones wait for its answer
+    _leaves_at: float | None  # once set: close after the next answer, or at this time if there is no request
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was asked that is not answered and read, and nothing is held up or about to end."""
+        """Whether every request is answered and its answer read, nothing is paused, and it is not about to close."""
         return (
             self._waiter is not None
             and not (self._waiter.done() or self._messages or self._close or self._force_close)
@@ -96,11 +96,11 @@ class RequestsInTurn(web.RequestHandler):
 
     @property
     def age_s(self) -> float:
-        """For how long the connection has been open."""
+        """Seconds since the connection was opened."""
         return self._loop.time() - self._opened
 
     def kick(self) -> None:
-        """End it: behind the answer to what was asked, if that comes within `LEAVE_S`."""
+        """Close the connection after the current answer, or after `LEAVE_S` at the latest."""
         self.prepare_to_leave()
         self.close()
         self._loop.call_later(LEAVE_S, self.force_close)
@@ -118,13 +118,13 @@ class RequestsInTurn(web.RequestHandler):
         return self.transport is None or self._close or self._force_close
 
     def prepare_to_leave(self) -> bool:
-        """The answer to the next request, or to the one now served, will say `Connection: close`."""
+        """Send `Connection: close` with the answer to the current or the next request."""
         self._leaves_at = self._loop.time() + LEAVE_S
         return True
 
     @property
     def may_leave(self) -> bool:
-        """Whether nothing was asked for a while: who asks at the moment of the close would not know its fate."""
+        """Whether it was idle long enough: a client that sends at the moment of a close cannot know the result."""
         return self.is_idle and self._leaves_at is not None and self._loop.time() >= self._leaves_at
 
     def leave(self) -> None:
@@ -132,14 +132,14 @@ class RequestsInTurn(web.RequestHandler):
         self.close()
 
     def begin_direct(self, request: Abandoned) -> None:
-        """A request is served directly; the connection is idle, and is not until its answer is given."""
+        """Start to serve a request directly; the connection must be idle, and is not again until the answer."""
         assert self._manager is not None
         self._direct = request
         self._request_in_progress = True
         self._manager.requests_count += 1
 
     def answer_direct(self, answer: bytes) -> None:
-        """Write the whole answer to that request; the next one is served when it is read."""
+        """Write the whole answer to the direct request; the next request is served when the client has read it."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(answer)
         if self._paused:
@@ -148,12 +148,12 @@ class RequestsInTurn(web.RequestHandler):
             self.end_direct()
 
     def answer_prepared(self, prepared: Prepared) -> None:
-        """Let the connection's task answer that request."""
+        """Let the connection's task answer the direct request."""
         self._messages.appendleft((cast("RawRequestMessage", prepared), EMPTY_PAYLOAD))
         self.end_direct()
 
     def end_direct(self) -> None:
-        """That request has its answer: go on with the next one, or with what waited for the end."""
+        """The direct request is answered: continue with the next request, or with a close that waited for it."""
         self._direct = None
         self._request_in_progress = False
         if self._handler_waiter is not None and not self._handler_waiter.done():
@@ -168,13 +168,13 @@ class RequestsInTurn(web.RequestHandler):
             self._keep_for_a_while()
 
     def resume_writing(self) -> None:
-        """The answer is read."""
+        """The client has read the answer."""
         super().resume_writing()
         if isinstance(self._direct, _Written):
             self.end_direct()
 
     def close(self) -> None:
-        """End behind the answer to the request now served."""
+        """Close after the answer to the current request."""
         if self._direct is None:
             super().close()
         else:
@@ -191,11 +191,11 @@ class RequestsInTurn(web.RequestHandler):
         super().connection_lost(exc)
 
     def _process_keepalive(self) -> None:
-        """End a connection that was idle for too long: it is not while it waits for Kafka."""
+        """Close a connection that was idle for too long; one that waits for Kafka is not idle."""
         if self._direct is None:
             super()._process_keepalive()
         else:
-            self._keepalive_handle = None  # the end of the request sets another one
+            self._keepalive_handle = None  # set again at the end of the request
 
     def _keep_for_a_while(self) -> None:
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
@@ -203,14 +203,14 @@ class RequestsInTurn(web.RequestHandler):
             self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
 
     async def start(self) -> None:
-        """Serve until either side has had enough, then close."""
+        """Serve requests until either side closes."""
         try:
             while not self._force_close:
                 message, payload = await self._next_message()
                 if not await self._serve(message, payload) or self._ending:
                     break
                 self._keep_for_a_while()
-        except BaseException:  # cancelled, as a rule: the client left
+        except BaseException:  # usually cancelled because the client has disconnected
             self.force_close()
             raise
         if not self._force_close:
@@ -223,7 +223,7 @@ class RequestsInTurn(web.RequestHandler):
         return self._close or self._force_close or not self._keepalive
 
     async def _next_message(self) -> tuple[Message, StreamReader]:
-        """Wait for the next head, and let the parser go on where it stopped because enough were waiting."""
+        """Wait for the next head, and resume a parser that stopped because enough requests were queued."""
         while not self._messages or self._direct is not None:
             self._waiter = self._loop.create_future()
             try:
@@ -231,14 +231,14 @@ class RequestsInTurn(web.RequestHandler):
             finally:
                 self._waiter = None
         message, payload = cast("tuple[Message, StreamReader]", self._messages.popleft())
-        if self._parser is not None and not isinstance(message, Prepared):  # None once the client has left
+        if self._parser is not None and not isinstance(message, Prepared):  # None once the client has disconnected
             self._parser.message_consumed()
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
         return message, payload
 
     async def _serve(self, message: Message, payload: StreamReader) -> bool:
-        """Answer one request; whether its client is still there."""
+        """Answer one request, and return whether its client is still connected."""
         manager, handle = self._manager, self._request_handler
         assert manager is not None
         assert handle is not None
@@ -257,7 +257,7 @@ class RequestsInTurn(web.RequestHandler):
             self._keepalive = bool(answer.keep_alive)
             if not payload.is_eof():
                 await self._drain(payload)
-            payload.set_exception(_PAYLOAD_ACCESS_ERROR)  # whoever still has it
+            payload.set_exception(_PAYLOAD_ACCESS_ERROR)  # for code that still reads it
         except ConnectionError:
             return False
         except Exception as error:
@@ -268,7 +268,7 @@ class RequestsInTurn(web.RequestHandler):
         return True
 
     async def _drain(self, payload: StreamReader) -> None:
-        """Read what is left of a body that nobody wanted, for a while, so that the answer is not lost in a reset."""
+        """Read the rest of an unread body for a while, so that a reset does not destroy the answer."""
         if self._lingering_time and not self._force_close:
             try:
                 async with asyncio.timeout(self._lingering_time):
@@ -281,15 +281,15 @@ class RequestsInTurn(web.RequestHandler):
 
 
 class Behind:
-    """Keeps what comes behind the request of an upgrade."""
+    """Collects the bytes received behind an upgrade request."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """It has sent more; none of it is to be parsed again."""
+        """Keep the bytes, and return that none of them are left to parse."""
         self.data += data
         return False, b""
 
     def feed_eof(self) -> None:
-        """The client is gone; so will be what it said."""
+        """The client has disconnected; nothing to do."""

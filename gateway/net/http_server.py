@@ -1,6 +1,6 @@
 """aiohttp's low-level HTTP server as this gateway uses it.
 
-Broken requests get answers of our own, and after an upgrade the socket is given away.
+Malformed requests get the gateway's own answers, and after an upgrade the socket is handed over to a WebSocket.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from gateway.taps import taps
 log = structlog.get_logger(__name__)
 
 SERVER: Final = "trivium"  # the field Server of every answer
-HEADER_BYTES: Final = 16 * 1024  # of one field; proxies send long tokens, nobody sends more
+HEADER_BYTES: Final = 16 * 1024  # of one field; enough for the long tokens that proxies send
 HEADER_FIELDS: Final = 100
 HEAD_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 2048
-"""A whole request of so few is less than its connection takes anyway; it is counted where its client's judge waits."""
+"""A complete request up to this size takes less memory than its connection. It counts as a stranger's only while its
+login is pending."""
 _CHUNKS: Final = -1
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
@@ -48,19 +49,22 @@ _HEAD_TOO_LARGE: Final = "the head is too large"
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
-"""Makes the answer to a request that breaks HTTP itself: status and one line of text."""
+"""Makes the answer to a malformed HTTP request, from a status and one line of text."""
 
 
 class Direct(Protocol):
-    """Serves the requests that have one known head (`gateway.net.known_heads`)."""
+    """Serves requests that have one known head (`gateway.net.known_heads`)."""
 
     def take(self, connection: HttpConnection, body: bytes) -> bool:
-        """Serve one, beginning with `connection.begin_direct`; never raises. False: nothing was done, parse it."""
+        """Serve one request, starting with `connection.begin_direct`. Never raises.
+
+        False means that nothing was done and the request must be parsed.
+        """
         ...
 
 
 class HttpConnection(RequestsInTurn):
-    """One connection. Requests that break HTTP itself never reach the application; they are answered here."""
+    """One connection. It answers malformed requests itself; they never reach the application."""
 
     __slots__ = (
         "_address", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left",
@@ -82,45 +86,45 @@ class HttpConnection(RequestsInTurn):
     ) -> None:
         super().__init__(server, **options)
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
-        self.entrance = entrance  # the listener that it came through
-        self._address: str | None = None  # when it was asked for
+        self.entrance = entrance  # of the listener that accepted it
+        self._address: str | None = None  # cached by `address`
         self._outgoing = outgoing
-        self._unread: Unread | None = None  # an answer, while its reader is slow
-        # what is on its way to Kafka of requests that were answered before; None: there was none
+        self._unread: Unread | None = None  # an answer that the client reads slowly
+        # counts in-flight records of requests that were already answered; None: there was no such request
         self.unacknowledged: ConnectionBudget | None = None
-        self.limits: ClientLimits | None = None  # of whose requests came on it; None: nobody's yet, or there are none
+        self.limits: ClientLimits | None = None  # of the client that sent requests; None before the first, or no limits
         self._max_bytes = max_bytes
         self._max_head_bytes = max_head_bytes
         self._refuse = refuse
         self._strangers = strangers
         self._stranger: Stranger | None = None
-        self._identified = False  # whether the client of the request now handled is known
-        self._small = 0  # bytes of a whole request that are not counted yet
-        self._head_bytes = 0  # of a head that is not whole
-        self._requests = 0  # heads that were whole
-        self._body: StreamReader | None = None  # of the last of them, when it is not whole
-        self._left = 0  # bytes of it that are still to come; `_CHUNKS`: its head does not say
+        self._identified = False  # whether the client of the current request has logged in
+        self._small = 0  # bytes of a small complete request that are not counted yet
+        self._head_bytes = 0  # of an incomplete head
+        self._requests = 0  # complete heads
+        self._body: StreamReader | None = None  # of the last request, while it is incomplete
+        self._left = 0  # bytes of that body that are missing; `_CHUNKS` when its head does not say
         self._behind = Behind()
-        self._broken = False
-        self._gone: asyncio.Future[None] | None = None  # somebody waits for the client to close
-        self._last = b""  # what was parsed last: the end of a head may come in parts
-        self._rest = b""  # what is not parsed yet, because enough is waiting
+        self._broken = False  # whether what was received is not valid HTTP
+        self._gone: asyncio.Future[None] | None = None  # `_linger` waits for the client to close
+        self._last = b""  # the last bytes that were parsed: the end of a head may arrive in parts
+        self._rest = b""  # not parsed yet, because enough requests are queued
         self._direct = self._leaves_at = None
-        self._known: KnownHeads[Direct] | None = None  # None: there are none
-        self._whole: tuple[object, bytes] | None = None  # the last request that came in one read; its head
+        self._known: KnownHeads[Direct] | None = None  # None while no head is remembered
+        self._whole: tuple[object, bytes] | None = None  # the last request that came in one read, and its head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to count what a stranger sends."""
+        """Start to count the bytes received before the login."""
         super().connection_made(transport)
         if self.source is not None:
-            self._cache["peername"] = self.source.peername  # where aiohttp remembers it
+            self._cache["peername"] = self.source.peername  # aiohttp caches it there
         if self._strangers is not None:
             self._stranger = self._strangers.enter(address_of(self.peer), cast("asyncio.Transport", transport).abort)
         if taps.watchers:
             taps.opened(self)
 
     def pause_writing(self) -> None:
-        """The kernel takes no more of an answer: it is counted until it is read. The next request waits for that."""
+        """The kernel's send buffer is full: count the unsent answer until it is read. The next request waits for it."""
         super().pause_writing()
         if self.transport is not None:
             self._unread = Unread(self._outgoing, sys.maxsize)
@@ -128,7 +132,7 @@ class HttpConnection(RequestsInTurn):
             pauses.begin(SLOW_READER, self, subject("http", "", self.peer))
 
     def resume_writing(self) -> None:
-        """The answer is read."""
+        """The client has read the answer."""
         super().resume_writing()
         self._forget_unread()
 
@@ -139,7 +143,7 @@ class HttpConnection(RequestsInTurn):
             pauses.end(SLOW_READER, self)
 
     def _forget(self) -> None:
-        """The socket is not ours any more: no cycle is left of this object and what it has read."""
+        """Release everything: the socket is no longer ours, and no reference cycle may be left."""
         self.identified()
         self._forget_unread()
         if self._known is not None:
@@ -147,34 +151,34 @@ class HttpConnection(RequestsInTurn):
         self._stranger = self._body = self._known = self._whole = None
 
     def identified(self) -> None:
-        """The login of this request's client has succeeded: its body counts elsewhere from now on."""
+        """The client of this request has logged in: stop counting its bytes as a stranger's."""
         self._identified = True
         self._small = 0
         if self._stranger is not None and self._stranger.share is not None:
             self._stranger.leave()
 
     def login_pending(self) -> None:
-        """The login of this request's client takes a while: a small request counts as a stranger's too."""
+        """The login of this request must wait: count a small request as a stranger's too."""
         if self._small:
             self._took(0)
 
     def _took(self, size: int) -> bool:
-        """Count what came, and what did before; False: the connection was cut off for it."""
+        """Count received bytes and those not counted yet. False means that the connection was aborted for them."""
         size += self._small
         self._small = 0
         return self._stranger is None or self._stranger.took(size)
 
     def _handled(self) -> None:
-        """The request has its answer; whose the next one is, is to be seen."""
+        """The request was answered. The next one may come from another client, so it must log in itself."""
         if not self._identified:
             self.identified()
         self._identified = False
         self._whole = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse, one head at a time: aiohttp loses the good requests that it is given together with a bad one.
+        """Parse one head at a time: aiohttp loses valid requests that it gets together with a malformed one.
 
-        A body is handed over as it comes; heads are looked for behind it alone.
+        A body is handed over as it comes; the end of a head is searched for only behind it.
         """
         if self._broken:
             return
@@ -183,7 +187,7 @@ class HttpConnection(RequestsInTurn):
         if is_boundary and self._known is not None and self._take_directly(self._known, data):
             return
         head = one_request(data, self._max_head_bytes) if is_boundary else 0
-        is_whole = head > 0  # the usual read: nothing is to be parted
+        is_whole = head > 0  # the usual read: one complete request
         if not self._identified:
             if is_whole and not self._small and len(data) <= SMALL_BYTES:
                 self._small = len(data)
@@ -213,22 +217,22 @@ class HttpConnection(RequestsInTurn):
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
 
     def _take_directly(self, known: KnownHeads[Direct], data: bytes) -> bool:
-        """Serve a request whose head is known, when it is whole and alone; False: it is to be parsed."""
+        """Serve a request with a known head if `data` is exactly that request. False means: parse it."""
         found = known.find(data) if self.is_idle else None
         return found is not None and found[0].take(self, found[1])
 
     def begin_direct(self, request: Abandoned) -> None:
-        """A request is served directly, whose client is known."""
+        """A request is served directly; its client has logged in with an earlier one."""
         super().begin_direct(request)
         self._identified = True
 
     def end_direct(self) -> None:
-        """That request has its answer."""
+        """The direct request was answered."""
         self._handled()
         super().end_direct()
 
     def remember(self, request: web.BaseRequest, direct: Direct) -> None:
-        """Serve by `direct` what has the head of the request now handled, if that came in one read."""
+        """Let `direct` serve later requests with the current request's head, if that request came in one read."""
         whole = self._whole
         if whole is not None and whole[0] is cast("Request", request).message:
             if self._known is None:
@@ -236,27 +240,27 @@ class HttpConnection(RequestsInTurn):
             self._known.remember(whole[1], direct)
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """Where a head that begins at `start` may end, or the body that goes on there; else the end of `data`."""
+        """Return where the head or the body that continues at `start` ends; the end of `data` if it does not end."""
         size = len(data)
         if self._upgraded:
             return size
         if self._body is not None and not self._body.is_eof():
             if self._left <= 0:
-                return size  # in chunks, only the parser knows where they end; or it is held up in front of the end
+                return size  # chunked: only the parser knows where it ends; or the parser is paused before the end
             end = min(start + self._left, size)
             self._left -= end - start
             return end
         if start == 0:
-            found = (self._last + data[:3]).find(HEAD_END)  # one that began before
+            found = (self._last + data[:3]).find(HEAD_END)  # one that started in an earlier read
             if found >= 0:
                 return found + len(HEAD_END) - len(self._last)
         found = data.find(HEAD_END, start)
         return size if found < 0 else found + len(HEAD_END)
 
     def _take_piece(self, piece: bytes) -> None:
-        """Parse what holds at most one end of a head; a head that is too large is answered, and nothing behind it.
+        """Parse a piece with at most one end of a head. Answer a head that is too large, and nothing after it.
 
-        What begins behind a body in chunks in the same piece is not counted: that is one read at most.
+        A head that starts in the same piece behind a chunked body is not counted: that is one read at most.
         """
         if not self._upgraded and (self._body is None or self._body.is_eof()):
             self._head_bytes += len(piece)
@@ -270,7 +274,7 @@ class HttpConnection(RequestsInTurn):
         self._parse(piece)
 
     def _parse(self, piece: bytes) -> None:
-        """Parse, and note what has begun by it."""
+        """Parse, and note the request that started."""
         super().data_received(piece)
         if self._request_count == self._requests:
             return
@@ -286,12 +290,12 @@ class HttpConnection(RequestsInTurn):
                 self._left = int(message.headers.get("Content-Length", _CHUNKS))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on reading; aiohttp calls it whenever a body is read or ends, and seldom is anything held up by then."""
+        """Resume reading if it was paused. aiohttp calls this whenever a body is read or ends."""
         if self._reading_paused or self._buffer_paused or self._rest:
             super().resume_reading(resume_parser)
 
     def _break(self) -> None:
-        """The last message is about what is no HTTP. Nothing more is read; who waits for the rest of a body is told."""
+        """The last message reports malformed HTTP: stop parsing, and fail a body that is still being read."""
         self._broken = True
         if len(self._messages) > 1:
             payload: StreamReader = self._messages[-2][1]
@@ -305,7 +309,7 @@ class HttpConnection(RequestsInTurn):
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
-        """Write an answer; behind the last one to what is no HTTP, wait while the client may be sending more."""
+        """Write an answer. After an answer to malformed HTTP, wait while the client may still be sending."""
         self._handled()
         written = super().finish_response(request, resp, start_time)
         return self._linger(written, resp) if self._broken else written
@@ -313,7 +317,7 @@ class HttpConnection(RequestsInTurn):
     async def _linger(
         self, written: Coroutine[Any, Any, tuple[web.StreamResponse, bool]], resp: web.StreamResponse
     ) -> tuple[web.StreamResponse, bool]:
-        """Closing at once would reset the connection, and the client might lose the answer (RFC 9112 section 9.6)."""
+        """Wait before closing: a reset might destroy the answer on its way (RFC 9112 section 9.6)."""
         result = await written
         transport = self.transport
         if not resp.keep_alive and transport is not None and not transport.is_closing():
@@ -324,7 +328,7 @@ class HttpConnection(RequestsInTurn):
         return result
 
     def leave_limits(self) -> None:
-        """It is nobody's connection any more."""
+        """Stop counting the connection against its client's limits."""
         limits, self.limits = self.limits, None
         if limits is not None:
             limits.leave()
@@ -347,18 +351,18 @@ class HttpConnection(RequestsInTurn):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer in the listener's own words instead of aiohttp's text or HTML, and close."""
+        """Answer with `refuse` instead of aiohttp's text or HTML, and close."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun and cannot be taken back")
         if isinstance(exc, LineTooLong):
-            status = 414 if exc.args[1] == self._max_bytes else 431  # which limit it was says what was too long
+            status = 414 if exc.args[1] == self._max_bytes else 431  # the two limits differ by one, see `HttpServer`
             message = f"The request's {'line' if status == 414 else 'head has a field that'} is too long"
         elif isinstance(exc, BadHttpMessage) and exc.message == _HEAD_TOO_LARGE:
             status, message = 431, "The request's head is too large"
         elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
             status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
         elif isinstance(exc, InvalidURLError):
-            status, message = 400, "Bad request: its target is no URL"  # which may have a password in it
+            status, message = 400, "Bad request: its target is no URL"  # not repeated: it may contain a password
         elif isinstance(exc, HttpProcessingError) and exc.code:
             status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
         elif exc is not None and status >= 500:
@@ -366,13 +370,13 @@ class HttpConnection(RequestsInTurn):
         return self._refuse(status, message or "Bad request")
 
     def log_exception(self, *arguments: Any, **options: Any) -> None:
-        """Log what aiohttp calls unhandled; not a body that breaks off or cannot be unpacked behind its answer."""
+        """Log an exception that aiohttp calls unhandled, except for a truncated or malformed body after its answer."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError | HttpProcessingError):
             super().log_exception(*arguments, **options)
 
     @property
     def address(self) -> str:
-        """What an anonymous client is counted by: see `address_of`."""
+        """The address that an anonymous client is counted by: see `address_of`."""
         if self._address is None:
             self._address = address_of(self.peer)
         return self._address
@@ -380,36 +384,36 @@ class HttpConnection(RequestsInTurn):
     @property
     def peer(self) -> str:
         """The client's `host:port`."""
-        return peer_of(self.peername)  # which asks the socket once
+        return peer_of(self.peername)  # aiohttp caches `peername`
 
     @property
     def peercert(self) -> Mapping[str, Any] | None:
-        """What is known of the client's verified certificate, as of `SSLObject.getpeercert`."""
+        """The client's verified certificate, in the form of `SSLObject.getpeercert`."""
         return certificate(self.source, self.transport)
 
     @property
     def upgraded(self) -> bool:
-        """Whether the request now handled asked for another protocol: what follows it is no HTTP and not parsed."""
+        """Whether the current request asks for another protocol. The bytes behind it are not HTTP and not parsed."""
         return self._upgraded
 
     def accept_upgrade(self) -> None:
-        """Keep what comes behind the request for `release`, instead of parsing it as the next one."""
-        self.set_parser(cast("Any", self._behind))  # it needs no more of aiohttp's WebSocketReader
+        """Keep the bytes behind the request for `release` instead of parsing them."""
+        self.set_parser(cast("Any", self._behind))  # aiohttp uses only these methods of its WebSocketReader
 
     def release(self) -> tuple[asyncio.Transport, bytes] | None:
-        """Give the socket away once the answer to the upgrade is written; this object is done with it then.
+        """Give up the socket once the answer to the upgrade is written. This object does not use it any more.
 
-        Its `limits` are for who gets the socket, to be left with it.
+        The new owner of the socket also gets this connection's `limits` and must leave them when the socket is closed.
 
         Returns:
-            The transport, and what came behind the request; None when the client is gone. Who takes it counts it out
-            of its entrance when it is lost.
+            The transport and the bytes received behind the request, or None when the client has disconnected. The new
+            owner must decrement the entrance's `connections` when the socket is closed.
         """
         transport, server = self.transport, self._manager
         if transport is None or server is None:
             return None
         self.transport = None
-        self._parser = None  # which has this connection
+        self._parser = None  # it refers to this connection
         self._forget()
         server.connection_lost(self, None)
         self.keep_alive(False)
@@ -418,7 +422,7 @@ class HttpConnection(RequestsInTurn):
 
 
 class HttpServer(Server, web.Server):
-    """HTTP/1.1, at each of its listeners."""
+    """HTTP/1.1 for all listeners of one protocol."""
 
     def __init__(
         self,
@@ -435,12 +439,12 @@ class HttpServer(Server, web.Server):
         strangers: Strangers | None = None,
         outgoing: Budget = UNBOUNDED,
     ) -> None:
-        """It has no listener yet.
+        """Start without listeners.
 
-        `security` has the names that the gateway may be called by. `head_timeout_s` is the time for a request's head,
-        and between two requests of a connection. `max_bytes` is of a request's line, and of each field of its head.
-        With `handler_cancellation`, `handle` is cancelled when its client leaves. `strangers` counts what clients send
-        before `HttpConnection.identified`, `outgoing` answers that are not read.
+        `security` has the host names that are accepted. `head_timeout_s` is the time for a request's head, and between
+        two requests of a connection. `max_bytes` limits a request line and each field of a head. With
+        `handler_cancellation`, `handle` is cancelled when its client disconnects. `strangers` counts bytes that are
+        received before `HttpConnection.identified`, `outgoing` counts answers that are not read.
         """
         Server.__init__(self)
         web.Server.__init__(
@@ -448,14 +452,14 @@ class HttpServer(Server, web.Server):
             self._checked,
             handler_cancellation=handler_cancellation,
             access_log=None,
-            auto_decompress=False,  # it takes what breaks off for whole: `protocols.rest.content_coding` does it
+            auto_decompress=False,  # aiohttp accepts truncated data; `protocols.rest.content_coding` decompresses
             keepalive_timeout=head_timeout_s,
             lingering_time=LINGER_S,  # the rest of a refused body is read and dropped, so that the answer is not lost
             max_line_size=max_bytes,
-            max_field_size=max_bytes + 1,  # another number, see `HttpConnection.handle_error`
+            max_field_size=max_bytes + 1,  # different from `max_line_size`, see `HttpConnection.handle_error`
             max_headers=max_fields,
         )
-        self.known_heads = Budget(BUDGET_BYTES, sys.maxsize)  # memory of what connections remember
+        self.known_heads = Budget(BUDGET_BYTES, sys.maxsize)  # memory of all connections' known heads
         self.name = name
         self._handle = handle
         self._security = security
@@ -466,13 +470,13 @@ class HttpServer(Server, web.Server):
         }  # fmt: skip
 
     def add(self, listener: Listener) -> None:
-        """Serve this one, too; before the start."""
+        """Serve this listener too. Must be called before the start."""
         super().add(listener)
         hosts = Hosts(self._security, login_needed="anonymous" not in listener.settings.logins)
         self._heads[listener.entrance] = Heads(hosts, secure=listener.is_secure)
 
     def accept(self, entrance: Entrance) -> HttpConnection:
-        """The connection of a new socket."""
+        """Return the connection for a new socket."""
         return HttpConnection(self, entrance, self._refuse, loop=self._loop, **self._options, **self._kwargs)
 
     def _checked(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
@@ -486,7 +490,7 @@ class HttpServer(Server, web.Server):
         return self._refuse(error.status, str(error))
 
     async def stop(self, timeout: float) -> None:
-        """Let running requests end, cancel them after half of `timeout` seconds; close everything by its end."""
+        """Let running requests finish, cancel them after half of `timeout` seconds, and close everything by its end."""
         self.stop_accepting()
         self.pre_shutdown()
-        await self.shutdown(timeout / 2)  # which waits once more as long for those it has cancelled
+        await self.shutdown(timeout / 2)  # it waits the same time again for the requests that it has cancelled

@@ -1,9 +1,9 @@
-"""Heads of requests that their connection has sent before: what was read of one, and judged, holds for the next.
+"""A cache of request heads that a connection has sent before, so that they need not be parsed and checked again.
 
-A client says the same again and again on a connection: the same line, the same fields, another body. Parsing and
-judging that head anew is more work than the whole rest of a small request. So what serves a request may leave behind
-what its head came to, and the next request with the very same bytes is given to that (ADR 0059). Only the number in
-`Content-Length` may differ, and it must be what is there.
+A client repeats itself on a connection: the same request line and fields with another body. Parsing and checking that
+head again is more work than all the rest of a small request. So the code that serves a request may register a handler
+for its head, and the next request with exactly the same bytes goes to that handler (ADR 0059). Only the number in
+`Content-Length` may differ, and it must be the length of the received body.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Final, Generic, TypeVar
 
 from flowcontrol.budget import Budget
 
-Serves = TypeVar("Serves")  # what serves the requests that have one head
+Serves = TypeVar("Serves")  # the handler of requests with one head
 
 REMEMBERED: Final = 16
-"""Heads of one connection: a client that has more is served all the same, by their words."""
+"""Heads to remember for one connection. A client that uses more has them parsed."""
 LONGEST: Final = 4096
-"""Bytes of a head that is remembered: a long token is in it, and there may be thousands of connections."""
+"""Bytes of the longest head to remember: heads contain long tokens, and there may be thousands of connections."""
 TRIES: Final = 32
-"""Heads that are remembered without one that comes again: then its client says something else each time."""
+"""Heads to remember without a hit. After that the client's heads are taken to differ each time."""
 BUDGET_BYTES: Final = 64 * 1024 * 1024
-"""Memory for the heads of all connections: 20,000 usual ones. Nothing waits for it: what has no place is parsed."""
+"""Memory for the heads of all connections: 20,000 usual ones. A head that does not fit is not remembered."""
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]+)(\r\n)")
 
 
 class KnownHead(Generic[Serves]):
-    """One head, but for the number in its `Content-Length`."""
+    """One head without the number in its `Content-Length`."""
 
     __slots__ = ("_after", "_before", "serves", "size")
 
@@ -38,7 +38,7 @@ class KnownHead(Generic[Serves]):
         self.size = memory_of(before, after)
 
     def body(self, data: bytes) -> bytes | None:
-        """The body of a request with this head that is all of `data`; None: it has another head, or is not whole."""
+        """Return the body if `data` is exactly one request with this head. None means another head, or not complete."""
         if not data.startswith(self._before):
             return None
         digits = len(self._before)
@@ -50,19 +50,19 @@ class KnownHead(Generic[Serves]):
 
 
 class KnownHeads(Generic[Serves]):
-    """Those of one connection, by their first lines; `clear` gives back what they take of the budget."""
+    """The remembered heads of one connection, by request line. `clear` returns their memory to the budget."""
 
     __slots__ = ("_budget", "_by_line", "_bytes", "_tries")
 
     def __init__(self, budget: Budget) -> None:
-        """None yet. `budget` counts those of all connections, of which none has more than is free."""
+        """`budget` counts the heads of all connections; one connection never holds more than is free."""
         self._budget = budget
         self._by_line: dict[bytes, KnownHead[Serves]] = {}
         self._bytes = 0
         self._tries = TRIES
 
     def remember(self, head: bytes, serves: Serves) -> None:
-        """Remember a head, of which aiohttp's parser has let through one `Content-Length` at most."""
+        """Remember a head. aiohttp's parser has made sure that it has at most one `Content-Length`."""
         if not self._tries:
             return
         self._tries -= 1
@@ -81,7 +81,7 @@ class KnownHeads(Generic[Serves]):
             self._by_line[line] = known
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all heads."""
         self._by_line.clear()
         self._count(-self._bytes)
 
@@ -93,7 +93,7 @@ class KnownHeads(Generic[Serves]):
             self._budget.give(-size, 0)
 
     def find(self, data: bytes) -> tuple[Serves, bytes] | None:
-        """Who serves a request with a known head that is all of `data`, and its body; None: it is to be parsed."""
+        """Return handler and body if `data` is exactly one request with a known head. None means: parse it."""
         head = self._by_line.get(_line(data))
         body = None if head is None else head.body(data)
         if head is None or body is None:
@@ -103,7 +103,7 @@ class KnownHeads(Generic[Serves]):
 
 
 def memory_of(before: bytes, after: bytes) -> int:
-    """About what a head takes, with what it came to: itself, its fields as bytes and as text, their objects."""
+    """Estimate the memory of a head and its handler: the bytes, its fields as bytes and as text, their objects."""
     return 512 + 3 * (len(before) + len(after)) + 200 * (before.count(b"\n") + after.count(b"\n"))
 
 

@@ -1,4 +1,4 @@
-"""Listeners: bind, PROXY header, TLS, count, stop accepting; and what serves the connections of one protocol's."""
+"""Listeners (bind, PROXY header, TLS, connection limit, pause) and the servers of their connections."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from gateway.statistics import counter, gauge
 log = structlog.get_logger(__name__)
 
 TELL_S: Final = 60.0
-BACKLOG: Final = 4096  # a fleet that reconnects at once waits in the kernel, not in a refusal
+BACKLOG: Final = 4096  # a fleet that reconnects at the same moment waits in the kernel and is not refused
 
 MakePump = Callable[[Callable[[Pump], None]], Pump]
-"""Builds the pump of one socket; the argument is to be told when the socket is gone."""
+"""Builds the pump of one socket; the pump calls the argument when the socket is closed."""
 
 
 class ListenError(Exception):
-    """An address cannot be listened on; the text says which and why."""
+    """The gateway cannot listen on an address; the text says which and why."""
 
 
 class NoDescriptorsError(ForeseenError):
-    """A socket was accepted in the turn of the loop in which open files were used up."""
+    """A socket was accepted in the same loop iteration in which the file descriptors were used up."""
 
 
 Counts = dict[str, dict[str, int]]
-"""By the listener's name, and its protocol."""
+"""By the listener's name and its protocol."""
 
 
 class ListenerStatistics(msgspec.Struct, frozen=True):
-    """What is counted of each listener."""
+    """Counts of each listener."""
 
     connections: Annotated[Counts, gauge("connections now, not logged in among them", "listener", "protocol")]
     connections_total: Annotated[Counts, counter("connections accepted", "listener", "protocol")]
@@ -58,20 +58,20 @@ class ListenerStatistics(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """One listening address. It can pause: who connects meanwhile waits in the kernel's backlog.
+    """One listening address. It can pause: clients that connect meanwhile wait in the kernel's backlog.
 
-    uvloop's server knows no pause, so it is closed and made anew around the same sockets, which are kept here.
+    uvloop's server cannot pause, so it is closed and re-created around the same sockets, which are kept here.
     """
 
     def __init__(
         self,
         settings: ListenerSettings,
-        entrance: Entrance,  # how its connections know it
-        accept: Callable[[Entrance], asyncio.BaseProtocol],  # makes the protocol of one, behind TLS
+        entrance: Entrance,  # the listener's name and logins, as its connections see them
+        accept: Callable[[Entrance], asyncio.BaseProtocol],  # makes the protocol of a connection, behind TLS
         *,
         tls: ssl.SSLContext | None = None,  # None: plain text
-        strangers: Strangers | None = None,  # counts what is held for those whose PROXY header or TLS is not done
-        proxies: Proxies | None = None,  # the balancers that clients come through; None: they come themselves
+        strangers: Strangers | None = None,  # counts memory of connections whose PROXY header or TLS is not done
+        proxies: Proxies | None = None,  # the load balancers in front; None: clients connect directly
     ) -> None:
         self.name = settings.name
         self.entrance = entrance
@@ -91,7 +91,7 @@ class Listener:
         self._told = float("-inf")
 
     async def start(self) -> None:
-        """Bind and accept; ListenError when the address cannot be had."""
+        """Bind and accept; raise ListenError when the address cannot be bound."""
         settings = self.settings
         address = settings.address
         try:
@@ -108,7 +108,7 @@ class Listener:
 
     def _accept(self) -> asyncio.BaseProtocol:
         if descriptors.paused:
-            raise NoDescriptorsError  # libuv accepts nothing more then, until the server is closed in this very turn
+            raise NoDescriptorsError  # makes libuv stop accepting; the server is closed in this same loop iteration
         descriptors.accepted()
         most = self.settings.max_connections
         if most is not None and self.connections >= most:
@@ -130,7 +130,7 @@ class Listener:
 
     @property
     def bound(self) -> str:
-        """The address really bound, as `HOST:PORT`; "" while not listening."""
+        """The address that is bound, as `HOST:PORT`; "" while not listening."""
         return self._bound
 
     @property
@@ -140,13 +140,13 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many are open, however far they have come."""
+        """The number of open connections, including those in the PROXY header or the TLS handshake."""
         headers = 0 if self._headers is None else len(self._headers.waiting)
         handshakes = 0 if self._handshakes is None else len(self._handshakes.running)
         return headers + handshakes + self.entrance.connections
 
     def pause(self) -> None:
-        """Accept nothing; clients wait in the kernel's backlog."""
+        """Stop accepting; clients wait in the kernel's backlog."""
         for server in self._servers:
             server.close()
         self._servers = []
@@ -162,7 +162,7 @@ class Listener:
                 server.close()
 
     def close(self) -> None:
-        """Listen no more; open connections live on."""
+        """Stop listening; open connections stay open."""
         descriptors.listeners.discard(self)
         self.pause()
         if self._handshakes is not None:
@@ -176,7 +176,7 @@ class Listener:
 
 
 def listener_statistics(listeners: Iterable[Listener]) -> ListenerStatistics:
-    """Counts so far."""
+    """Return the counts so far."""
     told = ListenerStatistics({}, {}, {})
     for one in listeners:
         protocol = one.settings.protocol
@@ -187,47 +187,46 @@ def listener_statistics(listeners: Iterable[Listener]) -> ListenerStatistics:
 
 
 class _Closed(asyncio.Protocol):
-    """A socket for which there is no place."""
+    """The protocol of a socket above `max_connections`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.Transport", transport).abort()
 
 
 class Server:
-    """What serves the connections of some listeners, all of one protocol."""
+    """Serves the connections of all listeners of one protocol."""
 
-    stopped = False  # for good: it is not only waiting for free descriptors
+    stopped = False  # for good, as opposed to paused listeners
 
     def __init__(self) -> None:
-        """It has no listener yet."""
         self.listeners: list[Listener] = []
 
     def add(self, listener: Listener) -> None:
-        """Serve this one, too; before the start."""
+        """Serve this listener too. Must be called before the start."""
         self.listeners.append(listener)
 
     async def start(self) -> None:
-        """Listen; ListenError when an address cannot be had."""
+        """Listen; raise ListenError when an address cannot be bound."""
         for listener in self.listeners:
             await listener.start()
 
     @property
     def bound(self) -> str:
-        """Where the first listener is, as `HOST:PORT`; "" while not listening."""
+        """The address of the first listener, as `HOST:PORT`; "" while not listening."""
         return self.listeners[0].bound if self.listeners else ""
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; open connections live on."""
+        """Close the listening sockets; open connections stay open."""
         self.stopped = True
         for listener in self.listeners:
             listener.close()
 
 
 class PumpServer(Server):
-    """The pumps of one protocol, whichever listener's they are."""
+    """The pumps of one protocol, from all its listeners."""
 
     def __init__(self, name: str, make: MakePump) -> None:
-        """`name` is the protocol's; it has no listener yet."""
+        """`name` is the protocol's name."""
         super().__init__()
         self.name = name
         self.pumps: set[Pump] = set()
@@ -237,7 +236,7 @@ class PumpServer(Server):
         self._empty = asyncio.Event()
 
     async def wait_closed(self, timeout: float) -> None:
-        """Close every connection's socket after its last bytes, and abort what is left after `timeout` seconds."""
+        """Close every connection after its last bytes, and abort those that are left after `timeout` seconds."""
         for pump in list(self.pumps):
             pump.close()
         if self.pumps:
@@ -247,7 +246,7 @@ class PumpServer(Server):
             pump.abort()
 
     def accept(self, entrance: Entrance) -> Pump:
-        """The pump of a connection that came through `entrance`: one that was just accepted, or was HTTP's before."""
+        """Return the pump for a connection through `entrance`, either just accepted or upgraded from HTTP."""
         self.accepted += 1
         pump = self._make(self._lost)
         pump.entrance = entrance
@@ -263,7 +262,7 @@ class PumpServer(Server):
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:
-    """One line about a listener that could not be opened: which `key` of the configuration, and why."""
+    """Return one line for a listener that cannot be opened: the `key` of the configuration, and why."""
     if error.errno == errno.EADDRINUSE:
         return f"{key}: {address} is in use by another program"
     if error.errno == errno.EACCES:

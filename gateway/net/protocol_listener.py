@@ -1,4 +1,4 @@
-"""The server of a protocol on bare sockets: what MQTT and AMQP have in common from accepted sockets to their end."""
+"""The common part of the MQTT and AMQP servers, from accepted sockets to closed ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPPING: Final = "stopping"
 
 
 class ProtocolServer(PumpServer, abc.ABC):
-    """A subclass makes the connections of its protocol, and closes them in the protocol's way."""
+    """A server whose subclass makes the connections of its protocol and closes them in the protocol's way."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ProtocolServer(PumpServer, abc.ABC):
         *,
         outgoing: Budget,
     ) -> None:
-        """`strangers` counts what peers send before they have logged in, `outgoing` what they have not read."""
+        """`strangers` counts bytes received before the login, `outgoing` bytes that peers have not read."""
         super().__init__(name, self._make_pump)
         self._strangers = strangers
         self._outgoing = outgoing
@@ -46,34 +46,34 @@ class ProtocolServer(PumpServer, abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> tuple[Connection, Handler]:
-        """The sans-io connection of a new socket, and the session that gives it meaning."""
+        """Return the sans-io connection and the session for a new socket."""
 
     @abc.abstractmethod
     def close_connections(self) -> None:
-        """Tell every client, in the protocol's own way, that the gateway stops."""
+        """Close every connection with the protocol's own message that the gateway stops."""
 
     @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
-        """Counts for the metrics."""
+        """Return the counts for the metrics."""
 
     @abc.abstractmethod
     def departing(self) -> Iterable[Departing]:
-        """Every connection, for when the gateway stops."""
+        """Return every connection, to be closed when the gateway stops."""
 
     def close_doors(self) -> None:
-        """Accept no connection; a subclass refuses who was accepted and has not logged in."""
+        """Stop accepting; a subclass also refuses accepted clients that have not logged in."""
         self.stop_accepting()
 
     def flowing(self) -> list[Flowing]:
-        """What can be asked for its flow."""
+        """Return every connection, for /flow."""
         return [pump.handler for pump in self.pumps]
 
     def clients(self) -> list[Connected]:
-        """Every connection, also those that have not logged in."""
+        """Return every connection, including those that have not logged in."""
         return [pump.handler for pump in self.pumps]
 
     def stop_taking(self) -> None:
-        """No new connection, and nothing more is read from the open ones; answers still go out."""
+        """Stop accepting connections and reading from the open ones; answers are still sent."""
         self.close_doors()
         for pump in self.pumps:
             pump.pause_reading(STOPPING)

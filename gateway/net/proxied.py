@@ -1,8 +1,7 @@
-"""Connections that come through load balancers: the PROXY header is read first, and is gone from then on.
+"""Connections through load balancers: reads the PROXY header in front of TLS and the listener's protocol.
 
-The header is read exactly, never beyond its end, by a protocol in front (`ProxiedSocket`); TLS and the listener's own
-protocol then get a socket on which nothing was read yet, and know whose it is as their `source`. Messages pass
-nothing more.
+`ProxiedSocket` reads exactly the header and no byte behind it. TLS and the listener's own protocol then get a socket
+from which nothing more was read, and the client's address as their `source`. Messages cost nothing extra.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from protocols.proxy import HeaderParser, ProxyError, ProxyHeader
 
 log = structlog.get_logger(__name__)
 
-HEADER_S: Final = 5.0  # a balancer says it with the connection; HAProxy's own limit is as long as any client's
+HEADER_S: Final = 5.0  # to receive the header; a balancer sends it as soon as it connects
 TELL_S: Final = 60.0
 BUFFER_BYTES: Final = 4096
 
@@ -30,14 +29,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Whose a connection is, as its balancer says."""
+    """The client behind a connection, as its load balancer states."""
 
     peername: tuple[str, int]  # the client's address
-    peercert: Mapping[str, Any] | None = None  # what is known of its certificate, as of `SSLObject.getpeercert`
+    peercert: Mapping[str, Any] | None = None  # its certificate, in the form of `SSLObject.getpeercert`
 
 
 def certificate(source: Source | None, transport: asyncio.BaseTransport | None) -> Mapping[str, Any] | None:
-    """A client's verified certificate, as of `SSLObject.getpeercert`: shown to us, or to the balancer."""
+    """Return a client's certificate in the form of `SSLObject.getpeercert`; the balancer or we have verified it."""
     if source is not None and source.peercert is not None:
         return source.peercert
     shown: Mapping[str, Any] | None = transport.get_extra_info("peercert") if transport is not None else None
@@ -45,13 +44,13 @@ def certificate(source: Source | None, transport: asyncio.BaseTransport | None) 
 
 
 class Sourced(Protocol):
-    """A protocol that wants to know, before `connection_made`, whose its connection is; None: the socket's peer's."""
+    """A protocol whose `source` is set before `connection_made`. None means that the socket's peer is the client."""
 
     source: Source | None
 
 
 class ProxyStatistics(msgspec.Struct):
-    """How connections to listeners with `proxy_protocol` began, since the start."""
+    """Counts of connections to listeners with `proxy_protocol`, since the start."""
 
     headers_total: Annotated[int, counter("connections with a good PROXY header")] = 0
     untrusted_total: Annotated[int, counter("connections refused: no balancer of security.trusted_proxies")] = 0
@@ -60,18 +59,18 @@ class ProxyStatistics(msgspec.Struct):
 
 
 class Proxies:
-    """The load balancers that are believed."""
+    """The trusted load balancers."""
 
     def __init__(self, trusted: Sequence[Network], *, common_names: bool) -> None:
-        """Believe what comes from these networks; with `common_names` also whose certificate a client has shown."""
+        """Trust headers from these networks; with `common_names` also their common name of a client's certificate."""
         self._trusted = trusted
         self._common_names = common_names
         self._counts = ProxyStatistics()
         self._told = float("-inf")
-        self.waiting = 0  # connections whose header is not there yet
+        self.waiting = 0  # connections whose header is not complete yet
 
     def trusts(self, peer: object) -> bool:
-        """Whether a socket's `peername` is a balancer's."""
+        """Whether a socket's `peername` is a trusted balancer."""
         if not isinstance(peer, tuple):
             return False
         address = ipaddress.ip_address(peer[0].partition("%")[0])
@@ -79,7 +78,7 @@ class Proxies:
         return any((mapped or address) in network for network in self._trusted)
 
     def source(self, header: ProxyHeader) -> Source | None:
-        """Whose a connection with this header is; None: the balancer's own."""
+        """Return the client of a connection with this header. None means that it is the balancer's own connection."""
         self._counts.headers_total += 1
         if header.source is None:
             return None
@@ -87,12 +86,12 @@ class Proxies:
         return Source(header.source, None if name is None else {"subject": ((("commonName", name),),)})
 
     def refuse_untrusted(self, peer: object) -> None:
-        """Count a connection from elsewhere."""
+        """Count a connection that does not come from a trusted balancer, and log it at times."""
         self._counts.untrusted_total += 1
         self._tell("connection refused: it comes from none of security.trusted_proxies", peer)
 
     def refuse_broken(self, peer: object, reason: str) -> None:
-        """Count a connection of a balancer without a good header."""
+        """Count a balancer's connection without a valid header, and log it at times."""
         self._counts.broken_total += 1
         self._tell(f"connection refused, no good PROXY header: {reason}", peer)
 
@@ -103,37 +102,37 @@ class Proxies:
             log.warning(event, peer=peer[0] if isinstance(peer, tuple) else "unknown", further="none for a minute")
 
     def statistics(self) -> ProxyStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return msgspec.structs.replace(self._counts, waiting=self.waiting)
 
 
 class Headers:
-    """Those that one listener waits for."""
+    """The sockets of one listener whose PROXY header is awaited."""
 
     def __init__(
         self, proxies: Proxies, factory: Callable[[], asyncio.BaseProtocol], strangers: Strangers | None
     ) -> None:
-        """`factory` makes what is behind a header. Until then `strangers` counts a connection as its balancer's."""
+        """`factory` makes the protocol behind the header. Until then `strangers` counts a socket as its balancer's."""
         self.proxies = proxies
         self.factory = factory
         self.strangers = strangers
         self.waiting: set[ProxiedSocket] = set()
 
     def accept(self) -> asyncio.BaseProtocol:
-        """The protocol of a socket that was just accepted."""
+        """Return the protocol for a socket that was just accepted."""
         socket = ProxiedSocket(self)
         self.waiting.add(socket)
         self.proxies.waiting += 1
         return socket
 
     def stop(self) -> None:
-        """Break off all that have not said their header."""
+        """Abort all sockets that have not sent their header."""
         for socket in tuple(self.waiting):
             socket.abort()
 
 
 class ProxiedSocket(asyncio.BufferedProtocol):
-    """One socket until its header is read."""
+    """The protocol of one socket until its header is read."""
 
     def __init__(self, headers: Headers) -> None:
         self._headers = headers
@@ -144,11 +143,11 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open, and nothing was read of it."""
+        """The socket is open, and nothing was read from it."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         proxies, strangers = self._headers.proxies, self._headers.strangers
-        if peer is None:  # gone already: a check of a balancer's that is over with the connection
+        if peer is None:  # closed already: a balancer's health check that only connects
             self.abort()
             return
         if not proxies.trusts(peer):
@@ -162,11 +161,11 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "it took too long")
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Room for what belongs to the header for certain, and for no byte behind it."""
+        """Return a buffer for bytes that certainly belong to the header, and no more."""
         return self._buffer[: self._parser.needed]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """A part of the header came."""
+        """A part of the header was received."""
         try:
             self._parser.receive_data(bytes(self._buffer[:nbytes]))
         except ProxyError as error:
@@ -174,20 +173,20 @@ class ProxiedSocket(asyncio.BufferedProtocol):
             return
         if self._parser.header is not None and self._transport is not None:
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._hand_over)  # no socket changes hands while it is being read
+            asyncio.get_running_loop().call_soon(self._hand_over)  # a read callback must not change the protocol
 
     def eof_received(self) -> bool:
-        """The balancer has closed: a check of its own, if it said nothing."""
+        """The balancer has closed; if it sent nothing, this was its health check."""
         if self._parser.begun:
             self._refuse("it breaks off")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
         self._end()
 
     def abort(self) -> None:
-        """Cut it off."""
+        """Abort the socket."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -218,5 +217,5 @@ class ProxiedSocket(asyncio.BufferedProtocol):
         protocol = self._headers.factory()
         cast("Sourced", protocol).source = self._headers.proxies.source(header)
         transport.set_protocol(protocol)
-        transport.resume_reading()  # as a socket that was just accepted
+        transport.resume_reading()  # like a socket that was just accepted
         protocol.connection_made(transport)

@@ -1,7 +1,7 @@
-"""Drives any sans-io connection over an asyncio transport: reads, writes, tells the time, closes.
+"""Drives a sans-io connection over an asyncio transport: reads, writes, runs its timers and closes it.
 
-One pump is one socket. It holds no task: asyncio's callbacks call it, and it calls the session. Only a session's
-own waiting (a password check, a topic look-up) is a task. How it reads is its `ReadingHalf`.
+Each socket has one pump. A pump has no task: asyncio's callbacks call the pump, and the pump calls the session. Only a
+session that must wait (for a password check, a topic look-up) uses a task. `ReadingHalf` has the reading.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from gateway.spawn import Spawn
 from gateway.taps import taps
 from protocols.connection import Connection, ConnectionFailed
 
-WRITE_HIGH: Final = 256 * 1024  # stop producing above it, credit or not (flow control, part 2)
-LINGER_S: Final = 1.0  # how long a closed connection is drained, so that its last bytes are not lost in a reset
+WRITE_HIGH: Final = 256 * 1024  # bytes of unsent data above which nothing more is sent, credit or not
+LINGER_S: Final = 1.0  # how long input is drained after a close, so that no reset destroys our last bytes
 
 
 class Handler(EventHandler, Connected, Protocol):
-    """What a session does with a connection's events."""
+    """The session side of a pump."""
 
     def connected(self, pump: Pump) -> None:
-        """The socket is open; called once, before any event."""
+        """The socket is open. Called once, before any event."""
 
     def writable(self) -> None:
-        """The write buffer is below its low mark again: go on sending."""
+        """The write buffer is below its low mark again: continue to send."""
 
     def disconnected(self, reason: str) -> None:
-        """The socket is gone; called once, the last call."""
+        """The socket is closed. Called once; no call follows."""
 
 
 class _Nobody:
-    """The handler of a pump whose socket is gone."""
+    """The handler of a pump whose socket is closed."""
 
     def connected(self, pump: Pump) -> None: ...
 
@@ -72,7 +72,7 @@ NOBODY: Final[Handler] = _Nobody()
 
 
 class Pump(ReadingHalf):
-    """One socket with one sans-io connection and the session that gives it meaning."""
+    """One socket with its sans-io connection and its session."""
 
     __slots__ = (
         "_alarms", "_lost", "_opened", "_outgoing", "_strangers", "_timer", "_timer_at", "_unread", "_writes",
@@ -80,7 +80,7 @@ class Pump(ReadingHalf):
     )  # fmt: skip
 
     handler: Handler
-    entrance: Entrance  # the listener that it came through; set before `connection_made`
+    entrance: Entrance  # of the listener that accepted the socket; set before `connection_made`
 
     def __init__(
         self,
@@ -95,31 +95,32 @@ class Pump(ReadingHalf):
         strangers: Strangers | None = None,
         outgoing: Budget = UNBOUNDED,
     ) -> None:
-        """Join the parts; `lost` is told when the socket is gone, after the handler.
+        """Connect the parts. `lost` is called when the socket is closed, after the handler's `disconnected`.
 
-        `writes` and `alarms` are shared by the pumps of one listener (None: this one has its own); `strangers` counts
-        what comes until `identified` (None: the peer has logged in); `outgoing` what slow readers have not read.
+        The pumps of one server share `writes` and `alarms`; with None this pump has its own. `strangers` counts
+        received bytes until `identified`; None means that the peer has logged in. `outgoing` is the budget for data
+        that slow peers have not read.
         """
         super().__init__(connection, handler, spawn, clock)
         self._lost = lost
         self._strangers = strangers
         self._writes = writes if writes is not None else Writes()
         self._alarms = alarms if alarms is not None else Alarms()
-        self.peer = ""  # its address, for logs
-        self._opened = 0.0  # when, by the clock
+        self.peer = ""  # the peer's address, for logs
+        self._opened = 0.0  # when the socket was opened, by the clock
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
-        self.writable = True  # whether the write buffer is below its mark, and its reader's share
+        self.writable = True  # whether the write buffer is below its high mark and below the peer's share of the budget
         self._outgoing = outgoing
-        self._unread: Unread | None = None  # while the reader is slow
-        self.flushing = False  # whether a flush is to come: something was written in this turn of the loop
-        self._timer: asyncio.TimerHandle | None = None  # for a deadline that is near; others are among the alarms
+        self._unread: Unread | None = None  # while the peer reads slowly
+        self.flushing = False  # whether a flush is scheduled
+        self._timer: asyncio.TimerHandle | None = None  # for a near deadline; others use the alarms
         self._timer_at: float | None = None
 
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self.transport = transport
         transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
         peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
@@ -134,11 +135,11 @@ class Pump(ReadingHalf):
             self.handler.connected(self)
             self._dispatch(self.connection.tick(now))
             self.flush()
-        except Exception as error:  # our bug: contained in this connection
+        except Exception as error:  # our bug: only this connection fails
             self.fail(error)
 
     def pause_writing(self) -> None:
-        """The kernel takes no more: from now on what is unread is counted, and has its bounds."""
+        """The kernel's send buffer is full: count the unsent bytes from now on, and limit them."""
         self._unread = Unread(self._outgoing, WRITE_HIGH)
         self._count_unread(self._unread)
 
@@ -154,7 +155,7 @@ class Pump(ReadingHalf):
             pauses.end(SLOW_READER, self)
 
     def resume_writing(self) -> None:
-        """The reader has caught up."""
+        """The peer has caught up with reading."""
         self._forget_unread()
         if not self.writable and not self._closed:
             self.writable = True
@@ -164,7 +165,7 @@ class Pump(ReadingHalf):
                 self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
         if self._closed:
             return
         try:
@@ -185,49 +186,49 @@ class Pump(ReadingHalf):
             self.fail(error)
         if self._lost is not None:
             self._lost(self)
-        # Session and transport know the pump: were they kept here, all three would be left to the collector.
+        # Session and transport refer to the pump: without this the cycle would be left to the garbage collector.
         self.handler, self.transport = NOBODY, None
 
     # the session's side
 
     @property
     def peercert(self) -> Mapping[str, Any] | None:
-        """What is known of the client's verified certificate, as of `SSLObject.getpeercert`."""
+        """The client's verified certificate, in the form of `SSLObject.getpeercert`."""
         return certificate(self.source, self.transport)
 
     @property
     def closed(self) -> bool:
-        """Whether the socket is gone."""
+        """Whether the socket is closed."""
         return self._closed
 
     @property
     def age_s(self) -> float:
-        """For how long the socket has been open."""
+        """Seconds since the socket was opened."""
         return self._clock() - self._opened
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` as a task of the application; its failure ends this connection."""
+        """Run `work` as a task of the application. If it fails, this connection is closed."""
         task = self._spawn(work)
         task.add_done_callback(self._spawned_ended)
         return task
 
     def _spawned_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:  # told at the door of tasks
+        if not task.cancelled() and task.exception() is not None:  # `spawn` has logged it
             self.give_up()
 
     def fail(self, error: Exception) -> None:
-        """Our bug, on this connection: it ends, with its protocol's close if that can be sent; the others live on."""
+        """Log our bug and close this connection, with its protocol's close if possible. Others are not affected."""
         failures.tell("connection", error, self.peer)
         self.give_up()
 
     def give_up(self) -> None:
-        """Say that we cannot go on, and close. What failed may fail in this too: then it ends without a word."""
+        """Send the protocol's close and close the socket; if that fails too, abort the socket."""
         transport = self.transport
         if transport is None or self._closed or self.lingering:
             self.abort()
             return
         try:
-            self._events = None  # nothing is answered any more
+            self._events = None  # held events are dropped
             self.handler.handle(self.connection.give_up())
             transport.write(self.connection.data_to_send())
             self.close()
@@ -236,7 +237,7 @@ class Pump(ReadingHalf):
             self.abort()
 
     def flush(self) -> None:
-        """Write what the connection has to say, re-arm its timer, close it when it is done."""
+        """Write what the connection has to send, re-arm its timer, and close the socket when it is closing."""
         transport = self.transport
         if transport is None or self._closed:
             return
@@ -248,19 +249,19 @@ class Pump(ReadingHalf):
         if self.connection.closing:
             self.close()
             return
-        # A deadline that moved back costs nothing here: the timer fires early once, asks again and is set anew.
+        # A deadline that moved to a later time needs nothing here: the timer fires early once and is set again.
         deadline = self.connection.next_deadline()
         if deadline is not None and (self._timer_at is None or deadline < self._timer_at):
             self._arm(deadline)
 
     def flush_soon(self) -> None:
-        """Flush once at the end of this iteration of the event loop, or of a later one when there is much to write."""
+        """Flush once at the end of this event loop iteration, or of a later one when many pumps have data."""
         if not self.flushing:
             self.flushing = True
             self._writes.add(self)
 
     def flush_now(self) -> None:
-        """The turn of a pump that waited: called by its `Writes`."""
+        """Flush a pump for which `flush_soon` was called. Called by `Writes`."""
         self.flushing = False
         try:
             self.flush()
@@ -268,14 +269,14 @@ class Pump(ReadingHalf):
             self.fail(error)
 
     def wake(self) -> None:
-        """The time that was asked for has come, or soon will: a timer's or an alarm's call."""
+        """The deadline is reached or near. Called by a timer or an alarm."""
         self._disarm()
         if self._closed or self.lingering:
             return
         try:
             events = self.connection.tick(self._clock())
             if any(type(event) is ConnectionFailed for event in events):
-                self._holding = False  # a peer that fell silent is not kept for the sake of our own waiting
+                self._holding = False  # a peer that timed out is closed even while the session waits
                 self._events = None
             self._dispatch(events)
             self.flush()
@@ -288,9 +289,9 @@ class Pump(ReadingHalf):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Send what is queued, then close; what the peer still sends is read and thrown away for a moment.
+        """Send what is queued and half-close, then read and discard the peer's input for `LINGER_S` before closing.
 
-        Closing a socket with unread input makes the kernel send a reset, which can destroy the last bytes on their way.
+        Closing a socket with unread input makes the kernel send a reset, which can destroy our last bytes in flight.
         """
         transport = self.transport
         if transport is None or self._closed or self.lingering:
@@ -308,7 +309,7 @@ class Pump(ReadingHalf):
             transport.close()
 
     def abort(self) -> None:
-        """Close at once; queued bytes are lost."""
+        """Close immediately. Queued bytes are lost."""
         if self.transport is not None:
             self.transport.abort()
 

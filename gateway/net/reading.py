@@ -1,9 +1,9 @@
-"""The reading half of a pump: bytes in pieces, pauses, and events that wait for the session.
+"""The reading half of a pump: parses reads in pieces, pauses reading, and holds events while the session waits.
 
-A read may be ten thousand things to do. It is taken piece by piece, each as large as was little work so far; what is
-left waits for the next turn of the loop, or for the end of the pauses that hold the peer back, and the socket is not
-read meanwhile. While a session's own waiting runs, the events behind it are held, so that a client's packets are
-handled in the order in which they came.
+One read may contain ten thousand packets. It is parsed piece by piece; the size of a piece adapts to how much work the
+previous ones were. The rest waits for the next turn of the loop, or until the peer is no longer held back, and the
+socket is not read meanwhile. While a session waits, later events are held, so that a client's packets are handled in
+the order in which they came.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from gateway.turns import SLICE_S
 from protocols.connection import Connection
 
 AHEAD_BYTES: Final = 16 * 1024
-"""What is read while a session waits: the events of it are held, which take some ten times as much."""
+"""Bytes that are read while a session waits. Their events are held and take about ten times as much memory."""
 HELD: Final = "held"
 SLICED: Final = "sliced"
 PIECE: Final = 4 * 1024
-"""Bytes of a read that are taken at once: 200 links detached, which is ten milliseconds."""
-PIECE_MOST: Final = 4 * PIECE  # where the pieces before were little work
+"""Bytes of a read that are parsed without a break. The worst case, 200 detached links, takes ten milliseconds."""
+PIECE_MOST: Final = 4 * PIECE  # when the previous pieces were little work
 LITTLE_S: Final = SLICE_S / 16
-"""A `PIECE` that takes less is little work."""
+"""A `PIECE` that takes less time is little work."""
 NOTHING: Final[frozenset[str]] = frozenset()
 IN_TURN: Final = frozenset((SLICED,))
 HOLD_BACK: Final = (PROCESS_BUDGET, CONNECTION_BUDGET, SHARE, *RATES)
-"""Reasons for which what was read already waits as well."""
+"""Pause reasons that also stop the processing of bytes that were already read."""
 NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED, *RATES)
-"""Reasons not to read that are a connection's own; others are noted by what many wait for, or are over in a moment."""
+"""Pause reasons that are reported per connection. Others are short, or reported by the resource that is waited for."""
 
 
 class EventHandler(Flowing, Protocol):
-    """A session, as far as it is told what a peer sends."""
+    """The part of a session that receives events."""
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
-        """Act on events. An awaitable in return holds all later ones until it is done."""
+        """Act on events. If it returns an awaitable, later events are held until that is done."""
 
 
 class ReadingHalf(asyncio.Protocol, abc.ABC):
-    """What a pump reads from its socket, until the session has it."""
+    """Reads from the socket and hands events to the session."""
 
     __slots__ = (
         "_ahead", "_clock", "_closed", "_eof", "_events", "_holding", "_pauses", "_piece", "_rest", "_spawn",
@@ -54,25 +54,25 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
     )  # fmt: skip
 
     def __init__(self, connection: Connection, handler: EventHandler, spawn: Spawn, clock: Callable[[], float]) -> None:
-        self.connection = connection  # connection, handler: what the bytes and the events mean
+        self.connection = connection
         self.handler = handler
-        self.transport: asyncio.Transport | None = None  # asyncio's; None before it is there, and when it is gone
-        self.lingering = False  # whether what the peer still sends is thrown away
-        self._stranger: Stranger | None = None  # counts what comes until the peer has logged in
+        self.transport: asyncio.Transport | None = None  # None before the socket is open and after it is closed
+        self.lingering = False  # whether input is discarded because we have closed
+        self._stranger: Stranger | None = None  # counts received bytes until the peer has logged in
         self._spawn = spawn
         self._clock = clock
-        self._pauses: frozenset[str] = NOTHING  # most pumps never need one of their own; a set takes 216 bytes
-        self._events: list[Any] | None = None  # that wait behind the session's own waiting; most pumps never have any
-        self._ahead = 0  # bytes that may still be read meanwhile
-        self._eof = False  # the peer has closed meanwhile
-        self._rest = b""  # of a long read: bytes that wait for their turn, or for the end of a pause
-        self._piece = PIECE  # bytes of a read that are taken at once, as much as was little work so far
-        self._holding = False
+        self._pauses: frozenset[str] = NOTHING  # most pumps never need a set of their own, which takes 216 bytes
+        self._events: list[Any] | None = None  # held while the session waits; most pumps never have any
+        self._ahead = 0  # bytes that may still be read while the session waits
+        self._eof = False  # the peer has closed while the session waited
+        self._rest = b""  # of a long read: bytes that wait for the next turn, or for the end of a pause
+        self._piece = PIECE  # bytes of a read to parse without a break; adapts to the work they are
+        self._holding = False  # whether the session waits and events are held
         self._closed = False
 
     @abc.abstractmethod
     def flush(self) -> None:
-        """Write what the connection has to say."""
+        """Write what the connection has to send."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -80,17 +80,17 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
 
     @abc.abstractmethod
     def fail(self, error: Exception) -> None:
-        """Our bug, on this connection: it ends."""
+        """Log our bug and close this connection."""
 
     # asyncio's side
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes were received."""
         if self._closed or self.lingering:
             return
         if self._stranger is not None and not self._stranger.took(len(data)):
             return
-        if self._rest:  # TLS may have had more
+        if self._rest:  # reading is paused, but TLS may have had more decrypted
             self._rest += data
             return
         connection = self.connection
@@ -111,11 +111,11 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
             self.fail(error)
 
     def _receive(self, data: bytes) -> None:
-        """Take a long read piece by piece: a quarter of a megabyte may be ten thousand things to do.
+        """Process a long read piece by piece: a quarter of a megabyte may contain ten thousand packets.
 
-        What is left when others have waited long enough comes in the next turn; and what is left when the connection is
-        paused comes when it goes on: else it had a quarter of a megabyte more than its share. The socket is not read
-        until then.
+        When the time slice is used up, the rest is processed in the next turn. When the connection is held back, the
+        rest waits until it is not: else it would get a quarter of a megabyte more than its share. The socket is not
+        read until then.
         """
         began = now = time.perf_counter()
         at = 0
@@ -139,7 +139,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
         self.flush()
 
     def _go_on(self) -> None:
-        """The next turn of a long read."""
+        """Continue a long read in a later turn."""
         if self.is_held_back or not self._rest:
             return
         rest, self._rest = self._rest, b""
@@ -151,15 +151,15 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
                 self.fail(error)
 
     def _take_rest(self) -> None:
-        """The peer is gone: what it has sent before is taken now, paused or not."""
+        """Process what the peer sent before it closed, even if reading is paused."""
         rest, self._rest = self._rest, b""
         if rest and not self.lingering:
             self._dispatch(self.connection.receive_data(rest))
 
     def eof_received(self) -> bool:
-        """The peer will send no more; the transport closes itself after our last bytes."""
+        """The peer will send no more. The transport closes itself after our last bytes."""
         if self._holding:
-            self._eof = True  # what it sent before is heard first
+            self._eof = True  # the events that are held are handled first
             return True
         if not self._closed and not self.lingering:
             try:
@@ -173,13 +173,13 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
     # the session's side
 
     def identified(self) -> None:
-        """The peer has logged in, or is gone: what it sends counts elsewhere."""
+        """Stop counting the peer as a stranger: it has logged in or disconnected."""
         if self._stranger is not None:
             self._stranger.leave()
             self._stranger = None
 
     def pause_reading(self, reason: str) -> None:
-        """Stop reading the socket until `resume_reading` was called for every reason."""
+        """Stop reading the socket until `resume_reading` is called for every reason."""
         if self.lingering:
             return
         if not self._pauses and self.transport is not None and not self._closed:
@@ -189,7 +189,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
             pauses.begin(reason, self, self.handler.subject)
 
     def resume_reading(self, reason: str) -> None:
-        """Take one reason back."""
+        """Remove one reason to pause."""
         if reason in self._pauses:
             self._pauses = self._pauses - {reason} or NOTHING
             if reason in NOTED:
@@ -200,26 +200,27 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
                 self.transport.resume_reading()
 
     def read_ahead(self) -> None:
-        """Read on while the session waits, and hold the events: the connection itself answers a ping, say.
+        """Continue to read while the session waits, so that the connection can answer a ping; events are held.
 
-        At most `AHEAD_BYTES`, however often, until all that is held was handed over. Called within the waiting.
+        Reads at most `AHEAD_BYTES`, however often it is called, until all held events were handed over. Called by the
+        session while it waits.
         """
         if self._events is None:
             self._ahead = AHEAD_BYTES
             self.resume_reading(HELD)
 
     def is_paused_for(self, *reasons: str) -> bool:
-        """Whether the socket is not read for one of these reasons."""
+        """Whether reading is paused for one of these reasons."""
         return not self._pauses.isdisjoint(reasons)
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the peer has sent enough for now: also what was read already waits, and silence is not its fault."""
+        """Whether a limit holds the peer back: bytes that were already read wait too, and its silence is no fault."""
         return bool(self._pauses) and self.is_paused_for(*HOLD_BACK)
 
     @property
     def reading(self) -> bool:
-        """Whether the socket is being read; what was read of it may be waiting for its turn."""
+        """Whether reading is not paused, except for the rest of a long read."""
         return self._pauses <= IN_TURN
 
     # inside
@@ -240,7 +241,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
             self._spawn(self._hold(waiting))
 
     async def _hold(self, waiting: Awaitable[None]) -> None:
-        """Wait for the session, then hand over what came meanwhile, as long as it takes."""
+        """Wait for the session, then hand over the held events, again and again until none are left."""
         try:
             next_one: Awaitable[None] | None = waiting
             while next_one is not None:

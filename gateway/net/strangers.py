@@ -1,9 +1,9 @@
 """Limits the bytes held for all peers that have not logged in yet, whatever protocol they speak.
 
-Counted are the bytes that such a peer has sent: the beginning of an MQTT CONNECT, SASL frames, the head of a request,
+The bytes that such a peer has sent are counted: the start of an MQTT CONNECT, SASL frames, the head of an HTTP request,
 and the part of its body that comes before the login. Over the limit, the oldest connection of the address that holds
-the most is cut off, until the bytes are below it: an address that fills the limit loses its own connections. Bytes of
-clients that have logged in count elsewhere.
+most is aborted, until the bytes are below the limit: an address that fills the limit loses its own connections. Other
+budgets count the bytes of clients that have logged in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.statistics import counter, gauge
 
 
 class StrangersStatistics(msgspec.Struct, frozen=True):
-    """What is held for strangers now, and how many were cut off since the start."""
+    """Bytes and connections of strangers now, and connections that were aborted since the start."""
 
     bytes: Annotated[int, gauge("bytes held for connections that have not logged in")]
     connections: Annotated[int, gauge("connections that have not logged in")]
@@ -35,14 +35,14 @@ class Stranger:
         self.address = address
         self.drop = drop
         self.bytes = 0
-        self.share: _Share | None = None  # that of its address, while it holds bytes
+        self.share: _Share | None = None  # its address's, while this connection holds bytes
 
     def took(self, size: int) -> bool:
-        """Count received bytes; False: the connection was cut off for them."""
+        """Count received bytes. False means that the connection was aborted for them."""
         return self._strangers.take(self, size)
 
     def leave(self) -> None:
-        """Stop counting: the peer has logged in, or is gone."""
+        """Stop counting: the peer has logged in or disconnected."""
         self._strangers.leave(self)
 
 
@@ -58,18 +58,18 @@ class Strangers:
     """All connections that have not logged in."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Count nothing yet; allow `limit_bytes` for all connections together."""
+        """Allow `limit_bytes` for all connections together."""
         self._limit = limit_bytes
         self._bytes = 0
         self._shares: dict[str, _Share] = {}
         self._count = self._dropped = 0
 
     def enter(self, address: str, drop: Callable[[], None]) -> Stranger:
-        """Somebody has connected from an `address_of`; `drop` cuts the connection off at once."""
+        """Register a new connection; `address` is from `address_of`, `drop` aborts the connection."""
         return Stranger(self, address, drop)
 
     def take(self, stranger: Stranger, size: int) -> bool:
-        """Count bytes of a connection and cut off the oldest of the heaviest address while there are too many."""
+        """Count bytes of a connection; over the limit, abort the oldest connections of the address with most bytes."""
         share = stranger.share
         if share is None:
             share = self._shares.get(stranger.address)
@@ -92,7 +92,7 @@ class Strangers:
         return stays
 
     def leave(self, stranger: Stranger) -> None:
-        """Give back the bytes of a connection, if it holds any."""
+        """Stop counting the bytes of a connection."""
         share = stranger.share
         if share is None:
             return
@@ -106,5 +106,5 @@ class Strangers:
             del self._shares[stranger.address]
 
     def statistics(self) -> StrangersStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return StrangersStatistics(bytes=self._bytes, connections=self._count, dropped_total=self._dropped)

@@ -1,7 +1,7 @@
-"""What a slow reader has not read, counted in the budget of all receivers.
+"""Counts the bytes that a slow reader has not read in the budget of all receivers.
 
-A socket is counted from the first time on that the kernel takes no more, until the reader has caught up. Who reads is
-never counted, and pays nothing for it.
+A socket is counted from the moment its kernel buffer is full until the peer has caught up. A peer that reads fast
+enough is never counted and costs nothing.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from typing import Final
 from flowcontrol.budget import UNCOUNTED, Budget
 
 LOW: Final = UNCOUNTED // 4
-"""Bytes in a write buffer at which its reader has caught up; the kernel has a buffer of its own behind it."""
+"""Bytes in our write buffer at which a reader has caught up; the kernel's buffer comes on top."""
 
 
 class Unread:
-    """The write buffer of one socket, while its reader is slow."""
+    """The write buffer of one socket while its peer reads slowly."""
 
     __slots__ = ("_budget", "_most", "bytes")
 
     def __init__(self, budget: Budget, most: int) -> None:
-        """Nothing is counted. `most`: bytes of this one, whatever is free."""
+        """`most` is the limit of this buffer in bytes, however much of the budget is free."""
         self._budget = budget
         self._most = most
         self.bytes = 0
 
     def count(self, size: int) -> bool:
-        """So many bytes are in the buffer now; whether more may be written: it has no more of them than is free."""
+        """Count `size` bytes in the buffer now, and return whether more may be written.
+
+        More may be written below the buffer's own limit, as long as it holds no more than is free in the budget.
+        """
         change = size - self.bytes
         counted = bool(size) - bool(self.bytes)
         self.bytes = size

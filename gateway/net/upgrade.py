@@ -28,32 +28,32 @@ UPGRADE: Final = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
 RETRY_AFTER: Final = ("Retry-After", "1")
 
 Take = Callable[[asyncio.Transport, bytes], None]
-"""Takes a WebSocket over: its socket, and what came behind the opening handshake."""
+"""Takes over a WebSocket's socket, and the bytes received behind the opening handshake."""
 
 
 class UpgradeError(Exception):
-    """A request that does not become a WebSocket; the text says why."""
+    """A request that cannot be upgraded to a WebSocket; the text says why."""
 
     def __init__(self, status: int, reason: str, *headers: tuple[str, str]) -> None:
-        """`headers` go into the answer."""
+        """`headers` are added to the answer."""
         super().__init__(reason)
         self.status = status
         self.headers: Sequence[tuple[str, str]] = headers
 
 
 class WebSocketEndpoint:
-    """One place where WebSockets are opened: which subprotocols it speaks, and for which pages of browsers."""
+    """Opens WebSockets for some subprotocols and for web pages of allowed origins."""
 
     def __init__(self, subprotocols: Mapping[str, PumpServer], origins: Origins) -> None:
-        """`subprotocols`: what serves them, by name; the one preferred most is the first."""
+        """`subprotocols` maps names to servers, the preferred one first."""
         self._subprotocols = subprotocols
         self._origins = origins
 
     def upgrade(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer that makes a WebSocket of the request's connection once it is sent.
+        """Return the answer that turns the request's connection into a WebSocket once it is sent.
 
         Raises:
-            UpgradeError: with the status and fields of the answer.
+            UpgradeError: The request is refused; has the status and fields of the answer.
         """
         offer = check_upgrade(request)
         entrance = offer.connection.entrance
@@ -67,7 +67,7 @@ class WebSocketEndpoint:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
 
         def take(transport: asyncio.Transport, received: bytes) -> None:
-            offer.connection.leave_limits()  # the login inside counts
+            offer.connection.leave_limits()  # the subprotocol's login has limits of its own
             pump = server.accept(entrance)
             pump.source = offer.connection.source
             WebSocket(transport, pump, server).start(received)
@@ -76,27 +76,27 @@ class WebSocketEndpoint:
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A good opening handshake (RFC 6455 section 4.2.1) that waits for its answer."""
+    """A valid opening handshake (RFC 6455 section 4.2.1) that is not answered yet."""
 
     connection: HttpConnection
     key: str
     subprotocols: frozenset[str]
 
     def choose(self, ours: Sequence[str]) -> str:
-        """The first of `ours` that the client speaks too [MQTT-6.0.0-3]; UpgradeError when there is none."""
+        """Return the first of `ours` that the client offers [MQTT-6.0.0-3], or raise UpgradeError."""
         for name in ours:
             if name in self.subprotocols:
                 return name
         raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(ours)}")
 
     def accept(self, subprotocol: str, take: Take) -> web.StreamResponse:
-        """The answer, with whose last byte `take` gets the socket."""
+        """Return the answer; after its last byte `take` gets the socket."""
         self.connection.accept_upgrade()
         return _SwitchingProtocols(self.connection, self.key, subprotocol, take)
 
 
 def check_upgrade(request: web.BaseRequest) -> Offer:
-    """Judge the request that opens a WebSocket; UpgradeError when it is none. Whose page it is is for the caller."""
+    """Check the opening handshake, and raise UpgradeError if it is not valid. The caller checks the origin."""
     connection = request.protocol
     assert isinstance(connection, HttpConnection)
     headers = request.headers
@@ -116,7 +116,7 @@ def check_upgrade(request: web.BaseRequest) -> Offer:
 
 
 class _SwitchingProtocols(web.StreamResponse):
-    """101. With its last byte the socket leaves HTTP, and no task is left of the request."""
+    """The 101 answer. After its last byte the socket is handed over, and the request's task ends."""
 
     def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: Take) -> None:
         super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
@@ -133,14 +133,14 @@ class _SwitchingProtocols(web.StreamResponse):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What is counted at listeners for WebSockets alone; their connections count where their subprotocol's do."""
+    """Counts of listeners for WebSockets only. Upgraded connections are counted with their subprotocol."""
 
     handshaking: Annotated[int, gauge("connections that are not upgraded yet")]
     requests_total: Annotated[int, counter("requests for an upgrade; what is upgraded counts with its protocol")]
 
 
 class WebSocketServer(HttpServer):
-    """Opens WebSockets and nothing else, at any path."""
+    """Serves WebSocket handshakes only, at any path."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class WebSocketServer(HttpServer):
         handshake_timeout_s: float,
         strangers: Strangers | None = None,
     ) -> None:
-        """`name`: what listeners call the protocol; `security` has the names that the gateway may be called by."""
+        """`name` is the listeners' name for the protocol; `security` has the host names that are accepted."""
         super().__init__(name, self._open, _refusal, security, head_timeout_s=handshake_timeout_s, strangers=strangers)
         self._endpoint = endpoint
 
     def departing(self) -> Iterable[HttpConnection]:
-        """None: they are the subprotocol's, from the upgrade on."""
+        """Return none: after the upgrade, connections belong to the subprotocol's server."""
         return ()
 
     def close_doors(self) -> None:
@@ -164,19 +164,19 @@ class WebSocketServer(HttpServer):
         self.stop_accepting()
 
     def stop_taking(self) -> None:
-        """Close the listening sockets; the open WebSockets are stopped by their subprotocol's own server."""
+        """Close the listening sockets; the subprotocol's own server stops the open WebSockets."""
         self.stop_accepting()
 
     def flowing(self) -> list[Flowing]:
-        """None: they are the subprotocol's, from the upgrade on."""
+        """Return none: after the upgrade, connections belong to the subprotocol's server."""
         return []
 
     def clients(self) -> list[Connected]:
-        """None: likewise."""
+        """Return none, for the same reason."""
         return []
 
     def statistics(self) -> Statistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return Statistics(handshaking=len(self.connections), requests_total=self.requests_count)
 
     async def _open(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -1,11 +1,11 @@
 """A WebSocket (RFC 6455) under a protocol that only knows byte streams: MQTT 5.0 section 6, AMQP's WebSocket binding.
 
-Towards the socket it is a protocol, towards the pump a transport, so that the pump serves TCP, TLS and WebSocket alike.
-Received binary payloads are a stream of bytes, whatever the frames and messages they come in [MQTT-6.0.0-2]. What one
-read of the socket brought is handed on at once, and each write becomes one binary message.
+It is a protocol for the socket and a transport for the pump, so the pump serves TCP, TLS and WebSocket in the same way.
+Received binary payloads are one stream of bytes, regardless of frames and messages [MQTT-6.0.0-2]. The bytes of one
+read are handed on in one call, and each write becomes one binary message.
 
-Compression (permessage-deflate, RFC 7692) is never agreed on: its two windows of 32 KiB alone would be many times the
-memory of an idle connection, and a small message may unpack to a huge one.
+Compression (permessage-deflate, RFC 7692) is never negotiated: its two windows of 32 KiB would take many times the
+memory of an idle connection, and a small message may inflate to a huge one.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from protocols.websocket import (
     write_frame,
 )
 
-_NOTHING_EXTRA: Final[dict[str, Any]] = {}  # asyncio's own for each transport would never be asked
+_NOTHING_EXTRA: Final[dict[str, Any]] = {}  # shared; asyncio would make an unused one for each transport
 _NORMAL: Final = close_frame(NORMAL_CLOSURE)
 _RESTARTING: Final = close_frame(SERVICE_RESTART, "the gateway stops")
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
-    """The server's side of one WebSocket whose opening handshake is over."""
+    """The server's side of one WebSocket after its opening handshake."""
 
     __slots__ = ("_closing", "_draining", "_frames", "_ping", "_server", "_socket", "_user", "_writable")
 
     def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol, server: Server) -> None:
         """`user` gets the bytes inside the frames, and this object as its transport.
 
-        `server`: the subprotocol's; what is closed by us after it has stopped says that the service restarts.
+        `server` is the subprotocol's. After it has stopped, our Close frames say that the service restarts.
         """
         super().__init__(_NOTHING_EXTRA)
         self._socket = transport
         self._user = user
         self._server = server
         self._frames = FrameReader()
-        self._ping: bytes | None = None  # that waits for its Pong
+        self._ping: bytes | None = None  # a Ping that waits for its Pong
         self._writable = True
-        self._closing = False  # our Close frame is sent, after which nothing is (section 5.5.1)
-        self._draining = False  # what the peer still sends is read and thrown away
+        self._closing = False  # our Close frame is sent, and nothing more may be sent (section 5.5.1)
+        self._draining = False  # the peer's input is read and discarded
 
     def start(self, received: bytes) -> None:
-        """Take the socket over; `received` came behind the opening handshake."""
+        """Take over the socket; `received` are the bytes behind the opening handshake."""
         self._socket.set_protocol(self)
         self._user.connection_made(self)
         if received:
@@ -62,7 +62,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     # the socket's side
 
     def data_received(self, data: bytes) -> None:
-        """Frames came, cut anywhere."""
+        """Bytes of frames were received, split anywhere."""
         if self._draining:
             return
         received = self._frames.receive(data)
@@ -75,7 +75,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._end(received)
 
     def eof_received(self) -> bool:
-        """The peer left without a Close frame; the socket closes itself after our last bytes."""
+        """The peer closed without a Close frame; the socket closes itself after our last bytes."""
         self._user.eof_received()
         return False
 
@@ -91,32 +91,32 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._pong()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """The socket is closed."""
         self._user.connection_lost(exc)
 
     # the user's side
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send one binary message; nothing after our Close frame."""
+        """Send one binary message; does nothing after our Close frame."""
         if not self._closing:
             self._socket.write(write_frame(BINARY, data))
 
     def can_write_eof(self) -> bool:
-        """Over TLS too: the Close frame says that no more is sent."""
+        """Return True, also over TLS: a Close frame signals the end of data."""
         return True
 
     def write_eof(self) -> None:
-        """Say that no more is sent; what the peer still sends is read. Its answer closes the socket."""
+        """Send a Close frame and continue to read; the peer's Close frame closes the socket."""
         if not self._closing:
             self._send_close(_RESTARTING if self._server.stopped else _NORMAL)
 
     def close(self) -> None:
-        """Close the socket after the bytes written, the last of which are a Close frame."""
+        """Send a Close frame, and close the socket after the bytes that were written."""
         self.write_eof()
         self._socket.close()
 
     def abort(self) -> None:
-        """Close the socket at once."""
+        """Abort the socket."""
         self._socket.abort()
 
     def is_closing(self) -> bool:
@@ -128,7 +128,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on reading."""
+        """Resume reading the socket."""
         self._socket.resume_reading()
 
     def is_reading(self) -> bool:
@@ -136,29 +136,29 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         return self._socket.is_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The marks of the socket's write buffer, in bytes."""
+        """Set the marks of the socket's write buffer, in bytes."""
         self._socket.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high mark."""
+        """Return the low and the high mark."""
         return self._socket.get_write_buffer_limits()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent, frames' heads included."""
+        """Return the number of unsent bytes, including frame headers."""
         return self._socket.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket tells: `peername`, `peercert` and so on."""
+        """Return the socket's `peername`, `peercert` and so on."""
         return self._socket.get_extra_info(name, default)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol that gets the bytes."""
+        """Return the protocol that gets the bytes."""
         return self._user
 
     # inside
 
     def _pong(self) -> None:
-        """Answer the newest ping only (section 5.5.3), and none while the peer does not read its answers."""
+        """Answer only the newest Ping (section 5.5.3), and none while the peer does not read."""
         ping = self._ping
         if ping is not None and self._writable:
             self._ping = None
@@ -170,7 +170,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._socket.write(close)
 
     def _end(self, received: Received) -> None:
-        """The peer closed, answered our Close frame, or broke the rules of frames."""
+        """Handle a Close frame of the peer, or its violation of the protocol."""
         self._draining = True
         if self._closing:
             self._socket.close()
@@ -180,7 +180,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                 self._send_close(write_frame(CLOSE, received.close or b""))
             self._socket.close()
         else:
-            # Closing a socket with unread input makes the kernel send a reset, which can destroy our reason on its way.
+            # Closing a socket with unread input makes the kernel send a reset, which can destroy our Close frame.
             self._send_close(close_frame(received.fault.code, received.fault.reason))
             self._user.eof_received()
             asyncio.get_running_loop().call_later(LINGER_S, self._socket.close)

@@ -1,4 +1,4 @@
-"""What is written at the end of a turn of the event loop: a bounded number of sockets in each."""
+"""Flushes sockets at the end of an event loop iteration, a bounded number in each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ WRITES_PER_TURN: Final = 128  # about a millisecond
 
 
 class Flushed(Protocol):
-    """What collects bytes for a socket."""
+    """An object that collects bytes for a socket."""
 
     def flush_now(self) -> None:
-        """Write them."""
+        """Write the collected bytes."""
 
 
 class Writes:
-    """Pumps and streams to be flushed at the end of the event loop's iteration, a bounded number in each.
+    """Pumps and streams to flush at the end of the event loop iteration, a bounded number in each.
 
-    A fan-out to many makes more of them than one turn should write. Then the others wait for the next turn, and what
-    comes for them meanwhile leaves with the same write: the busier, the fewer system calls for each message.
+    A fan-out to many subscribers makes more of them than one turn should write. The others wait for the next turn, and
+    data that comes for them meanwhile leaves with the same write: the busier the loop, the fewer system calls per
+    message.
     """
 
     __slots__ = ("_scheduled", "_waiting")
@@ -32,14 +33,14 @@ class Writes:
         self._scheduled = False
 
     def add(self, pump: Flushed) -> None:
-        """Flush `pump` soon; it must not be waiting already."""
+        """Flush `pump` soon. It must not be waiting already."""
         self._waiting.append(pump)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._write)
 
     def written(self) -> asyncio.Future[None]:
-        """Done when all that waits now is written, or has had its turn; in the next turn when nothing does."""
+        """Return a future that is done when everything added before was flushed; in the next turn if nothing was."""
         mark = _Mark(asyncio.get_running_loop().create_future())
         self.add(mark)
         return mark.passed
@@ -51,7 +52,7 @@ class Writes:
                 flushed = waiting.popleft()
                 try:
                     flushed.flush_now()
-                except Exception as error:  # one socket's, which says nothing of the others
+                except Exception as error:  # of one socket; the others are flushed
                     failures.tell("connection", error)
         finally:
             self._scheduled = bool(waiting)
@@ -60,7 +61,7 @@ class Writes:
 
 
 class _Mark:
-    """A place in the line."""
+    """A place in the queue, whose future is done when it is reached."""
 
     __slots__ = ("passed",)
 
