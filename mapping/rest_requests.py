@@ -1,7 +1,7 @@
-"""Requests to devices over HTTP: fields and body to a record that asks for an answer, and the answer back. Pure.
+"""Maps HTTP requests to devices to records, and the answers' records back to HTTP. Pure.
 
-A record's own headers travel as fields `Record-Header-NAME`. Names and values are percent-encoded (RFC 3986 section
-2.1) where HTTP could not carry them.
+A record's own headers are HTTP fields `Record-Header-NAME`. Names and values are percent-encoded (RFC 3986 section 2.1)
+where HTTP could not carry them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mapping.record import (
 from mapping.rest.incoming import PROTOCOL
 
 FIELD_PREFIX: Final = "Record-Header-"
-FIELD_LIMIT: Final = 4096  # bytes of a name and value; clients take 8 KiB lines at most
+FIELD_LIMIT: Final = 4096  # bytes of a name and value; clients accept lines of 8 KiB at most
 FIELDS_LIMIT: Final = 50  # of one answer
 DEFAULT_TYPE: Final = "application/octet-stream"
 _TOKEN: Final = "!#$&'*+^`|"  # noqa: S105 - RFC 9110 section 5.6.2, without what `quote` never touches, and without %
@@ -48,9 +48,9 @@ def question_headers(
     expires_ms: int,
     trace: Headers = (),
 ) -> Headers:
-    """The headers of a record that asks for an answer; nobody waits for it after `expires_ms` (epoch milliseconds).
+    """Return the headers of a request's record, which expires at `expires_ms` (epoch milliseconds).
 
-    The answer must bring back `correlation_id`, which is also the message id: some answer with that instead.
+    The answer must have the same `correlation_id`. It is the message id too, as some clients return that instead.
     """
     own: list[Header] = []
     content_type: str | None = None
@@ -78,7 +78,7 @@ def question_headers(
 
 
 def correlation_of(record: Received) -> str | None:
-    """What an answer says it answers; None when it does not say."""
+    """Return the correlation id of an answer, or None."""
     for name, value in record.headers:
         if name == CORRELATION_ID and value is not None:
             return value.decode("utf-8", "replace")
@@ -86,9 +86,9 @@ def correlation_of(record: Received) -> str | None:
 
 
 def answer_fields(record: Received) -> list[tuple[str, str]]:
-    """The fields of the HTTP answer: content type, trace context, and the record's own headers.
+    """Return the fields of the HTTP answer: content type, trace context, and the record's own headers.
 
-    A header of more than `FIELD_LIMIT` bytes, and what is over `FIELDS_LIMIT`, is left out.
+    Headers of more than `FIELD_LIMIT` bytes and headers over `FIELDS_LIMIT` are left out.
     """
     content_type = DEFAULT_TYPE
     fields: list[tuple[str, str]] = []
@@ -111,7 +111,7 @@ def _add(fields: list[tuple[str, str]], name: str, value: str) -> None:
 
 
 def _type(value: bytes | None) -> str | None:
-    """A content type that can stand in a field."""
+    """Return a content type that is legal in an HTTP field, or None."""
     if not value or len(value) > _TYPE_LIMIT or not value.isascii():
         return None
     text = value.decode()

@@ -1,4 +1,4 @@
-"""HTTP's server: aiohttp's low-level server with our own router, so that every answer is ours."""
+"""The HTTP server: aiohttp's low-level server with our own router, so that every answer is ours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from protocols.rest.errors import RestError
 
 
 class RestStatistics(msgspec.Struct, frozen=True):
-    """Everything that is counted about HTTP."""
+    """All counts of HTTP."""
 
     connections: Annotated[int, gauge("connections now")]
     known_heads_bytes: Annotated[int, gauge("memory of what connections remember of the heads of their requests")]
@@ -67,7 +67,7 @@ class RestServer(HttpServer):
     """HTTP of one process, from the socket to Kafka."""
 
     def __init__(self, services: RestServices, *, websockets: Mapping[str, WebSocketEndpoint] | None = None) -> None:
-        """Make the operations and their dispatcher; `websockets`: other protocols' endpoints beside them, by path."""
+        """Make the operations and their dispatcher; `websockets` are other protocols' endpoints, by path."""
         config = services.config
         self._spawn = services.spawn
         limits = RequestLimits(services.limits)
@@ -129,7 +129,7 @@ class RestServer(HttpServer):
             lambda status, reason: error_answer(RestError(status, reason, close=True)),
             services.security,
             head_timeout_s=config.header_timeout_s,
-            handler_cancellation=True,  # a poll whose client left must not take records
+            handler_cancellation=True,  # a poll whose client has disconnected must not consume records
             max_bytes=config.max_header_bytes,
             max_fields=config.max_headers,
             max_head_bytes=config.max_head_bytes,
@@ -139,24 +139,24 @@ class RestServer(HttpServer):
         self._leaving: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listen; ListenError when an address cannot be had."""
+        """Listen; raise ListenError when an address cannot be bound."""
         await super().start()
         for operations in self._operations:
             operations.start()
 
     def departing(self) -> Iterable[Departing]:
-        """Connections that ask or are idle, streams of events, WebSockets."""
+        """Return HTTP connections, event streams and WebSockets."""
         connections = (cast("HttpConnection", one) for one in self.connections)
         return [*connections, *self._events.departing(), *self._live.departing()]
 
     def close_doors(self) -> None:
-        """Accept no connection; requests on the open ones are served until their turn has come."""
+        """Stop accepting connections; requests on the open ones are served until each is asked to leave."""
         self.stop_accepting()
 
     def stop_taking(self) -> None:
-        """Close the listening sockets: open connections are answered 503 from now on, running polls come back.
+        """Close the listening sockets, answer new requests with 503, and end long operations such as polls.
 
-        Operations that would run for long, such as consumers, are ended; requests that wait for Kafka go on waiting.
+        Requests that wait for Kafka continue to wait.
         """
         if self._dispatcher.draining:
             return
@@ -165,7 +165,7 @@ class RestServer(HttpServer):
         self._leaving = [self._spawn(operations.drain()) for operations in self._operations]
 
     async def stop(self, timeout: float) -> None:
-        """Let running requests end, then close every consumer and connection, all within about `timeout` seconds."""
+        """Let running requests finish, then close all consumers and connections, within about `timeout` seconds."""
         self.stop_taking()
         await super().stop(timeout)
         if self._leaving:
@@ -175,16 +175,16 @@ class RestServer(HttpServer):
         self._feeds.stop()
 
     def flowing(self) -> list[Flowing]:
-        """What can be asked for its flow: WebSockets, streams of events, requests and uploads that produce."""
+        """Return WebSockets, event streams, and requests and uploads that produce, for /flow."""
         return [*self._live.flowing(), *self._events.flowing(), *self._overload.flowing()]
 
     def clients(self) -> Iterable[Connected]:
-        """Connections, streams of events, WebSockets and consumers."""
+        """Return HTTP connections, event streams, WebSockets and consumers."""
         connections = listed(tuple(self.connections))
         return itertools.chain(connections, self._events.departing(), self._live.departing(), self._consumers.listed())
 
     def statistics(self) -> RestStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return RestStatistics(
             connections=len(self.connections),
             known_heads_bytes=self.known_heads.bytes,

@@ -1,4 +1,4 @@
-"""What the presence topic is told of HTTP's clients: of consumers by name, of streams and WebSockets by principal."""
+"""Publishes the presence of HTTP clients: of consumers by name, of event streams and WebSockets by principal."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Consumer(Hashable, Protocol):
 
     @property
     def principal(self) -> str:
-        """Whose it is."""
+        """The principal of its owner."""
 
 
 class Presents:
-    """HTTP's clients of a process."""
+    """Reports HTTP clients to `Presence`."""
 
     def __init__(self, presence: Presence | None, wall_clock: Callable[[], int]) -> None:
-        """Nobody is told without a `presence`; `wall_clock`: epoch milliseconds."""
+        """Without `presence` all methods do nothing; `wall_clock` returns epoch milliseconds."""
         self._presence = presence
         self._wall_clock = wall_clock
 
@@ -42,16 +42,16 @@ class Presents:
         self._online(consumer.identifier, consumer, consumer.name, consumer.principal, address)
 
     def consumer_gone(self, consumer: Consumer, ended: Ended) -> None:
-        """It was deleted."""
+        """A consumer was deleted."""
         if self._presence is not None:
             self._presence.offline(consumer.identifier, consumer, ended)
 
     def stream(self, stream: Hashable, name: str, principal: str, address: str) -> None:
-        """A stream of events or a WebSocket is open; `name`: the principal's among those of all tenants."""
+        """An event stream or a WebSocket was opened; `name` is the principal's name, unique across tenants."""
         self._online(f"{HTTP}/stream/{name}", stream, principal, principal, address)
 
     def stream_gone(self, stream: Hashable, name: str, ended: Ended) -> None:
-        """It was closed."""
+        """An event stream or a WebSocket was closed."""
         if self._presence is not None:
             self._presence.offline(f"{HTTP}/stream/{name}", stream, ended)
 

@@ -1,4 +1,4 @@
-"""The parts of the gateway that the operations of HTTP use."""
+"""The parts of the gateway that HTTP operations use."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from mapping.rules import Rules
 
 
 class RestServices(msgspec.Struct, frozen=True):
-    """The parts; one instance for a process."""
+    """References to the parts; one instance for a process."""
 
     config: HttpConfig  # the `http` section
-    publisher: Publisher  # the way into Kafka
-    topics: Topics  # what is known of Kafka's topics
+    publisher: Publisher  # publishes to Kafka
+    topics: Topics  # a cache of Kafka's topics
     lookup: Lookup  # partitions and offsets
-    live_reader: LiveReader  # the end of the log, and what a reader behind it is brought
+    live_reader: LiveReader  # reads at the end of the log
     catch_up_reader: CatchUpReader  # the shared readers of the log
     groups: Groups  # shared readers of consumer groups
     names: GroupNames  # which principal owns which consumer group
     access_list: AccessList  # the rights of principals
     origins: Origins  # the web pages that may call
-    security: SecurityConfig  # the `security` section: the names that the gateway may be called by
-    rules: Rules  # from MQTT topics to Kafka
-    keyed: KeyedRequests  # requests that are done once, by their `Idempotency-Key`
+    security: SecurityConfig  # the `security` section, with the accepted host names
+    rules: Rules  # map MQTT topics to Kafka
+    keyed: KeyedRequests  # requests with an `Idempotency-Key`
     # connection arguments of an aiokafka client; see `gateway.kafka.driver.client_settings.client_settings`
     kafka: dict[str, Any]
     spawn: Spawn  # starts background work in the app's task group
     clock: Callable[[], float]  # monotonic seconds; the loop's
     wall_clock: Callable[[], int]  # epoch milliseconds
-    random_id: Callable[[], str]  # gives a new id that nobody can guess, legal in an MQTT topic
-    limits: Limits  # how much clients may have, send and be sent
-    presence: Presence | None = None  # told who is connected; None: off
-    tracing: Tracing | None = None  # makes spans of requests; None: tracing is off
-    strangers: Strangers | None = None  # counts what clients send before they are authenticated; None: not counted
+    random_id: Callable[[], str]  # returns a new unguessable id that is legal in an MQTT topic
+    limits: Limits  # connections and rates of clients
+    presence: Presence | None = None  # publishes which clients are connected; None: off
+    tracing: Tracing | None = None  # makes a span for each request; None: off
+    strangers: Strangers | None = None  # counts bytes received before the login; None: not counted

@@ -1,7 +1,7 @@
-"""The operations of administrators: consumer groups and their lag, topics' configuration, the end of a topic.
+"""The operations of administrators: consumer groups and their lag, configuration and deletion of topics.
 
-The right is `admin`, as for making a topic. Of a group a client sees what is of topics that it administers; a rule
-about the group shows it all of it, or nothing.
+They need the right `admin`, as does creating a topic. A client sees only those parts of a group that are about topics
+that it administers. A rule for the group itself shows the client the whole group or nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GroupItem(msgspec.Struct, frozen=True):
 
 
 class PartitionLag(msgspec.Struct, frozen=True, gc=False):
-    """How far a group is in a partition."""
+    """A group's committed offset and lag in a partition."""
 
     topic: str
     partition: int
@@ -66,7 +66,7 @@ class PartitionLag(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """How far a group is."""
+    """A group's lag."""
 
     group: str
     lag: int
@@ -143,7 +143,7 @@ class Administration(OperationSet):
             await self._admin.alter(topic, changes)
             call.acted("configure topic", topic)
         else:
-            await self._admin.configs(topic)  # 404 where there is none
+            await self._admin.configs(topic)  # 404 if the topic does not exist
         return no_content()
 
     async def delete_topic(self, call: Call, topic: str) -> web.StreamResponse:
@@ -168,13 +168,13 @@ class Administration(OperationSet):
             raise forbidden(f"{what} {topic}")
 
     async def _committed(self, grant: Grant, group: str, *, known: bool = False) -> dict[TopicPartition, int]:
-        """What a group has committed in topics that the client administers.
+        """Return a group's committed offsets in topics that the client administers.
 
-        `known`: the group is there, whatever it has committed.
+        With `known` the group exists even if it has committed nothing.
 
         Raises:
-            RestError: 404 for a group that has committed nothing and has no members, 403 where the client administers
-                nothing of it; who does not administer everything is not told which of them it is.
+            RestError: 403 if the client administers no topic of the group; also if the group does not exist, unless the
+                client administers everything. 404 if the group has no commits and no members.
         """
         visible = _visible(grant, group)
         committed = {
@@ -190,7 +190,7 @@ class Administration(OperationSet):
 
 
 def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
-    """Which topics of a group a client may know of; RestError: 403, a rule forbids the group."""
+    """Return a predicate for the topics of a group that a client may see; RestError 403 if a rule forbids the group."""
     said = grant.group("admin", group)
     if said is False:
         raise forbidden("look at this group")

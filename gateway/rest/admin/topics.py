@@ -1,4 +1,4 @@
-"""Topics as HTTP clients see them: names, configuration, partitions, offsets. Internal topics do not exist here."""
+"""Shows topics to HTTP clients: names, configuration, partitions, offsets. Internal topics are hidden."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Replica(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionView(msgspec.Struct, frozen=True):
-    """One partition and where it lives."""
+    """One partition and its replicas."""
 
     partition: int
     leader: int
@@ -41,10 +41,9 @@ class PartitionView(msgspec.Struct, frozen=True):
 
 
 class TopicOperations(OperationSet):
-    """The operations that show topics, and the one that creates them."""
+    """The operations that show topics, and the one that creates them. The connection to Kafka opens on first use."""
 
     def __init__(self, services: RestServices) -> None:
-        """Ask Kafka for configurations and partitions over one connection, made with the first question."""
         self._topics = services.topics
         self._lookup = services.lookup
         self._admin = AdminConnection(services.kafka, services.spawn)
@@ -58,7 +57,7 @@ class TopicOperations(OperationSet):
         }
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
-        """`GET /topics`: those that this client may read or write."""
+        """`GET /topics`: the topics that this client may read or write."""
         return control_answer(encode(list(map(call.grant.names.own, await self._readable(call.grant)))))
 
     async def get_topic(self, call: Call, topic: str) -> web.StreamResponse:
@@ -96,7 +95,7 @@ class TopicOperations(OperationSet):
         return control_answer(b"{}", 201)
 
     async def overview(self, grant: Grant) -> list[tuple[str, int, int]]:
-        """The topics that a client may read or write, sorted: name, number of partitions, copies of each.
+        """Return name, partition count and replication factor of the topics that a client may read or write, sorted.
 
         Raises:
             Refused: Kafka does not answer.
@@ -112,7 +111,7 @@ class TopicOperations(OperationSet):
         )
 
     async def cluster(self) -> dict[str, Any]:
-        """What Kafka says of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
+        """Return Kafka's description of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
         described: dict[str, Any] = await self._ask(lambda admin: admin.describe_cluster())
         return described
 
@@ -121,7 +120,7 @@ class TopicOperations(OperationSet):
         await self._admin.stop()
 
     async def _readable(self, grant: Grant) -> list[str]:
-        """The topics that there are at this moment and that the client may read or write, sorted."""
+        """Return the existing topics that the client may read or write, sorted. Asks Kafka."""
         await self._topics.refresh()
         return grant.sees(sorted(self._topics.names))
 
@@ -132,17 +131,17 @@ class TopicOperations(OperationSet):
         raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 
     async def partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
-        """A topic's partitions, in order.
+        """Return a topic's partitions in order.
 
         Raises:
             Refused: Kafka does not answer.
-            RestError: 403, or 404 for no such topic.
+            RestError: 403, or 404 if the topic does not exist.
         """
         if not grant.sees([topic]):
             raise forbidden(f"look at {topic}")
         if not is_topic_name(topic):
             raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)
-        if topic not in self._topics.names:  # asking the broker for it could create it
+        if topic not in self._topics.names:  # asking the broker for an unknown topic could create it
             await self._topics.refresh()
             if topic not in self._topics.names:
                 raise not_found(f"Topic {topic} not found", Fault.TOPIC)
@@ -157,7 +156,7 @@ class TopicOperations(OperationSet):
         return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
 
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> Any:
-        """Kafka's answer; Refused when there is none, or Kafka does not allow it."""
+        """Return Kafka's answer; Refused if Kafka does not answer or does not allow it."""
 
         async def asked() -> Any:
             return await question(await self._admin.open())

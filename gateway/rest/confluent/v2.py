@@ -1,8 +1,8 @@
-"""The dialect of Confluent's REST proxy, version 2, and of Karapace: its own operations and error codes.
+"""The dialect of Confluent's REST proxy version 2 and of Karapace, with its own operations and error codes.
 
-Consumers, subscriptions and topics are those of the Strimzi dialect. Here is what differs (`protocols.rest.confluent`
-has it in tables): numbers of errors, a consumer's settings, what a commit's offset means, and the operations that
-Strimzi's bridge does not have.
+Consumers, subscriptions and topics are those of the Strimzi dialect. This module has the differences, with tables in
+`protocols.rest.confluent`: error codes, a consumer's settings, the meaning of a committed offset, and the operations
+that Strimzi's bridge does not have.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from protocols.rest.responses import ErrorBody, encode
 
 
 class ConfluentV2(OperationSet):
-    """The operations below `/v2`; with `http.dialect` they stand at their own paths."""
+    """The operations below `/v2`; with `http.dialect` also at their own paths without that prefix."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ConfluentV2(OperationSet):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """The answer to a refused request, with an error code of five digits."""
+        """Return the answer to a refused request, with an error code of five digits."""
         return refusal_answer(error, CONTROL_TYPE)
 
     # Producing
@@ -166,7 +166,7 @@ class ConfluentV2(OperationSet):
         return await self._consumers.read(call, instance, poll_wanted(call.query), default, without_headers)
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../offsets`: the offset in the body is that of the last record, so that Kafka gets the next one."""
+        """`POST .../offsets`: the body has the offset of the last consumed record; Kafka gets the next offset."""
         member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_commit(await call.body())
         if wanted is None:
@@ -201,7 +201,7 @@ class ConfluentV2(OperationSet):
         return control_answer(encode({"offsets": offsets}))
 
     async def seek(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../positions`: offsets as they are, or the first records that are not older than a time."""
+        """`POST .../positions`: seeks to offsets, or to the first records that are not older than a timestamp."""
         member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_positions(await call.body())
         offsets = {TopicPartition(topic(one.topic), one.partition): one.offset for one in wanted.offsets}
@@ -212,7 +212,7 @@ class ConfluentV2(OperationSet):
         if foreign:
             raise NotAssignedError(foreign)
         for timestamp, partitions in times.items():
-            offsets |= await self._lookup.ends(partitions)  # where nothing is as new
+            offsets |= await self._lookup.ends(partitions)  # for partitions without such a record
             offsets |= await self._lookup.since(partitions, timestamp)
         member.seek(offsets)
         return no_content()
@@ -224,7 +224,7 @@ class ConfluentV2(OperationSet):
 
 
 def refusal_answer(error: RestError, media: str) -> web.Response:
-    """A refusal with Confluent's status and number."""
+    """Make an error answer with Confluent's status and error code."""
     status, code = number(error)
     return error_answer(error, encode(ErrorBody(code, message(error), error.validation_errors)), status, media)
 

@@ -1,7 +1,7 @@
-"""Confluent's REST API, version 3: records streamed in and reported meanwhile, batches, and what there is.
+"""Confluent's REST API version 3: streamed produce requests, batches, and lists of clusters and topics.
 
-A produce request is a stream of JSON documents, and so is its answer: one report for each, in order, as soon as it is
-known (`gateway.rest.produce.streamed_records`). There is no schema registry.
+A produce request is a stream of JSON documents, and so is its answer: one report for each record, in order, as soon as
+its outcome is known (`gateway.rest.produce.streamed_records`). There is no schema registry.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CLUSTERS: Final = "/v3/clusters"
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """The client of a request, the topic that it writes to, and what each of its records gets."""
+    """The client and topic of a produce request, and the common parts of its records and reports."""
 
     cluster: str
     topic: str
@@ -64,7 +64,7 @@ class Writer(msgspec.Struct, frozen=True):
     wall_clock: Callable[[], int]
 
     def record(self, produced: Produced) -> tuple[Record, About]:
-        """The record for Kafka, and what its report will say. Raises RestError."""
+        """Return the record for Kafka, and the data for its report. Raises RestError."""
         record, about = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not self.grant.publish(self.topic, record.key):
             raise forbidden(f"publish to {self.grant.names.own(self.topic)} with this key")
@@ -73,24 +73,24 @@ class Writer(msgspec.Struct, frozen=True):
     def report(
         self, about: About, partition: int, offset: int, name: str | msgspec.UnsetType = msgspec.UNSET
     ) -> Report:
-        """The report of a stored record."""
+        """Return the report of a stored record."""
         moment = from_epoch(about.timestamp)
         topic = self.grant.names.own(self.topic)
         return Report(STORED, self.cluster, topic, partition, offset, moment, about.key, about.value, name)
 
 
 class RecordStream(Upload):
-    """One streamed request, with this API's reports."""
+    """One streamed produce request, with this API's reports."""
 
     def __init__(self, publisher: Publisher, writer: Writer, limit: int) -> None:
-        """Take documents of up to `limit` bytes for `writer`."""
+        """Accept documents of up to `limit` bytes."""
         super().__init__(publisher, writer.topic)
         self._writer = writer
         self._splitter = DocumentSplitter(limit)
-        self._abouts: dict[int, About] = {}  # by token, of records whose fate is not known
+        self._abouts: dict[int, About] = {}  # by token, of records that are not settled
 
     def feed(self, part: bytes | None) -> None:
-        """A part of the body, or its end; RestError: nothing more can be taken."""
+        """Process a part of the body, or None at its end; RestError if the rest cannot be parsed."""
         splitter = self._splitter
         if part is None:
             splitter.finish()
@@ -113,19 +113,19 @@ class RecordStream(Upload):
             raise splitter.fault
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
-        """Reports of stored records, as this API writes them."""
+        """Return the reports of stored records."""
         report, pop = self._writer.report, self._abouts.pop
         return [
             encode(report(pop(token), partition, offset)) + _END for token, offset in zip(tokens, offsets, strict=True)
         ]
 
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
-        """The report of a record that was not stored."""
+        """Return the report of a record that was not stored."""
         self._abouts.pop(token, None)
         return encode(ErrorReport(status, message)) + _END
 
     def ended(self, status: int, message: str) -> bytes:
-        """The report behind the last one of a stream that cannot go on; it is for no record."""
+        """Return the final report of a stream that is broken off; it is not about a record."""
         return encode(ErrorReport(status, message)) + _END
 
 
@@ -135,14 +135,14 @@ class ConfluentV3(OperationSet):
     def __init__(
         self, services: RestServices, overload: OverloadGuard, uploads: Uploads, topics: TopicOperations
     ) -> None:
-        """Streams are counted and limited together with those of `uploads`."""
+        """Streamed requests count against the limit of `uploads`."""
         self._config = services.config
         self._publisher = services.publisher
         self._wall_clock = services.wall_clock
         self._overload = overload
         self._uploads = uploads
         self._topics = topics
-        self._cluster = ""  # Kafka's own id, when it was asked for
+        self._cluster = ""  # Kafka's cluster id, cached by `_cluster_id`
         self.operations = {
             "v3ListClusters": self.list_clusters,
             "v3GetCluster": self.get_cluster,
@@ -153,7 +153,7 @@ class ConfluentV3(OperationSet):
         }
 
     def refuse(self, error: RestError) -> web.Response:
-        """The answer to a refused request, in JSON with an error code of five digits."""
+        """Return the answer to a refused request, in JSON with an error code of five digits."""
         return refusal_answer(error, PLAIN_JSON_TYPE)
 
     # Producing
@@ -196,7 +196,7 @@ class ConfluentV3(OperationSet):
         return _answer({"successes": successes, "failures": failures}, 207)
 
     async def _writer(self, call: Call, cluster: str, topic: str) -> Writer:
-        """Judge the request before its body is read."""
+        """Check the request before its body is read."""
         fields, grant = call.request.headers, call.grant
         body_type(fields.get("Content-Type"), (PLAIN_JSON_TYPE,))
         await self._check_cluster(cluster)
@@ -210,10 +210,10 @@ class ConfluentV3(OperationSet):
             wall_clock=self._wall_clock,
         )
 
-    # What there is
+    # Clusters and topics
 
     async def list_clusters(self, call: Call) -> web.StreamResponse:
-        """`GET /v3/clusters`: the one that this gateway serves."""
+        """`GET /v3/clusters`: a list of the one cluster that this gateway serves."""
         cluster = await self._cluster_id()
         address = _address(call, _CLUSTERS)
         views = [cluster_view(cluster, f"{address}/{quote(cluster, safe='')}")]
@@ -225,7 +225,7 @@ class ConfluentV3(OperationSet):
         return _answer(cluster_view(cluster, _address(call, _CLUSTERS, cluster)))
 
     async def list_topics(self, call: Call, cluster: str) -> web.StreamResponse:
-        """`GET /v3/clusters/{cluster_id}/topics`: those that this client may read or write."""
+        """`GET /v3/clusters/{cluster_id}/topics`: the topics that this client may read or write."""
         await self._check_cluster(cluster)
         address = _address(call, _CLUSTERS, cluster, "topics")
         own = call.grant.names.own
@@ -260,7 +260,7 @@ def _answer(body: Any, status: int = 200) -> web.Response:
 
 
 def _address(call: Call, root: str, *segments: str) -> str:
-    """The absolute address of a resource, as the client sees it."""
+    """Return the absolute URL of a resource as the client sees it."""
     request = call.request
     path = "/".join((root, *(quote(segment, safe="") for segment in segments)))
     return base_uri(request.headers, path, secure=request.secure, bound=own_address(request))

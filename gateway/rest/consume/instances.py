@@ -1,7 +1,7 @@
 """Consumer instances: created, polled, committed and deleted by name; abandoned ones are removed.
 
-A poll holds nothing but its own consumer's reading: a commit, a seek or a delete of the same consumer goes past it,
-and other consumers know nothing of it. Its records count as delivered only after the answer was written.
+A waiting poll blocks only other polls of its own consumer: commits, seeks and a delete of that consumer run meanwhile.
+Records count as delivered only after the answer was written.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ NO_CONSUMER: Final = "The specified consumer instance was not found."
 NAME_TAKEN: Final = "A consumer instance with the specified name already exists in the Kafka Bridge."
 OTHER_FORMAT: Final = "Consumer format does not match the embedded format requested by the Accept header."
 NOT_SUBSCRIBED: Final = "Consumer is not subscribed to any topics or assigned any partitions"
-COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, as Kafka's `auto.commit.interval.ms`
-LAST_COMMIT_S: Final = 3.0  # for what is committed at the end; with `STOP_S` how long a deletion takes at most
+COMMIT_INTERVAL_S: Final = 5.0  # of automatic commits, like Kafka's `auto.commit.interval.ms`
+LAST_COMMIT_S: Final = 3.0  # for the commit before a consumer is closed; a deletion takes at most this plus `STOP_S`
 STOP_S: Final = 5.0
-PREFETCH: Final = 512 * 1024 * 1024  # fetched ahead by all consumers together; what the next gets is its share
+PREFETCH: Final = 512 * 1024 * 1024  # bytes prefetched by all consumers; a new one gets a share
 MOST_PREFETCH: Final = 8 * 1024 * 1024
-HEARTBEATS: Final = 20  # a second: of these each new consumer has its share; but one in
+HEARTBEATS: Final = 20  # a second, of all consumers; a new one gets a share, within the next two limits
 SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
-LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # two may be lost
+LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # a third of the session timeout: two may be lost
 LEAST_PREFETCH: Final = 1024 * 1024
-_PLAIN: Final = printable.replace("/", "").replace("%", "")  # of a group's name in an id
-REAP_FRACTION: Final = 10  # an abandoned consumer lives at most a tenth longer than `consumer_idle_s`
+_PLAIN: Final = printable.replace("/", "").replace("%", "")  # letters of a group's name that an id need not escape
+REAP_FRACTION: Final = 10  # an abandoned consumer is kept at most a tenth longer than `consumer_idle_s`
 
 
 class CreatedConsumer(msgspec.Struct, frozen=True, gc=False):
-    """A new consumer, as its client is told of it."""
+    """The answer to the creation of a consumer."""
 
     instance_id: str
     base_uri: str
 
 
 class ConsumersStatistics(msgspec.Struct):
-    """What consumer instances came to, since the start."""
+    """Counts of consumer instances, since the start."""
 
     instances: Annotated[int, gauge("consumers of HTTP clients")] = 0
     polling: Annotated[int, gauge("polls that ask Kafka")] = 0
@@ -98,10 +98,10 @@ class Instance:
         "owner", "pattern", "polls", "unread", "used", "users", "wait_ms",
     )  # fmt: skip
 
-    socket = None  # its requests come through any connection
+    socket = None  # its requests may come through any connection
     subject = ""  # it is never paused
 
-    def __init__(  # noqa: PLR0917 - what it is made of
+    def __init__(  # noqa: PLR0917 - its parts
         self, consumers: Consumers, group: str, name: str, embedded: Format, grant: Grant, member: Member
     ) -> None:
         now = consumers.clock()
@@ -111,23 +111,23 @@ class Instance:
         self.name = name
         self.embedded = embedded
         self.owner = grant.identity
-        self.grant = grant  # as of the client's last request
+        self.grant = grant  # of the client's latest request
         self.member = member
-        self.pattern: TopicPattern | None = None  # of the topics that it is subscribed to
+        self.pattern: TopicPattern | None = None  # that selects its topics
         self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
         self.used = now
-        self.users = 0  # requests on it now: it is not idle
-        self.unread: asyncio.Transport | None = None  # of a poll whose answer is on its way
-        self.answered = now  # since when it is
+        self.users = 0  # requests in progress; it is not idle while there are any
+        self.unread: asyncio.Transport | None = None  # of a poll whose answer is being written
+        self.answered = now  # when the writing of that answer started
         self.last_commit = now
-        self.wait_ms = 0  # of a poll that does not say it, where the dialect has it from the consumer
+        self.wait_ms = 0  # default timeout of a poll, in the dialect that sets it with the consumer
         self.closed = False
 
     # clients.Connected
 
     @property
     def identifier(self) -> str:
-        """See `gateway.clients.Connected`: no group and name make the same one as others."""
+        """See `gateway.clients.Connected`; unique for each group and name."""
         return f"http/consumer/{quote(self.group, safe=_PLAIN)}/{self.name}"
 
     @property
@@ -147,7 +147,7 @@ class Instance:
         return view
 
     def kick(self) -> None:
-        """Delete it: what its client has confirmed is committed, and whoever asks for it gets 404."""
+        """Delete it: commit the confirmed positions; later requests for it get 404."""
         self.consumers.close(self)
 
 
@@ -167,7 +167,7 @@ class Consumers(OperationSet):
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
-        self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # under way, and whose
+        self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # running, with the owner
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._counts = ConsumersStatistics()
@@ -187,11 +187,11 @@ class Consumers(OperationSet):
         return control_answer(encode(await self.add(call, group, decode_create(await call.body()))))
 
     async def add(self, call: Call, group: str, create: CreateConsumer, under: str = "") -> CreatedConsumer:
-        """Make an instance, whose owner is the client; `under` stands before `/consumers` in its address.
+        """Create an instance owned by the client; `under` is the path before `/consumers` in its URL.
 
         Raises:
-            Refused: the group is somebody else's, or Kafka does not answer.
-            RestError: 409, its name is taken; 429, there are too many.
+            Refused: The group belongs to another client, or Kafka does not answer.
+            RestError: 409 if the name is taken, 429 if there are too many.
         """
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
@@ -214,7 +214,7 @@ class Consumers(OperationSet):
             raise
         instance = Instance(self, group, name, create.embedded, grant, member)
         self._instances[key] = instance
-        if self._draining:  # it began before
+        if self._draining:  # the shutdown started meanwhile
             await self._close(instance, delivered=False)
             raise busy("The gateway is shutting down", close=True)
         self._counts.created_total += 1
@@ -247,7 +247,7 @@ class Consumers(OperationSet):
         )
 
     def find(self, grant: Grant, group: str, name: str) -> Instance:
-        """The instance, if it is this client's; RestError: 404 for none, 403 for somebody else's."""
+        """Return an instance of this client; RestError 404 if there is none, 403 if it is another client's."""
         instance = self._instances.get((group, name))
         if instance is None:
             raise not_found(NO_CONSUMER, Fault.CONSUMER)
@@ -258,22 +258,22 @@ class Consumers(OperationSet):
         return instance
 
     def listed(self) -> list[Instance]:
-        """All that are made."""
+        """Return all instances, without those being created."""
         return [instance for instance in self._instances.values() if instance is not None]
 
     def close(self, instance: Instance) -> None:
-        """End an instance, for an operator; without effect when it has ended."""
+        """Close an instance on behalf of an operator; does nothing if it is closed."""
         if not instance.closed:
             self._spawn(self._close(instance, delivered=False, ended=OVER))
 
     def with_patterns(self) -> list[Instance]:
-        """Those that are subscribed to a pattern."""
+        """Return the instances that are subscribed to a pattern."""
         return [instance for instance in self.listed() if instance.pattern is not None]
 
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`DELETE /consumers/{groupid}/instances/{name}`; a running poll ends.
+        """`DELETE /consumers/{groupid}/instances/{name}`; ends a running poll.
 
-        Who asks again before that is done (Kafka is slow to answer, and the connection was cut) waits for the same.
+        A repeated request waits for the deletion that is running (Kafka was slow, and the client's connection broke).
         """
         key = (group, name)
         owner, deletion = self._deletions.get(key, (None, None))
@@ -282,16 +282,16 @@ class Consumers(OperationSet):
             deletion = self._spawn(self._close(instance, delivered=True, ended=BY_CLIENT))
             self._deletions[key] = (instance.owner, deletion)
             deletion.add_done_callback(lambda done: self._deleted(key, done))
-        await asyncio.wait((deletion,))  # the consumer is gone, however it went: a failure of ours is told by its task
+        await asyncio.wait((deletion,))  # the consumer is gone even if this fails; the task logs our failures
         return no_content()
 
     def _deleted(self, key: tuple[str, str], deletion: asyncio.Task[None]) -> None:
         _, last = self._deletions.get(key, (None, None))
-        if last is deletion:  # else another consumer of this name was deleted meanwhile
+        if last is deletion:  # else another consumer of this name is being deleted
             del self._deletions[key]
 
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
-        """Take the instance away at once, then commit for it and leave the group."""
+        """Remove the instance immediately, then commit its positions and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
         self._presents.consumer_gone(instance, ended)
         instance.closed = True
@@ -312,17 +312,17 @@ class Consumers(OperationSet):
     # Reading and committing
 
     async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`GET .../records`: what there is, as soon as there is something."""
+        """`GET .../records`: the available records, as soon as there are any."""
         return await self.read(call, self.find(call.grant, group, name), call.query, self._default, from_record)
 
     async def read(
         self, call: Call, instance: Instance, wanted: Mapping[str, int], default: PollLimits, shown: Shown
     ) -> web.StreamResponse:
-        """Poll an instance; `default` is for `timeout` or `max_bytes` that the client does not say.
+        """Poll an instance; `default` has the `timeout` and `max_bytes` that are used if the client sends none.
 
         Raises:
-            Refused: Kafka's answer; nothing is lost by it.
-            RestError: see the contract.
+            Refused: Kafka refuses; no record is lost.
+            RestError: See the contract.
         """
         media = RECORD_TYPES[instance.embedded]
         if not accepts(call.request.headers.get("Accept"), media):
@@ -365,13 +365,13 @@ class Consumers(OperationSet):
         if pace is not None:
             most, size = pace.page(most, size)
         page, chunks = fill_page(member, instance.embedded, size, stuck, shown, names, most=most)
-        if stuck and not chunks:  # look once at the other partitions
+        if stuck and not chunks:  # try the other partitions once
             await member.wait(0.0, stuck)
             page, chunks = fill_page(member, instance.embedded, size, stuck, shown, names, most=most)
         self._check_open(instance)
         _check_rights(instance, chunks)
         if not chunks and stuck:
-            # The position stays before the record: reading it in another format, or a seek, goes past it.
+            # The position stays before the record: the client must read it in another format, or seek past it.
             raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
         content = page.finish()
         if pace is not None:
@@ -381,7 +381,7 @@ class Consumers(OperationSet):
         instance.answered = self.clock()
         try:
             await call.begin(answer)
-            await answer.write_eof()  # raises when the client has left: then nothing was delivered
+            await answer.write_eof()  # raises when the client has disconnected: then nothing was delivered
         finally:
             instance.unread = None
         member.progress.deliver(chunks)
@@ -408,7 +408,7 @@ class Consumers(OperationSet):
             log.info("positions not committed", group=instance.group, reason=str(error))
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../offsets`: those in the body, as they are given; without a body all that was delivered."""
+        """`POST .../offsets`: commits the offsets in the body, or without a body those of all delivered records."""
         instance = self.find(call.grant, group, name)
         _check_rights(instance)
         body = await call.body()
@@ -427,16 +427,16 @@ class Consumers(OperationSet):
     # Housekeeping
 
     def start(self) -> None:
-        """Begin to look for abandoned instances."""
+        """Schedule the next check for abandoned instances."""
         period = self._config.consumer_idle_s / REAP_FRACTION
         self._timer = asyncio.get_running_loop().call_later(period, self._reap)
 
     def _reap(self) -> None:
-        self.start()  # first: a failure below must not end it
+        self.start()  # first, so that a failure below does not end the checks
         oldest = self.clock() - self._config.consumer_idle_s
         for instance in self.listed():
             unread = instance.unread if instance.answered < oldest else None
-            if unread is not None:  # who asks again on another connection would wait for this one
+            if unread is not None:  # else a new poll on another connection would wait for this one
                 log.info("a poll's answer was not read", group=instance.group, name=instance.name)
                 unread.abort()
             if instance.used < oldest and instance.users == (unread is not None):
@@ -445,7 +445,7 @@ class Consumers(OperationSet):
                 self._spawn(self._close(instance, delivered=False, ended=ABANDONED))
 
     async def drain(self) -> None:
-        """Close all instances: running polls come back at once; nothing is created or polled from now on."""
+        """Close all instances and end running polls; from now on none is created or polled."""
         self._draining = True
         if self._timer is not None:
             self._timer.cancel()
@@ -454,11 +454,11 @@ class Consumers(OperationSet):
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
 
     async def stop(self) -> None:
-        """Watch no topic any more."""
+        """Stop watching topics."""
         self._arrivals.stop()
 
     def statistics(self) -> ConsumersStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return msgspec.structs.replace(
             self._counts,
             instances=len(self._instances),
@@ -468,7 +468,7 @@ class Consumers(OperationSet):
 
 
 def _check_rights(instance: Instance, chunks: Sequence[Chunk] = ()) -> None:
-    """RestError 403: its client may not be in the group any more, or may not read what it would be given."""
+    """Raise RestError 403 if the client may no longer use the group, or may not read a topic of it."""
     grant, member = instance.grant, instance.member
     if grant.group("read", instance.group) is False:
         raise forbidden(f"read in the group {grant.names.own(instance.group)}")

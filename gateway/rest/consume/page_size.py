@@ -1,9 +1,9 @@
-"""How large a page may be, and what stands on it.
+"""Sizes a page of records and fills it.
 
-It is as large as its client and the configuration allow, and no larger than what is free.
+A page is as large as its client and the configuration allow, and no larger than what is free in the budget.
 
-A page that is not read stays in memory until it is. So its bytes come out of the budget of all receivers: while the
-page is filled they are promised, and when it is written and its reader is slow, its connection is counted.
+A page stays in memory until the client has read it. So its bytes count in the budget of all receivers: they are
+reserved while the page is filled, and once it is written its connection is counted if the client reads slowly.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from protocols.rest.media import Format
 from protocols.rest.responses import Page, RecordItem
 
 LEAST: Final = 64 * 1024
-"""Bytes of a page that everybody may have; one record is always let in."""
+"""Bytes of a page that are always allowed; one record is always added."""
 
 Shown = Callable[[Received, Format], RecordItem]
-"""How a stored record stands in an answer; UndecodableError when it cannot be said in the format."""
+"""Makes the answer's form of a stored record; UndecodableError if the format cannot represent it."""
 
 
 def page_size(outgoing: Budget, wanted: int) -> int:
-    """The largest size of a page that is made at once: half of what is free, so that there is some for others.
+    """Return the largest size of the next page: at most half of what is free, so that others get some.
 
-    `wanted`: bytes that the client and the configuration allow.
+    `wanted` is the number of bytes that the client and the configuration allow.
     """
     return min(wanted, max(LEAST, outgoing.free // 2))
 
 
 @contextlib.contextmanager
 def promised_page(outgoing: Budget, wanted: int) -> Iterator[int]:
-    """The `page_size` of a page that is filled in the block, and counts as if it were on the way."""
+    """Reserve the `page_size` of a page in the budget while the block fills the page."""
     size = page_size(outgoing, wanted)
     outgoing.promise(size)
     try:
@@ -50,7 +50,7 @@ def promised_page(outgoing: Budget, wanted: int) -> Iterator[int]:
         outgoing.promise(-size)
 
 
-def fill_page(  # noqa: PLR0917 - whose records, and how they are shown
+def fill_page(  # noqa: PLR0917 - the records, and how they are shown
     member: Member,
     embedded: Format,
     max_bytes: int,
@@ -60,9 +60,9 @@ def fill_page(  # noqa: PLR0917 - whose records, and how they are shown
     *,
     most: int,
 ) -> tuple[Page, list[Chunk]]:
-    """A page of held records, `most` at most.
+    """Return a page of at most `most` of the member's fetched records, and the chunks they are from.
 
-    One that cannot be shown ends its partition's part; it is noted when it is first.
+    A record that cannot be shown ends its partition's part. If it is the partition's first, it is added to `stuck`.
     """
     page = Page(max_bytes)
     chunks: list[Chunk] = []
@@ -75,7 +75,7 @@ def fill_page(  # noqa: PLR0917 - whose records, and how they are shown
                 items.append(shown(record, embedded))
                 size += len(record.value) if record.value else 0
                 if size > max_bytes:
-                    break  # more does not fit on the page
+                    break  # no more fits on the page
         except UndecodableError as error:
             if not items:
                 stuck[partition] = error

@@ -1,8 +1,7 @@
-"""Stateless reads: a page of a topic's log from any position, and where the next one begins.
+"""Stateless reads: a page of a topic's log from any position, and the position of the next page.
 
-Nothing is kept between two requests. The pages are read by the consumers that bring other clients what they are behind
-on (`gateway.kafka.read.catch_up_reader`), and whoever waits at the end sleeps until the live reader has something for
-it.
+Nothing is kept between two requests. The catch-up reader (`gateway.kafka.read.catch_up_reader`), which other clients
+share, reads the pages. A request that waits at the end of the log sleeps until the live reader has a new record.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from protocols.rest.positions import BEGINNING, format_position, wanted
 from protocols.rest.responses import Page
 from protocols.rest.streaming import LINES_TYPE, Lines
 
-PAGES_AT_ONCE: Final = 8  # being filled; with `http.poll_max_bytes` the bound on their memory
-FILL_S: Final = 10.0  # the longest time for one page; what it has then is the page
-SCANNED: Final = 100_000  # records looked at for one page, wanted or not
+PAGES_AT_ONCE: Final = 8  # pages filled concurrently; with `http.poll_max_bytes` it bounds their memory
+FILL_S: Final = 10.0  # the longest time to fill a page, and to wait for a slot
+SCANNED: Final = 100_000  # records read for one page, matching or not
 CHUNK: Final = 500  # records that a page takes in one turn
 
 
 class RecordPagesStatistics(msgspec.Struct):
-    """What stateless reads came to, since the start."""
+    """Counts of stateless reads, since the start."""
 
     waiting: Annotated[int, gauge("reads that wait for a record")] = 0
     pages_total: Annotated[int, counter("pages of the log read")] = 0
@@ -54,20 +53,20 @@ class RecordPagesStatistics(msgspec.Struct):
 
 
 class _End(msgspec.Struct, eq=False):
-    """Where a page's reading of a partition ends; see `catch_up_reader.Goal`."""
+    """The offset at which a page stops to read a partition; see `catch_up_reader.Goal`."""
 
     position: int
 
 
 class Filling:
-    """A page while it is read: a subscriber that takes what is wanted until it is full."""
+    """A page that is being filled: a subscriber that accepts matching records until the page is full."""
 
     lossy: Final = False
 
     def __init__(
         self, add: Callable[[Received], bool], limit: int, chosen: RecordFilter, allowed: Permission | None
     ) -> None:
-        """`add` says whether a record fits. `allowed` judges each by its key; None: all are allowed."""
+        """`add` returns whether a record fits. `allowed` checks the right for each record's key; None allows all."""
         self.done = asyncio.Event()
         self.count = 0
         self._add = add
@@ -79,11 +78,11 @@ class Filling:
 
     @property
     def demand(self) -> int:
-        """How many records the page takes next; 0: it is full (`contracts.Subscriber`)."""
+        """The number of records that the page accepts next; 0 once it is full (`contracts.Subscriber`)."""
         return 0 if self.done.is_set() else CHUNK
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Add the record if it is wanted; False: the page is full (`contracts.Subscriber`)."""
+        """Add the record if it matches; False if the page is full (`contracts.Subscriber`)."""
         if self.done.is_set():
             return False
         wanted_here = self._chosen.everything or self._chosen.matches(record)
@@ -100,7 +99,7 @@ class Filling:
         return True
 
     async def fill(self, catch_up_reader: CatchUpReader, topic: str, span: Span) -> dict[int, int]:
-        """Read from the span until the page is full or the span's end is reached; where the next page begins."""
+        """Read until the page is full or the span's end is reached. Returns the position of the next page."""
         position = dict(span.start)
 
         def finished(reading: Reading) -> None:
@@ -130,7 +129,7 @@ class Filling:
 def _page(
     media: str, embedded: Format, max_bytes: int, names: Names
 ) -> tuple[Lines | Page, Callable[[Received], bool]]:
-    """An answer of this media type, and what adds a record to it."""
+    """Return an empty answer of this media type, and a function that adds a record to it."""
     shown = names.shown
     if media == LINES_TYPE:
         lines = Lines(max_bytes)
@@ -194,7 +193,7 @@ class RecordPages(OperationSet):
         return self._answer(call, media, content, position, span, full=full)
 
     async def _enter(self) -> None:
-        """Wait for a turn to fill a page; RestError 503 when it does not come."""
+        """Wait for a slot to fill a page; RestError 503 after `FILL_S`."""
         try:
             async with asyncio.timeout(FILL_S):
                 await self._filling.acquire()
@@ -202,7 +201,7 @@ class RecordPages(OperationSet):
             raise busy("Too many pages are being read; try again") from error
 
     async def _wait(self, topic: str, position: Mapping[int, int], deadline: float) -> None:
-        """Sleep until something is stored behind the position, or the time is over."""
+        """Sleep until a record is stored behind the position, or until the deadline."""
         sleeper = asyncio.Event()
         self._sleepers.add(sleeper)
         try:
@@ -211,7 +210,7 @@ class RecordPages(OperationSet):
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
                     await sleeper.wait()
         except TimeoutError:
-            return  # the last look follows
+            return  # the caller reads once more
         finally:
             self._sleepers.discard(sleeper)
             self._arrivals.forget(sleeper)
@@ -219,7 +218,7 @@ class RecordPages(OperationSet):
     def _answer(
         self, call: Call, media: str, content: bytes, position: Mapping[int, int], span: Span, *, full: bool
     ) -> web.StreamResponse:
-        """The page. One that is followed by others may be kept and asked for again: its entity tag is of its bytes."""
+        """Return the page. A full page never changes, so it gets an entity tag and may be cached and revalidated."""
         varies = call.answer_headers.get("Vary")
         call.answer_headers["Vary"] = "Accept" if varies is None else f"{varies}, Accept"
         headers = {
@@ -240,22 +239,22 @@ class RecordPages(OperationSet):
         return web.Response(body=content, headers=headers)
 
     async def drain(self) -> None:
-        """Requests that wait are answered now."""
+        """Answer the waiting requests now."""
         self._draining = True
         for sleeper in self._sleepers:
             sleeper.set()
 
     async def stop(self) -> None:
-        """Watch no topic any more."""
+        """Stop watching topics."""
         self._arrivals.stop()
 
     def statistics(self) -> RecordPagesStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return msgspec.structs.replace(self._counts, waiting=len(self._sleepers))
 
 
 def _following(call: Call, position: Mapping[int, int]) -> str:
-    """The next page's address: relative to this one, so that it is right behind every proxy."""
+    """Return the next page's URL, relative to this one so that it is right behind any proxy."""
     query: list[tuple[str, Any]] = [
         (name, value)
         for name, value in call.request.rel_url.query.items()
@@ -265,7 +264,7 @@ def _following(call: Call, position: Mapping[int, int]) -> str:
 
 
 def _is_known(field: str | None, tag: str) -> bool:
-    """If-None-Match (RFC 9110 section 13.1.2): a weak comparison, so that `W/` does not matter."""
+    """Evaluate If-None-Match (RFC 9110 section 13.1.2) with weak comparison, which ignores `W/`."""
     if field is None:
         return False
     return field.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in field.split(",")]

@@ -1,4 +1,4 @@
-"""Where a reader over HTTP begins: what it asks for as offsets, one for each partition."""
+"""Resolves the start position that an HTTP reader requests to one offset for each partition."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from protocols.rest.positions import BEGINNING, Wanted, beyond_end
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of the log: by partition the offset to begin at, and the end of the log when it was asked for.
+    """A part of the log: by partition the start offset, and the log's end at the time of the query.
 
-    A partition that nobody leads has no end; it begins where the client has said, or at 0.
+    A partition without a leader has no end; it starts where the client has requested, or at 0.
     """
 
     start: dict[int, int]
@@ -22,19 +22,19 @@ class Span(msgspec.Struct, frozen=True):
 
 
 async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) -> Span:
-    """The offsets that `wanted` means; `default` is `BEGINNING` or `END`, where it names no start.
+    """Return the offsets for `wanted`; `default` is `BEGINNING` or `END` and used if `wanted` has no start.
 
     Raises:
-        Refused: the topic or partition is unknown, or Kafka does not answer.
-        RestError: 416, the log does not have the position.
+        Refused: The topic or partition is unknown, or Kafka does not answer.
+        RestError: 416 if the position is beyond the end of the log.
     """
     partitions = await lookup.partitions(topic)
     if wanted.partition is not None:
         partitions = tuple(one for one in partitions if one.partition == wanted.partition)
         if not partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {topic} has no partition {wanted.partition}")
-    # The ends come first: what is stored during the next question lies behind them.
-    timed = wanted.timestamp is not None  # only who leads a partition can tell
+    # Query the ends first: records that are stored during the next query lie behind them.
+    timed = wanted.timestamp is not None  # only the leader of a partition can look up a timestamp
     found = await lookup.ends(partitions, led=not timed) or await lookup.ends(partitions)
     ends = {one.partition: end for one, end in found.items()}
     if wanted.position is not None:

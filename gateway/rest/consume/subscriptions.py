@@ -1,4 +1,4 @@
-"""What a consumer reads: subscriptions, assignments, positions."""
+"""The operations for a consumer's subscriptions, assignments and positions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ log = structlog.get_logger(__name__)
 
 
 class Subscriptions(OperationSet):
-    """The operations under a consumer instance that choose what it reads and from where."""
+    """The operations on a consumer instance that choose what it reads and from where.
+
+    A topic that does not exist is created where the policy allows it.
+    """
 
     def __init__(self, consumers: Consumers, services: RestServices) -> None:
-        """`services.publisher` looks topics up, and creates them where the policy allows."""
         self._consumers = consumers
         self._publisher = services.publisher
         self._topics = services.topics
         self._spawn = services.spawn
-        self._following = False  # whether we hear of topics that come and go
+        self._following = False  # whether `_topics_changed` is registered with `Topics`
         services.access_list.watch(lambda _: self._topics_changed())
         self.operations = {
             "subscribe": self.subscribe,
@@ -53,7 +55,7 @@ class Subscriptions(OperationSet):
         }
 
     async def subscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../subscription`; answered when the group has given out its partitions, or a little later."""
+        """`POST .../subscription`; answered when the group has assigned its partitions, or a little later."""
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_subscription(await call.body())
         member = instance.member
@@ -78,7 +80,7 @@ class Subscriptions(OperationSet):
         return no_content()
 
     async def _subscribe_pattern(self, instance: Instance, pattern: TopicPattern) -> None:
-        """Subscribe to what fits now; topics that come and go are followed."""
+        """Subscribe to the topics that match now; the subscription follows topics that are created and deleted."""
         if not self._following:
             self._following = True
             self._topics.watch(self._topics_changed)
@@ -127,7 +129,7 @@ class Subscriptions(OperationSet):
         )
 
     async def unsubscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`DELETE .../subscription`: subscriptions and assignments alike."""
+        """`DELETE .../subscription`: ends subscriptions and assignments."""
         instance = self._consumers.find(call.grant, group, name)
         instance.pattern = None
         instance.member.unsubscribe()
@@ -173,12 +175,12 @@ class Subscriptions(OperationSet):
         return no_content()
 
     async def stop(self) -> None:
-        """Follow topics no more."""
+        """Stop following topics."""
         if self._following:
             self._topics.unwatch(self._topics_changed)
 
     async def _check_readable(self, grant: Grant, topic: str) -> int:
-        """The topic's partitions; RestError 403, or Refused for one that is not there."""
+        """Return the topic's partition count; RestError 403, or Refused if the topic does not exist."""
         if not grant.subscribe.whole_topic(topic):
             raise forbidden(f"subscribe to {topic}")
         return (await self._publisher.topic(topic, principal=grant.identity.name)).partitions

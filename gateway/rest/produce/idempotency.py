@@ -1,8 +1,8 @@
-"""Requests with an `Idempotency-Key`: done once, also where they are repeated.
+"""Requests with an `Idempotency-Key`: executed once, even if the client repeats them.
 
-A repeated request gets the first one's answer. Between the records and the note of the answer there is a gap that a
-gateway can die in; ADR 0026 says how it is closed: an attempt is announced before its records, these carry the
-request's name and their index in it, and whoever takes over reads what is there and stores what is missing.
+A repeated request gets the first one's answer. A gateway may crash after it has stored the records and before it has
+stored the answer. ADR 0026 says how that is handled: an attempt is announced before its records, the records carry the
+request's name and their index, and the next attempt reads the stored records from the log and stores the missing ones.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ KEY_FIELD: Final = "Idempotency-Key"
 REPLAYED_FIELD: Final = "Idempotency-Replayed"
 LONGEST_KEY: Final = 255
 PREPARE_S: Final = 20.0
-"""The longest time from an attempt's announcement to its records; a later one gives up."""
+"""The longest time from an attempt's announcement to its records; an attempt that takes longer gives up."""
 
 
 class KeyedStatistics(msgspec.Struct, frozen=True):
-    """Keys that are kept, and what requests with one came to since the start."""
+    """Keys that are kept, and counts of requests with a key since the start."""
 
     kept: Annotated[int, gauge("idempotency keys kept")]
     kept_bytes: Annotated[int, gauge("bytes that kept answers count for in memory")]
@@ -54,7 +54,7 @@ class KeyedStatistics(msgspec.Struct, frozen=True):
 
 
 class KeyedRequests:
-    """Requests with a key: each is done once within the window."""
+    """Executes each request with a key once within the window."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class KeyedRequests:
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
-        """Keep keys in `table`, which `state` reads.
+        """Keep keys in `table`, which `state` fills from Kafka.
 
-        `kafka` has connection arguments of a consumer, for `find_records`. No record is stored later than
-        `delivery_timeout_s` after it was submitted. `wall_clock` gives epoch milliseconds, `random_id` the id of an
+        `kafka` has the connection arguments of a consumer for `find_records`. No record is stored later than
+        `delivery_timeout_s` after it was submitted. `wall_clock` returns epoch milliseconds, `random_id` the id of an
         attempt.
         """
         self.replayed = 0
@@ -87,14 +87,14 @@ class KeyedRequests:
         self._wall_clock = wall_clock
         self._random_id = random_id
         self._running: set[str] = set()
-        self._scanning = asyncio.Lock()  # one at a time: it happens after a crash, perhaps to all clients at once
+        self._scanning = asyncio.Lock()  # one scan at a time: after a crash all clients may need one
 
     def statistics(self) -> KeyedStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return KeyedStatistics(self._table.count, self._table.bytes, self.replayed, self.resumed)
 
     async def store(self, call: Call, records: list[Record], body: bytes, key: str) -> web.Response:
-        """As `Storing.store`, for a request with a key. It goes on when the client leaves: it will ask again."""
+        """Like `Storing.store`, for a request with a key. Continues if the client disconnects, as it will retry."""
         name = _name(call, key)
         digest = hashlib.sha256(call.request.headers.get("Content-Type", "").encode() + b"\0" + body).hexdigest()
         if not self._state.loaded.is_set():
@@ -117,18 +117,18 @@ class KeyedRequests:
         grant: Grant,
         records: list[Record],
     ) -> None:
-        """A request, by itself: it goes on when nobody waits for it any more. It raises nothing."""
+        """Execute a request independently of its client, and set its answer or error in `done`. Never raises."""
         outcome: web.Response | RestError | Refused
         try:
             outcome = await self._once(name, digest, grant, records)
         except (RestError, Refused) as error:
             outcome = error
-        except Exception as error:  # contained: whoever waits has an answer
+        except Exception as error:  # contained, so that the client gets an answer
             failures.tell("request", error, "with a key")
             outcome = RestError(500, "The request failed inside the gateway; its log says why", close=True)
         finally:
             self._running.discard(name)
-        if not done.done():  # else the client left
+        if not done.done():  # it is cancelled if the client has disconnected
             done.set_result(outcome)
 
     async def _once(self, name: str, digest: str, grant: Grant, records: list[Record]) -> web.Response:
@@ -157,7 +157,7 @@ class KeyedRequests:
         if first is None or first.attempt != attempt.attempt:
             if first is None:
                 raise busy("Earlier requests are being read anew; try again")
-            self._table.write(name, first, None)  # ours must not be what compaction leaves of the two
+            self._table.write(name, first, None)  # compaction keeps the last record of a key: it must be the first's
             answer = self._known(first, digest)
             if answer is not None:
                 return answer
@@ -175,7 +175,7 @@ class KeyedRequests:
         return await self._finish(name, attempt, await self._send(name, grant, records, found))
 
     def _known(self, kept: KeptRequest, digest: str) -> web.Response | None:
-        """The answer that there is already; None: there is none, and the request may be taken over."""
+        """Return the kept answer; None if there is none yet and this attempt may take over. RestError 409 or 422."""
         if kept.digest != digest:
             raise unprocessable("This Idempotency-Key was used with another request")
         if kept.status:
@@ -184,7 +184,7 @@ class KeyedRequests:
             answer.headers[REPLAYED_FIELD] = "true"
             return answer
         left_ms = kept.lease_ms - self._wall_clock()
-        if left_ms > 0 and kept.gateway != self._table.gateway:  # our own earlier process is dead
+        if left_ms > 0 and kept.gateway != self._table.gateway:  # an attempt of our own earlier process has ended
             raise _under_way(left_ms // 1000 + 1)
         return None
 
@@ -194,7 +194,7 @@ class KeyedRequests:
         return {partition.partition: end for partition, end in (await self._lookup.ends(partitions)).items()}
 
     async def _send(self, name: str, grant: Grant, records: Sequence[Record], found: Mapping[int, Stored]) -> Ticket:
-        """Store the records that `found` does not have, each with its index in the request."""
+        """Store the records that are not in `found`, each with its index in the request as a header."""
         ticket = Ticket(len(records), grant.identity.name)
         missing = []
         for index, record in enumerate(records):
@@ -216,7 +216,7 @@ class KeyedRequests:
         return ticket
 
     async def _finish(self, name: str, attempt: KeptRequest, ticket: Ticket) -> web.Response:
-        """Note the answer, unless it is one that may be better the next time."""
+        """Keep the answer, unless a retry may get a better one."""
         failure = common_failure(ticket)
         again = any(isinstance(result, ErrorBody) and result.error_code >= 500 for result in ticket.results)
         if again:
@@ -232,7 +232,7 @@ class KeyedRequests:
         return control_answer(body, status)
 
     def _release(self, name: str, attempt: KeptRequest) -> None:
-        """This attempt is over: the next one need not wait."""
+        """End the lease of this attempt, so that the next one need not wait."""
         self._table.write(name, msgspec.structs.replace(attempt, lease_ms=0), None)
 
     async def _write(self, name: str, kept: KeptRequest) -> None:
@@ -244,10 +244,12 @@ class KeyedRequests:
 
 
 def request_key(request: web.BaseRequest) -> str | None:
-    """The key of a request: a string of structured fields (RFC 8941 section 3.3.3), or bare text, as most send it.
+    """Return the key of a request, None if it has none.
+
+    The field is a string of structured fields (RFC 8941 section 3.3.3), or bare text as most clients send it.
 
     Raises:
-        RestError: 400, it is none.
+        RestError: 400 if the field is not valid.
     """
     if KEY_FIELD not in request.headers:
         return None
@@ -261,7 +263,7 @@ def request_key(request: web.BaseRequest) -> str | None:
 
 
 def _name(call: Call, key: str) -> str:
-    """What a key is kept under: the same of another tenant, client, method or path is another one."""
+    """Return the name under which a key is kept: a hash of key, tenant, client, method and path."""
     request, identity = call.request, call.grant.identity
     parts = [identity.name, request.method, request.raw_path, key]
     if identity.tenant is not None:
@@ -278,7 +280,7 @@ def _under_way(retry_after_s: int) -> RestError:
     )
 
 
-SCAN_S: Final = 15.0  # the longest time; then the client may ask again
+SCAN_S: Final = 15.0  # the longest time of a scan; after it the client gets 503 and may retry
 
 
 async def find_records(
@@ -290,17 +292,16 @@ async def find_records(
     scan: Mapping[int, int],
     name: str,
 ) -> dict[int, Stored]:
-    """Read the request's topic from `scan` to its end as it is now.
+    """Find the records of an earlier attempt, from the offsets in `scan` to the current end of the topic.
 
-    Any client of Kafka can write a header that names the request. So a record counts only where it is the very record
-    that the request has at that index: then nothing is lost, whoever wrote it. The records have `name` and their index
-    in their header `gw.request`.
+    The records have `name` and their index in the header `gw.request`. Any Kafka client can write that header. So a
+    record counts only if it equals the request's record at that index: then no data is lost, whoever wrote it.
 
     Returns:
-        By its index in the request, the partition and offset of each record that is stored.
+        By index in the request, the partition and offset of each stored record.
 
     Raises:
-        RestError: 503, it took too long.
+        RestError: 503 if it takes too long.
     """
     found: dict[int, Stored] = {}
     prefix = name.encode() + b"/"
@@ -323,7 +324,7 @@ async def find_records(
 
 
 def _index(text: bytes, count: int) -> int | None:
-    """The index in a request of `count` records, as `KeyedRequests` writes it; None when it is none."""
+    """Parse the index of a record in a request of `count` records; None if it is not valid."""
     if not text.isdigit() or len(text) > len(str(count)):
         return None
     index = int(text)

@@ -1,7 +1,7 @@
-"""What became of requests with an `Idempotency-Key`: a table in Kafka, which every gateway has in memory.
+"""The results of requests with an `Idempotency-Key`: a table in Kafka that every gateway has in memory.
 
-ADR 0026 says how it is used. The order of a key's records in the log decides, the same for every gateway: the first
-attempt counts, and another one only after it, by name.
+ADR 0026 says how it is used. The order of a key's records in the log decides, so all gateways decide the same: the
+first attempt counts, and a later one only if it names the attempt that it takes over.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from mapping.record import Received
 
 REQUESTS: Final = "__trivium_requests"
 OVERHEAD: Final = 1024
-"""What a request is counted for beside its answer: its objects."""
+"""Memory that a request counts for in addition to its answer."""
 LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""Of all that is kept; more keys are refused until old ones are forgotten."""
+"""Memory of all kept requests; over it, new keys are refused until old ones expire."""
 RETENTION_MARGIN_MS: Final = 3_600_000
 
 
 class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last word about a key."""
+    """The latest state of a key."""
 
-    digest: str  # of the request's body and what else makes it the same request
+    digest: str  # of the request's content type and body
     attempt: str  # the random id of the attempt
-    gateway: str  # whose attempt, by the name that its data directory keeps; "" for one without
-    until_ms: int  # the end of the window, when it is forgotten; epoch milliseconds
-    lease_ms: int  # until then the attempt may still store records
-    scan: dict[int, int]  # by partition the offset from which on the attempts' records lie
-    after: str = ""  # the attempt that this one takes over
+    gateway: str  # the gateway that makes the attempt, by the name in its data directory; "" for one without
+    until_ms: int  # the end of the window, when the key expires; epoch milliseconds
+    lease_ms: int  # until then the attempt may still store records; epoch milliseconds
+    scan: dict[int, int]  # by partition the offset from which to search for records of attempts
+    after: str = ""  # the id of the attempt that this one takes over
     status: int = 0  # of the answer; 0 while there is none
     body: str = ""  # of the answer
 
 
 class RequestTable:
-    """The table; bind it to the process's state topics before they are started."""
+    """The table. Bind it to the process's state topics before they are started."""
 
     def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
-        """A table without keys; `apply` fills it.
+        """Start empty; `apply` fills the table.
 
-        An answer is kept for `window_s` seconds; `wall_clock` gives epoch milliseconds.
+        An answer is kept for `window_s` seconds; `wall_clock` returns epoch milliseconds.
         """
         self.gateway = gateway
         self.window_ms = int(window_s * 1000)
@@ -51,39 +51,39 @@ class RequestTable:
         self.undecodable = 0
         self._max_keys = max_keys
         self._wall_clock = wall_clock
-        self._kept: dict[str, tuple[KeptRequest, int]] = {}  # with its partition; in the order of their windows' ends
+        self._kept: dict[str, tuple[KeptRequest, int]] = {}  # with the partition, in order of expiry
         self._topic: StateTopic | None = None
         self._decoder = msgspec.json.Decoder(KeptRequest)
 
     def bind(self, state: StateTopics) -> None:
-        """Open the topic."""
+        """Open the table's topic."""
         retention_ms = self.window_ms + RETENTION_MARGIN_MS
         self._topic = state.open(REQUESTS, self.apply, self.restarted, retention_ms=retention_ms)
 
     def find(self, name: str) -> KeptRequest | None:
-        """What is known of a key that is not over."""
+        """Return the state of a key that has not expired, else None."""
         self._forget_old()
         known = self._kept.get(name)
         return None if known is None or known[0].until_ms <= self._wall_clock() else known[0]
 
     @property
     def full(self) -> bool:
-        """Whether no further key can be kept now."""
+        """Whether no more keys can be kept now."""
         self._forget_old()
         return len(self._kept) >= self._max_keys or self.bytes >= LIMIT_BYTES
 
     @property
     def count(self) -> int:
-        """How many keys are kept."""
+        """The number of keys."""
         return len(self._kept)
 
     def write(self, name: str, kept: KeptRequest, owner: Owner | None) -> None:
-        """Store a word about a key; `owner` learns its fate. It counts when it comes back through `apply`."""
+        """Write a key's state to the topic and settle `owner`. It takes effect when `apply` reads it."""
         assert self._topic is not None, "it is not bound"
         self._topic.write(name.encode(), msgspec.json.encode(kept), owner=owner)
 
     def apply(self, record: Received) -> None:
-        """Take a record of the topic over, unless an earlier attempt counts (`StateTopics.open`)."""
+        """Apply a record of the topic, unless an earlier attempt counts (`StateTopics.open`)."""
         if record.key is None or record.value is None:
             return
         name = record.key.decode(errors="replace")
@@ -101,7 +101,7 @@ class RequestTable:
             self.bytes += _size(new)
 
     def restarted(self, partition: int) -> None:
-        """Forget what a partition held: it is read anew from its beginning (`StateTopics.open`)."""
+        """Drop the keys of a partition, which is read again from its beginning (`StateTopics.open`)."""
         for name in [name for name, (_, held) in self._kept.items() if held == partition]:
             self._drop(name)
 
@@ -120,7 +120,7 @@ class RequestTable:
 
 
 def _follows(new: KeptRequest, known: KeptRequest) -> bool:
-    """Whether a word counts after the one that is known."""
+    """Whether a new state may replace the known one."""
     if known.status:
         return False
     return known.attempt in {new.attempt, new.after}

@@ -1,4 +1,4 @@
-"""Records line by line, stored and reported while their request is still being sent (`POST /topics/T/records`)."""
+"""Uploads: records line by line, stored and reported while the request is being sent (`POST /topics/T/records`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDED: Final = "The gateway is shutting down"
 
 
 class UploadsStatistics(msgspec.Struct):
-    """What uploads came to, since the start."""
+    """Counts of uploads, since the start."""
 
     active: Annotated[int, gauge("uploads of lines being received")] = 0
     uploads_total: Annotated[int, counter("uploads begun")] = 0
@@ -40,15 +40,14 @@ class UploadsStatistics(msgspec.Struct):
 
 
 class Uploads(OperationSet):
-    """The operation that stores lines, and the uploads of all dialects that are being received."""
+    """The operation that stores lines. It also runs the uploads of other dialects."""
 
     def __init__(
         self, publisher: Publisher, overload: OverloadGuard, *, max_uploads: int, max_line_bytes: int, idle_s: float
     ) -> None:
-        """Publish through `publisher` what `overload` lets in.
+        """`idle_s` is the longest pause of a client, in sending or in reading its reports.
 
-        Each of the uploads may hold back as many reports as `streamed_records.WINDOW` says; `idle_s` is the longest
-        pause of a client, in sending or in reading its reports.
+        Each of at most `max_uploads` uploads holds up to `streamed_records.WINDOW` reports.
         """
         self._publisher = publisher
         self._overload = overload
@@ -60,13 +59,13 @@ class Uploads(OperationSet):
         self.operations = {"uploadRecords": self.upload}
 
     async def drain(self) -> None:
-        """Read nothing more; records that were read are reported, and then an error ends the upload."""
+        """Stop reading uploads; report the records that were read, then end each upload with an error."""
         for content in self._active:
             content.set_exception(busy(ENDED, close=True))
 
     async def upload(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}/records`."""
-        _ = call.media  # 400 for another
+        _ = call.media  # raises 400 for another media type
         call.negotiate(LINES_TYPE)
         grant = call.grant
         writer = _Writer(
@@ -86,13 +85,13 @@ class Uploads(OperationSet):
     async def run(
         self, call: Call, topic: str, make: Callable[[], Kind], take: Callable[[Kind, bytes | None], None], media: str
     ) -> web.StreamResponse:
-        """Take one upload in and report it, for any dialect.
+        """Run one upload of any dialect to its end.
 
-        `make` makes the owner of its records; `take` is given each part of the body as it comes, and None at its end;
-        `media` is the answer's.
+        `make` makes the owner of its records. `take` gets each part of the body as it arrives, and None at the end.
+        `media` is the answer's media type.
 
         Raises:
-            Refused: the topic cannot be had.
+            Refused: The topic does not exist and may not be created, or Kafka does not answer.
             RestError: 403, 415, 503.
         """
         if not call.grant.publish.some(topic):
@@ -107,7 +106,7 @@ class Uploads(OperationSet):
             self._counts.uploads_total += 1
             try:
                 answer = await call.stream(media)
-                await answer.write(b"")  # the head goes now: some clients wait for it before they send more
+                await answer.write(b"")  # send the head now: some clients wait for it before they send more
                 async with asyncio.TaskGroup() as tasks:
                     writing = tasks.create_task(upload.write(answer, self._idle_s))
                     try:
@@ -136,13 +135,13 @@ class Uploads(OperationSet):
                 self._counts.records_failed_total += upload.failures
 
     def _take(self, upload: Upload, block: bytes | None, writer: _Writer) -> None:
-        """Whole lines, or one that was too long."""
+        """Submit the records of complete lines; None stands for a line that was too long."""
         if block is None:
             upload.refuse(413, f"The line is longer than {self._max_line_bytes} bytes")
             return
         run: list[Record] = []
         publish = writer.grant.publish
-        everything = publish.uniform(writer.topic)  # by now: an upload may last for hours
+        everything = publish.uniform(writer.topic)  # checked again: rights may change during a long upload
         for found in from_lines(block, writer.topic, writer.headers, writer.trace):
             if isinstance(found, Record) and (everything or publish(writer.topic, found.key)):
                 run.append(found)
@@ -159,12 +158,12 @@ class Uploads(OperationSet):
             upload.submit(run)
 
     def statistics(self) -> UploadsStatistics:
-        """Counts so far; those of records are of uploads that are over."""
+        """Return the counts so far; records are counted at the end of their upload."""
         return msgspec.structs.replace(self._counts, active=len(self._active))
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """The client of an upload, its topic, and the headers of each record."""
+    """The topic and client of an upload, and the common headers of its records."""
 
     topic: str
     grant: Grant

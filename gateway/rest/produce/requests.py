@@ -1,7 +1,7 @@
-"""Produce requests: one owner and one future a request, never one a record.
+"""Produce requests, each with one owner and one future for all its records.
 
-A request is answered when the fate of its last record is known. It is 200 with one entry for each record, unless no
-record at all was stored for one and the same reason: then that reason is the status of the request.
+A request is answered when its last record is settled. The answer is 200 with one entry for each record, unless all
+records failed with the same status: then that is the status of the answer.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Storing:
     """Stores the records of produce requests."""
 
     def __init__(self, publisher: Publisher, keyed: KeyedRequests) -> None:
-        """Store through `publisher`; `keyed` stores requests with an `Idempotency-Key`."""
+        """Store records with `publisher`, and those of requests with an `Idempotency-Key` with `keyed`."""
         self.failed = 0
         self._publisher = publisher
         self.keyed = keyed
 
     async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
-        """Store the records, of one topic, and answer when the last one's fate is known.
+        """Store the records, all of one topic, and answer when the last one is settled.
 
-        `body` is as received, decompressed: what a repeated request must have too. `key`: see
+        `body` is the decompressed body, which a repeated request must have too. `key` is from
         `idempotency.request_key`.
 
         Raises:
-            RestError: what became of all of them; or 409 and 422 for the request's key.
-            Refused: Kafka is silent, and nothing was given to it.
+            RestError: All records failed with the same status; or 409 or 422 because of the request's key.
+            Refused: Kafka does not answer, and no record was submitted.
         """
         if key is not None:
             return await self.keyed.store(call, records, body, key)
@@ -64,19 +64,19 @@ class Storing:
             await self._look_up(topic, call.grant.identity.name)
         ticket = Ticket(len(records), call.grant.identity.name)
         submit_allowed(self._publisher, call.grant, records, ticket)
-        del records, body  # as in the caller
+        del records, body  # for the same reason as in the caller
         await ticket.done
         return control_answer(self.answer_of(ticket))
 
     def answer_of(self, ticket: Results) -> bytes:
-        """The body of the answer; RestError: what became of all records."""
+        """Return the body of the answer; RestError if all records failed with the same status."""
         if ticket.failed:
             self.failed += ticket.failed
             raise_common_failure(ticket)
         return encode_results(ticket.results)
 
     async def _look_up(self, topic: str, principal: str) -> None:
-        """Tell a client in time that Kafka is silent. Whatever else forbids the topic, each record is told."""
+        """Refuse the request early if Kafka does not answer. Other errors of the topic are reported for each record."""
         try:
             await self._publisher.topic(topic, principal=principal)
         except Refused as refused:
@@ -85,7 +85,7 @@ class Storing:
 
 
 class ProduceStatistics(msgspec.Struct, frozen=True):
-    """What produce requests came to, since the start."""
+    """Counts of produce requests, since the start."""
 
     requests_total: Annotated[int, counter("produce requests")]
     records_total: Annotated[int, counter("records of produce requests")]
@@ -96,7 +96,7 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
 
 
 class Unacknowledged:
-    """The owner of records that nobody waits for: they count against their connection's budget all the same."""
+    """The owner of records of `async=true` requests, which count against their connection's budget."""
 
     __slots__ = ("_storing", "budget")
 
@@ -105,13 +105,13 @@ class Unacknowledged:
         self._storing = storing
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Count those that were not stored."""
+        """Count the records that were not stored."""
         if result.outcome is not Outcome.STORED:
             self._storing.failed += len(tokens)
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """What the head of a produce request says."""
+    """Topic, partition and format from the head of a produce request."""
 
     topic: str
     partition: int | None
@@ -156,7 +156,7 @@ class _DirectTicket(Results):
 
 
 class Produce(OperationSet):
-    """The two produce operations. Their bodies are checked while they are read into records, not by the schemas."""
+    """The two produce operations. Their bodies are validated while they are decoded, not against the schemas."""
 
     def __init__(
         self, publisher: Publisher, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_records: int
@@ -191,7 +191,7 @@ class Produce(OperationSet):
             if key is None:
                 call.serve_directly(_Directly(self, target))
             storing = self._storing.store(call, records, body, key)
-            del records, body  # what Kafka has not answered yet is in the publisher's budget, and only there
+            del records, body  # from here on only the publisher, which counts them in its budget, may hold them
             return await storing
 
     def accepts(self, target: _Target, size: int) -> bool:
@@ -199,7 +199,7 @@ class Produce(OperationSet):
         return size <= self._bodies.max_bytes and self._publisher.known_topic(target.topic) is not None
 
     def begin(self, request: DirectRequest, target: _Target, grant: Grant, body: bytes) -> None:
-        """As `send`, for a body that is there and a topic that is known; see `DirectOperation`."""
+        """Like `send`, for a complete body and a known topic; see `DirectOperation`."""
         topic = target.topic
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
@@ -212,7 +212,7 @@ class Produce(OperationSet):
         submit_allowed(self._publisher, grant, records, ticket)
 
     def _read(self, body: bytes, target: _Target, grant: Grant, slot: ProduceSlot, trace: Headers = ()) -> list[Record]:
-        """The records of a body, counted; RestError: it has none that can be stored."""
+        """Decode a body into records, and count them; RestError if the body is not valid."""
         records = to_records(
             body,
             target.embedded,
@@ -228,7 +228,7 @@ class Produce(OperationSet):
         return records
 
     async def _check(self, target: _Target, grant: Grant) -> None:
-        """Refuse an unknown topic or partition, where nothing else would."""
+        """Refuse an unknown topic or partition, when no record's result would report it."""
         info = self._publisher.known_topic(target.topic) or await self._publisher.topic(
             target.topic, principal=grant.identity.name
         )
@@ -236,12 +236,12 @@ class Produce(OperationSet):
             raise not_found(f"Topic {target.topic} has no partition {target.partition}")
 
     async def _nothing(self, target: _Target, grant: Grant) -> web.Response:
-        """The answer to a request without records."""
+        """Return the answer to a request without records."""
         await self._check(target, grant)
         return control_answer(encode_results(()))
 
     def _send_unacknowledged(self, records: Sequence[Record], call: Call) -> web.Response:
-        """`async=true`: 204 says that the records are on their way, not that Kafka has them."""
+        """Serve `async=true`: the 204 means that the records are submitted, not that Kafka has them."""
         for record in records:
             if not call.grant.publish(record.topic, record.key):
                 raise forbidden(f"publish to {record.topic} with this key")
@@ -254,7 +254,7 @@ class Produce(OperationSet):
         return no_content()
 
     def statistics(self) -> ProduceStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return ProduceStatistics(
             requests_total=self._requests,
             records_total=self._records,
@@ -299,5 +299,5 @@ class CloudEvents(OperationSet):
             if not records:
                 return control_answer(encode_results(()))
             storing = self._storing.store(call, records, body, key)
-            del events, records, body  # as in `Produce`
+            del events, records, body  # see `Produce.send`
             return await storing

@@ -1,10 +1,10 @@
-"""Records that are stored while their request is still being sent, each with a report in its turn.
+"""Stores records while their request is being sent, and reports each of them in order.
 
-An upload is the owner of its records: no future and no task exists for one of them. Kafka's answers come by batches and
-from several partitions; the reports leave in the order of the records, as far as the first whose fate is not known.
+An upload is the owner of its records: there is no future and no task for a single record. Kafka answers by batches and
+from several partitions; reports are sent in the order of the records, up to the first that is not settled.
 
-Reading stops while Kafka is slow (the budgets of the process, of the topic and of this upload), and while the client
-does not read its reports: then it is not sent more, and what is kept for it stays small.
+Reading from the client stops while Kafka is slow (the budgets of the process, the topic and the upload) and while the
+client does not read its reports, so the memory of an upload is bounded.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from mapping.record import Record
 from protocols.rest.responses import ErrorBody, encode
 
 WINDOW: Final = 32_768
-"""Records that are submitted, or reported and not yet written to the client."""
+"""Records of an upload that are submitted but whose reports are not written to the client yet."""
 RECHECK_S: Final = 1.0
-"""A topic that was made anew has a new budget: whoever waits for the old one looks again after this time."""
+"""Seconds after which a waiting upload checks again: a topic that was re-created has a new budget."""
 
 
 class Upload:
     """One request whose records are stored and reported while it is sent.
 
-    A subclass writes the reports of another dialect: `stored`, `failed` and `ended`.
+    A subclass makes the reports of another dialect: `stored`, `failed` and `ended`.
     """
 
     def __init__(self, publisher: Publisher, topic: str) -> None:
-        """For records of `topic`; `close` must be called in the end."""
+        """Publish to `topic`; the caller must call `close` at the end."""
         # bytes and records in flight of this upload; see `Publisher.submit`
         self.budget = publisher.budgets.connection()
-        self.taken = 0  # records so far, those that were refused included
-        self.failures = 0  # of them, how many were not stored
+        self.taken = 0  # records so far, including refused ones
+        self.failures = 0  # records that were not stored
         self._publisher = publisher
         self._topic = topic
         self._sender = Sender(lasting=True)
         self._first = 0  # the record that the next report is for
-        self._written = 0  # reports that the client's socket has taken
-        self._reports: list[bytes | None] = []  # from `_first` on; None: not known yet
-        self._ready: list[bytes] = []  # reports that may leave
-        self._moved = asyncio.Event()  # something that `wait_for_capacity` waits for may have changed
-        self._wake = asyncio.Event()  # there may be something to write
+        self._written = 0  # reports that were written to the client's socket
+        self._reports: list[bytes | None] = []  # from `_first` on; None: not settled yet
+        self._ready: list[bytes] = []  # reports that may be written
+        self._moved = asyncio.Event()  # wakes `wait_for_capacity` to check again
+        self._wake = asyncio.Event()  # wakes `write`
         self._over = False
         self._gates = [publisher.gate, publisher.budgets.topic(topic).gate, self.budget.gate]
         for gate in self._gates:
             gate.subscribe(self._turned)
 
-    # Reports, which a dialect overrides
+    # Reports; a dialect overrides these methods
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
-        """Reports of records that every in-sync replica has, `tokens` being their indexes in the upload."""
+        """Return the reports of stored records; `tokens` are their indexes in the upload."""
         return [b'{"partition":%d,"offset":%d}\n' % (partition, offset) for offset in offsets]
 
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
-        """The report of a record that was not stored."""
+        """Return the report of a record that was not stored."""
         return encode(ErrorBody(status, message, tuple(errors))) + b"\n"
 
     def ended(self, status: int, message: str) -> bytes:
-        """What stands behind the last report of an upload that cannot go on; it is for no record."""
+        """Return the final report of an upload that is broken off; it is not about a record."""
         return encode(_Ended(status, message)) + b"\n"
 
     # Records in
 
     def submit(self, records: Sequence[Record]) -> None:
-        """Records on their way to Kafka; their fate is reported."""
+        """Publish records; their outcomes are reported."""
         submit, sender = self._publisher.submit, self._sender
         token = self.taken
         self._reports += [None] * len(records)
@@ -82,14 +82,14 @@ class Upload:
         self.taken = token
 
     def refuse(self, status: int, message: str, errors: Sequence[str] = ()) -> None:
-        """The next record is none, or not allowed."""
+        """Report that the next record is not valid or not allowed."""
         self._reports.append(self.failed(self.taken, status, message, errors))
         self.taken += 1
         self.failures += 1
         self._advance()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Report the outcome that records share (`contracts.Owner`)."""
+        """Report an outcome that is the same for several records (`contracts.Owner`)."""
         reports, first = self._reports, self._first
         if result.outcome is Outcome.STORED:
             made = self.stored(tokens, result.partition, offsets)
@@ -97,7 +97,7 @@ class Upload:
             self.failures += len(tokens)
             status, reason = ANSWERS[result.outcome].http, result.reason or result.outcome.value
             made = [self.failed(token, status, reason) for token in tokens]
-        if tokens[-1] - tokens[0] == len(tokens) - 1:  # neighbours, as they are with one partition
+        if tokens[-1] - tokens[0] == len(tokens) - 1:  # consecutive, as with a single partition
             reports[tokens[0] - first : tokens[-1] - first + 1] = made
         else:
             for token, report in zip(tokens, made, strict=True):
@@ -112,7 +112,7 @@ class Upload:
                 async with asyncio.timeout(RECHECK_S):
                     await self._moved.wait()
             except TimeoutError:
-                pass  # looked at again
+                pass  # check again
 
     def _has_capacity(self) -> bool:
         publisher = self._publisher
@@ -126,15 +126,15 @@ class Upload:
     # Reports out
 
     def finish(self) -> None:
-        """No more records come; `write` ends when the last one is reported."""
+        """Note that no more records come; `write` returns when the last one is reported."""
         self._over = True
         self._wake.set()
 
     async def write(self, answer: web.StreamResponse, stall_s: float) -> None:
-        """Write reports as they come, until the last one after `finish`.
+        """Write reports as they become ready, until the last one after `finish`.
 
         Raises:
-            ConnectionError: the client is gone, or takes no reports for `stall_s` seconds.
+            ConnectionError: The client has disconnected, or reads no reports for `stall_s` seconds.
         """
         while True:
             await self._wake.wait()
@@ -152,14 +152,14 @@ class Upload:
                 return
 
     def close(self) -> None:
-        """Stop waiting for gates; outcomes of records in flight are dropped."""
+        """Unsubscribe from the gates; outcomes of in-flight records are ignored."""
         self._sender.leave()
         for gate in self._gates:
             gate.unsubscribe(self._turned)
         self._gates.clear()
 
     def _advance(self) -> None:
-        """Move the reports before the first unknown one to those that may leave."""
+        """Make the reports before the first unsettled record ready to be written."""
         reports = self._reports
         try:
             known = reports.index(None)
@@ -176,7 +176,7 @@ class Upload:
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """The last line of an upload that was not taken to its end."""
+    """The last line of the answer to an upload that was broken off."""
 
     error_code: int
     message: str

@@ -1,4 +1,4 @@
-"""Requests that wait for Kafka: one owner and one future a request, never one a record."""
+"""Requests that wait for Kafka, each with one owner and one future for all its records."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
 class Results:
-    """What becomes of a request's records: their owner, whose tokens are their indexes in the request."""
+    """The results of a request's records. It is the records' owner; their tokens are their indexes in the request."""
 
     __slots__ = ("_left", "failed", "principal", "results")
 
     def __init__(self, count: int, principal: str) -> None:
         self.principal = principal  # the client's; see `Publisher.submit`
-        self.results: list[Stored | ErrorBody] = [_PENDING] * count  # what became of each record
-        self.failed = 0  # how many records were not stored
+        self.results: list[Stored | ErrorBody] = [_PENDING] * count  # by index
+        self.failed = 0  # records that were not stored
         self._left = count
 
     def complete(self) -> None:
-        """Every record has its result."""
+        """Called when every record has its result."""
         raise NotImplementedError
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Note the outcome that records share (`contracts.Owner`)."""
+        """Note an outcome that is the same for several records (`contracts.Owner`)."""
         results = self.results
         if result.outcome is Outcome.STORED:
             partition = result.partition
@@ -75,12 +75,12 @@ class Ticket(Results):
 
     def __init__(self, count: int, principal: str) -> None:
         super().__init__(count, principal)
-        # ends when every record has its result
+        # done when every record has its result
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def complete(self) -> None:
         """See `Results`."""
-        if not self.done.done():  # done already: the client left
+        if not self.done.done():  # it is cancelled if the client has disconnected
             self.done.set_result(None)
 
     def broken(self, error: Exception) -> None:
@@ -93,7 +93,7 @@ _PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
 
 
 def common_failure(ticket: Results) -> RestError | None:
-    """The request's error, when every record failed with the same status."""
+    """Return the request's error if all records failed with the same status, else None."""
     first = ticket.results[0]
     if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
         return None
@@ -104,7 +104,7 @@ def common_failure(ticket: Results) -> RestError | None:
 
 
 def raise_common_failure(ticket: Results) -> None:
-    """Raise `common_failure`, where there is one."""
+    """Raise `common_failure` if there is one."""
     failure = common_failure(ticket)
     if failure is not None:
         raise failure
@@ -119,10 +119,10 @@ def submit_allowed(
     tokens: Iterable[int] | None = None,
     sender: Sender | None = None,
 ) -> None:
-    """Submit the records, of one topic, that the client may write.
+    """Submit the records, all of one topic, that the client may write; refuse the others.
 
-    `tokens` are the records' indexes in the request (None: 0, 1 and so on); `sender` is whose order they keep (None:
-    that of this request alone).
+    `tokens` are the records' indexes in the request, by default 0, 1 and so on. Records of the same `sender` keep their
+    order; by default the order is kept within this request.
     """
     topic = records[0].topic
     sender = sender or Sender()
@@ -138,6 +138,6 @@ def submit_allowed(
 
 
 def denied_key(grant: Grant, topic: str) -> ErrorBody:
-    """What a record is answered whose key the client may not write; the audit trail has it."""
+    """Return the result of a record whose key the client may not write, and write it to the audit trail."""
     audit.denied(Where("http"), grant.identity.name, "publish", topic, NOT_THIS_KEY)
     return ErrorBody(403, f"Not allowed: publish to {grant.names.own(topic)} {NOT_THIS_KEY}")

@@ -1,4 +1,4 @@
-"""Requests to devices: an HTTP client asks, an MQTT or AMQP client answers, Kafka has both records."""
+"""Requests to devices: an HTTP client sends a request, an MQTT or AMQP client answers; both messages pass Kafka."""
 
 from __future__ import annotations
 
@@ -31,37 +31,35 @@ from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_name
 from protocols.rest.errors import RestError, busy, unprocessable
 
-LINGER_S: Final = 30.0  # so long the topic is read on behind the last question: late answers are counted
+LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 
 
 class Question(msgspec.Struct, eq=False):
     """One request that waits for its answer."""
 
-    correlation_id: str  # what the answer must bring
+    correlation_id: str  # the answer must have it too
     answer: asyncio.Future[Received]  # done with the answer
 
 
 class Replies:
-    """The open questions of the process, or of a tenant in it; the `Fanout` of the reply topic.
+    """The open requests of the process, or of a tenant; the `Fanout` of the reply topic.
 
-    One key of it is read as it grows.
-
-    The address is `<http.reply_topic>/<a name that nobody can guess>`. Whoever may publish there can answer, over every
-    protocol and at every gateway. Which question an answer is for, its correlation id says; nobody can guess that
-    either.
+    It reads the reply topic at its end and accepts records with one key. The reply address is
+    `<http.reply_topic>/<an unguessable name>`. Any client that may publish there can answer, over any protocol and
+    through any gateway. The correlation id, which is unguessable too, says which request an answer is for.
     """
 
     def __init__(
         self, live_reader: LiveReader, publisher: Publisher, topic: str, own: str, random_id: Callable[[], str]
     ) -> None:
-        """Read the reply topic from the first question on; `own` is what those who answer call it.
+        """Read the reply `topic` from the first request on; `own` is its name without the tenant's prefix.
 
-        `random_id` gives a new id that cannot be guessed, legal in an MQTT topic.
+        `random_id` returns a new unguessable id that is legal in an MQTT topic.
         """
         self.topic = topic
         name = f"http-{random_id()}"
-        self.address = f"{own}/{name}"  # where answers go
-        self.late = 0  # how many answers came that nobody waited for
+        self.address = f"{own}/{name}"  # the reply address
+        self.late = 0  # answers to requests that are no longer open
         self._key = name.encode()
         self._publisher = publisher
         self._random_id = random_id
@@ -70,11 +68,11 @@ class Replies:
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
 
     def __len__(self) -> int:
-        """How many questions are open."""
+        """Return the number of open requests."""
         return len(self._open)
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """Give an answer to its question; there is no subscriber to offer it to (`contracts.Fanout`)."""
+        """Hand an answer to its request. Returns no subscribers (`contracts.Fanout`)."""
         if record.key == self._key:
             question = self._open.pop(correlation_of(record) or "", None)
             if question is None:
@@ -85,7 +83,7 @@ class Replies:
 
     @contextmanager
     def ask(self) -> Iterator[Question]:
-        """Open a question for the time of the block. Its answer is seen if `listen` was awaited before it is sent."""
+        """Open a request during the block. Await `listen` before sending it, or its answer may be missed."""
         question = Question(self._random_id(), asyncio.get_running_loop().create_future())
         self._open[question.correlation_id] = question
         self._users += 1
@@ -99,21 +97,21 @@ class Replies:
                 self._watch.release()
 
     async def listen(self) -> None:
-        """Be sure that what is stored from now on is seen.
+        """Make sure that the reply topic is being read: all records stored from now on will be seen.
 
         Raises:
-            Refused: the reply topic is not there and may not be made, or Kafka does not answer.
+            Refused: The reply topic does not exist and may not be created, or Kafka does not answer.
         """
         if not self._watch.held:
             await self._publisher.topic(self.topic)
             await self._watch.hold()
 
     def close(self) -> None:
-        """Watch the reply topic no more."""
+        """Stop reading the reply topic."""
         self._watch.close()
 
 
-_ANSWER: Final = (  # a device's answer is no page of ours
+_ANSWER: Final = (  # a browser must not treat a device's answer as a page of the gateway
     ("Server", SERVER),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
@@ -122,7 +120,7 @@ _ANSWER: Final = (  # a device's answer is no page of ours
 
 
 class RequestsStatistics(msgspec.Struct):
-    """What requests to devices came to, since the start."""
+    """Counts of requests to devices, since the start."""
 
     requests_total: Annotated[int, counter("requests to devices")] = 0
     answered_total: Annotated[int, counter("requests to devices that were answered")] = 0
@@ -132,7 +130,7 @@ class RequestsStatistics(msgspec.Struct):
 
 
 class DeviceRequests(OperationSet):
-    """The operation on an address, and this process's reply address."""
+    """The operation that sends a request to an address and waits for the answer."""
 
     def __init__(self, services: RestServices, overload: OverloadGuard, bodies: BodyReader) -> None:
         config = services.config
@@ -144,7 +142,7 @@ class DeviceRequests(OperationSet):
         self._bodies = bodies
         self._live_reader = services.live_reader
         self._random_id = services.random_id
-        self._replies: dict[str, Replies] = {}  # by the prefix of the names of those who ask
+        self._replies: dict[str, Replies] = {}  # by the tenant's prefix
         answer = services.rules.destination(f"{config.reply_topic}/x")
         self._mqtt_answers = (answer.topic, answer.key) == (config.reply_topic, b"x")
         self._counts = RequestsStatistics()
@@ -171,7 +169,7 @@ class DeviceRequests(OperationSet):
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
-                        # 404 goes before what the gateway lacks.
+                        # A missing destination (404) is reported before a missing reply topic (500).
                         await self._publisher.topic(destination.topic, principal=principal)
                         await self._listen(replies)
                         await self._publish(record, principal)
@@ -188,7 +186,7 @@ class DeviceRequests(OperationSet):
         return _shown(answer)
 
     def _replies_for(self, names: Names) -> Replies:
-        """Where the answers to clients with such names come in."""
+        """Return the replies of a tenant."""
         found = self._replies.get(names.prefix)
         if found is None:
             own = self._config.reply_topic
@@ -220,13 +218,13 @@ class DeviceRequests(OperationSet):
         return msgspec.structs.replace(destination, value=body, headers=destination.headers + headers)
 
     def _destination(self, address: str, names: Names) -> Record:
-        """The topic and key of a request, as a record without a value.
+        """Return the topic and key for an address, as a record without a value.
 
         Raises:
-            RestError: 404 for what can be no address, 403 for an internal topic, 422 where answers could not come.
+            RestError: 422 if the address is not valid, or if a mapping rule leads answers away from the reply topic.
         """
         try:
-            if path_of(address) != address:  # spelled as AMQP's: a Kafka topic, and perhaps a key
+            if path_of(address) != address:  # an AMQP address: a Kafka topic, perhaps with a key
                 target = parse_target(address)
                 return Record(names.topic(target.topic), target.key, None, (), None, target.partition)
         except AddressError as error:
@@ -251,19 +249,19 @@ class DeviceRequests(OperationSet):
             raise RestError(500, reason) from refused
 
     async def _publish(self, record: Record, principal: str) -> None:
-        """Store the question; RestError when it is not stored."""
+        """Store the request; RestError if it is not stored."""
         ticket = Ticket(1, principal)
         self._publisher.submit(record, ticket, 0)
         await ticket.done
         raise_common_failure(ticket)
 
     async def stop(self) -> None:
-        """Watch the reply topics no more."""
+        """Stop reading the reply topics."""
         for replies in self._replies.values():
             replies.close()
 
     def statistics(self) -> RequestsStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         late = sum(replies.late for replies in self._replies.values())
         return msgspec.structs.replace(self._counts, late_answers_total=late, waiting=self._waiting)
 

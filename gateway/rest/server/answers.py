@@ -1,4 +1,4 @@
-"""Answers as aiohttp wants them: always one of the dialect's media types, never a page of HTML."""
+"""Makes aiohttp responses: always with one of the dialect's media types, never an HTML page."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _RECORDS: Final = {
 
 
 def control_answer(body: bytes, status: int = 200) -> web.Response:
-    """An answer of the control type."""
+    """Make an answer with the control media type."""
     if status == 200:
         return QuickAnswer(body, CONTROL_HEAD)
     return web.Response(body=body, status=status, headers=_CONTROL)
 
 
 def records_answer(body: bytes, embedded: Format) -> web.Response:
-    """A list of records."""
+    """Make an answer with a list of records."""
     return QuickAnswer(body, _RECORDS[embedded])
 
 
 def no_content() -> web.Response:
-    """204: done, and nothing to say."""
+    """Make a 204 answer."""
     return web.Response(status=204, headers=_EMPTY)
 
 
 def error_answer(
     error: RestError, body: bytes | None = None, status: int | None = None, media: str = CONTROL_TYPE
 ) -> web.Response:
-    """A refusal in the dialect's error body; `body` and `status` are those of another dialect."""
+    """Make an error answer; `body`, `status` and `media` replace the Strimzi dialect's for other dialects."""
     headers = {"Content-Type": media, "Server": SERVER}
     answer = web.Response(body=body or encode_error(error), status=status or error.status, headers=headers)
     for name, value in error.headers:
@@ -53,7 +53,7 @@ def error_answer(
 
 
 def own_address(request: web.BaseRequest) -> str:
-    """The address that the client has reached, for when it does not say it."""
+    """Return our address as the client's connection has it, for requests without a Host field."""
     transport = request.transport
     name = None if transport is None else transport.get_extra_info("sockname")
     return peer_of(name) if isinstance(name, tuple) else "localhost"

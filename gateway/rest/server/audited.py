@@ -1,4 +1,4 @@
-"""What of HTTP's logins, refusals and administration the audit trail has."""
+"""Writes HTTP logins, refusals and administrative changes to the audit trail."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 NOT_ALLOWED: Final = "Not allowed: "
 WORDS: Final = (("publish to ", "publish"), ("read ", "subscribe"), ("subscribe to ", "subscribe"))
-"""What is refused, in our words, and in those of all protocols."""
+"""How our error texts begin, and the action's name in the audit trail for all protocols."""
 
 
 def audit_login(connection: HttpConnection, identity: Identity) -> None:
-    """The client of a connection is known, or is another one than before."""
+    """Write a login when the client of a connection is new or has changed."""
     if audit.enabled and identity != connection.identity:
         audit.accepted(where_of("http", connection), identity.name, identity.method)
 
 
 def audit_refusal(connection: HttpConnection, request: web.BaseRequest, grant: Grant | None, error: RestError) -> None:
-    """A request is answered by an error; `grant`: its client's, None before the login."""
+    """Write a request that is answered with 401 or 403; `grant` is the client's, None before the login."""
     if error.status == UNAUTHORIZED and grant is None:
         if not audit.enabled:
             return
         scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
         named = name_and_password(credentials) if scheme.lower() == "basic" else None
-        if scheme:  # else it is the first word of every browser
+        if scheme:  # browsers first try without credentials: that is no failed login
             audit.refused(where_of("http", connection), error.message, name=named[0] if named else "")
     elif error.status == FORBIDDEN:
         audit_denied(connection, grant, error.message)
 
 
 def audit_denied(connection: HttpConnection | Pump, grant: Grant | None, reason: str) -> None:
-    """A client may not do something that it wanted to; `reason`: as it is told."""
+    """Write that a client was denied an action; `reason` is the error text that it gets."""
     if audit.enabled:
         wanted = reason.removeprefix(NOT_ALLOWED)
         begin, what = next((one for one in WORDS if wanted.startswith(one[0])), (wanted, "admin"))
-        on = wanted.removeprefix(begin).partition(" ")[0]  # a topic's name has none
+        on = wanted.removeprefix(begin).partition(" ")[0]  # topic names have no spaces
         audit.denied(where_of("http", connection), grant.identity.name if grant else "", what, on, reason)
 
 
 def audit_act(connection: HttpConnection, grant: Grant, what: str, on: str) -> None:
-    """A client has changed something as an administrator."""
+    """Write a change by an administrator."""
     if audit.enabled:
         audit.act(where_of("http", connection), grant.identity.name, what, on)

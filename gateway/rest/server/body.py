@@ -1,4 +1,4 @@
-"""Receiving a request's body: never more than the limit, never slower than a client may be."""
+"""Reads request bodies within limits of size and time."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from protocols.rest.content_coding import BodyDecoder, CodingError
 from protocols.rest.errors import RestError, too_large
 
 MIN_RATE: Final = 16 * 1024
-"""Bytes a second that a body must make on average after the first time limit: a slow-loris gets no slot for long."""
+"""Average bytes a second that a body needs after the first time limit: a slowloris does not keep a slot for long."""
 TURN: Final = 16
-"""Pieces of a coded body that are decoded before others have their turn."""
+"""Pieces of a coded body that are decoded before the loop gets control back."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BodyReader:
-    """Reads bodies under one set of limits."""
+    """Reads bodies within one set of limits."""
 
     def __init__(self, overload: OverloadGuard, max_bytes: int, timeout_s: float, min_rate: int = MIN_RATE) -> None:
-        """Refuse bodies over `max_bytes`; wait `timeout_s` seconds, and longer for what comes at `min_rate`."""
+        """Refuse bodies over `max_bytes`. Wait `timeout_s` seconds, and longer for bodies that come at `min_rate`."""
         self.max_bytes = max_bytes
         self._overload = overload
         self._timeout_s = timeout_s
         self._min_rate = min_rate
 
     async def read(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
-        """The whole body, decoded; at most `limit` bytes, where that is not `max_bytes`.
+        """Return the whole decoded body, of at most `limit` bytes (default `max_bytes`).
 
         Raises:
-            RestError: 400 for a body that breaks off in its own framing or coding, 408 too slow, 413 too large (before
-                it is read where its length is announced), 415 for a coding that we do not know.
+            RestError: 400 for a body that is truncated in its framing or coding, 408 if it is too slow, 413 if it is
+                too large (before reading if its length is announced), 415 for an unknown coding.
         """
         max_bytes = self.max_bytes if limit is None else limit
         content = request.content
         coding = check_coding(request)
-        if coding is None and content.is_eof():  # it came together with the head: the usual case
+        if coding is None and content.is_eof():  # the usual case: it came together with the head
             body = content.read_nowait()
             if len(body) > max_bytes:
                 raise too_large(max_bytes)
@@ -56,11 +56,11 @@ class BodyReader:
                 answer_expectation(request)
             decoder = None if coding is None else BodyDecoder(coding)
             parts: list[bytes] = []
-            received = size = 0  # on the wire; and what it is
+            received = size = 0  # bytes on the wire, and decoded
             loop = asyncio.get_running_loop()
             began = loop.time()
             async with asyncio.timeout(self._timeout_s) as timer:
-                while received <= max_bytes:  # a coding can also be longer than what it says
+                while received <= max_bytes:  # a coded body can be longer than the decoded one
                     part = await content.readany()
                     if not part:
                         if decoder is not None:
@@ -89,13 +89,13 @@ class BodyReader:
             self._overload.release_body(counted)
 
     async def pieces(self, request: web.BaseRequest, idle_s: float) -> AsyncIterator[bytes]:
-        """The body as it comes, decoded; for who deals with each part before the next is there.
+        """Yield the decoded body as it arrives, for a caller that processes it piece by piece.
 
-        `answer_expectation` must have been called, before an answer was begun. Nothing is read ahead beyond what
-        aiohttp holds (twice 64 KiB): who is slow is not sent more. Parts come within `idle_s`.
+        `answer_expectation` must have been called, before an answer was started. Nothing is read ahead beyond aiohttp's
+        buffer (twice 64 KiB), so a slow caller slows the client down. Each part must arrive within `idle_s`.
 
         Raises:
-            RestError: 400 for a body that breaks off in its own framing or coding, 408 for a pause that is too long.
+            RestError: 400 for a body that is truncated in its framing or coding, 408 for a pause that is too long.
         """
         content = request.content
         coding = check_coding(request)
@@ -119,18 +119,18 @@ class BodyReader:
                     return
                 for piece in decoder.feed(part):
                     yield piece
-                    await asyncio.sleep(0)  # one part may be a thousand pieces: others have their turn
+                    await asyncio.sleep(0)  # a part may be a thousand pieces: let the loop run others
             except CodingError as error:
                 raise RestError(400, str(error), close=True) from error
 
 
 def answer_expectation(request: web.BaseRequest) -> None:
-    """`Expect: 100-continue` (RFC 9110 section 10.1.1): to be said last, when everything else let the request in.
+    """Answer `Expect: 100-continue` (RFC 9110 section 10.1.1). Call it last, after all other checks of the request.
 
-    Any other expectation was refused with the request's head (`net.heads`).
+    `net.heads` has refused any other expectation.
 
     Raises:
-        RestError: 415 for a body in a coding that we do not know.
+        RestError: 415 for a body in an unknown coding.
     """
     check_coding(request)
     if "Expect" in request.headers and request.transport is not None and request.version >= (1, 1):

@@ -1,4 +1,4 @@
-"""One request on its way to its operation, judged by the contract: parameters, body, what the client accepts."""
+"""One request for an operation, validated against the contract: parameters, body, accepted media types."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from protocols.rest.errors import RestError, not_acceptable
 from protocols.rest.media import body_type, preferred
 
 _UNUSUAL: Final = (hdrs.CONTENT_ENCODING, hdrs.UPGRADE, "traceparent")
-"""Fields of requests that are not served directly: a coded body, another protocol, what differs with each request."""
+"""Requests with one of these fields are not served directly. `traceparent` differs in every request."""
 _NO_QUERY: Final[dict[str, list[str]]] = {}
 
 
 class Call:
-    """A request with its client's rights and its checked parameters: the argument of each handler."""
+    """A request with its client's rights and its validated parameters: the argument of each handler."""
 
     __slots__ = (
         "_bodies", "_continued", "_dispatcher", "answer_headers", "connection", "expires_ms", "grant", "operation",
@@ -42,22 +42,21 @@ class Call:
         bodies: BodyReader,
         dispatcher: Dispatcher,
     ) -> None:
-        """Check the query; RestError: 400, the query is against the contract."""
-        # the request itself; its body is read through `body`, or piece by piece through `pieces`
-        self.request = request
+        """Validate the query; RestError 400 if it violates the contract."""
+        self.request = request  # read its body with `body` or `pieces`
         self.connection = cast("HttpConnection", request.protocol)
-        self.operation = operation  # its description in the contract
-        self.grant, self.expires_ms = client  # the client's rights, and epoch ms until when; None: for ever
-        self.answer_headers: dict[str, str] = {}  # header fields of the answer, errors too; see `begin`
+        self.operation = operation  # as the contract describes it
+        self.grant, self.expires_ms = client  # the client's rights, and their expiry in epoch ms; None: never
+        self.answer_headers: dict[str, str] = {}  # header fields for the answer, even an error; see `begin`
         self._bodies = bodies
         self._dispatcher = dispatcher
         self._continued = False
-        self.span: RequestSpan | None = None  # the request's trace span; None where tracing is off
-        # the declared parameters by name, typed; one that was not sent and has no default is missing
+        self.span: RequestSpan | None = None  # the request's trace span; None if tracing is off
+        # the declared parameters by name, typed; without those that were not sent and have no default
         self.query = operation.query_values(_given(request)) if operation.query else operation.defaults
 
     def header_values(self) -> Mapping[str, Any]:
-        """The declared header fields by name, typed; one that was not sent is missing. Raises RestError 400."""
+        """Return the declared header fields that were sent, by name, typed. Raises RestError 400."""
         found = {}
         for parameter in self.operation.headers:
             texts = self.request.headers.getall(parameter.name, ())
@@ -69,19 +68,19 @@ class Call:
 
     @property
     def media(self) -> str:
-        """The body's media type, as the contract spells it; RestError: 400, the contract does not have it."""
+        """The body's media type as the contract spells it; RestError 400 if the contract does not have it."""
         body = self.operation.body
         assert body is not None, "an operation without a body"
         return body_type(self.request.headers.get("Content-Type"), body.media)
 
     async def body(self, limit: int | None = None) -> bytes:
-        """The whole body, checked against the contract; empty where none is needed and none was sent.
+        """Return the whole body, validated against the contract; empty if the body is optional and was not sent.
 
-        It has `limit` bytes at most, where the operation has its own; else `http.max_body_bytes`.
+        The body has at most `limit` bytes, default `http.max_body_bytes`.
 
         Raises:
-            RestError: 400 for a wrong type or content (or the status that the schema names), or none where one is
-                needed; and what `BodyReader.read` raises.
+            RestError: 400 for a wrong type or content (or the status that the schema names) or for a missing body;
+                also the errors of `BodyReader.read`.
         """
         declared = self.operation.body
         assert declared is not None, "an operation without a body"
@@ -101,21 +100,21 @@ class Call:
         return overload.enter(topic, self.connection, self.request.content_length or 0, self.grant.identity)
 
     def pieces(self, idle_s: float) -> AsyncIterator[bytes]:
-        """The body as it comes, unchecked; see `BodyReader.pieces`. Ask for `media` before.
+        """Yield the body as it arrives, not validated; see `BodyReader.pieces`. Check `media` before.
 
         Raises:
-            RestError: 415; and see there.
+            RestError: 415, and the errors of `BodyReader.pieces`.
         """
         self._go_on()
         return self._bodies.pieces(self.request, idle_s)
 
     def negotiate(self, *offered: str) -> str:
-        """The media type of the answer that the client prefers (RFC 9110 section 12.5.1).
+        """Return the media type for the answer that the client prefers (RFC 9110 section 12.5.1).
 
-        Our own preference is the order of `offered`; None: all that the contract has for success.
+        `offered` is in the order of our own preference; by default it is all types that the contract has for success.
 
         Raises:
-            RestError: 406.
+            RestError: 406 if the client accepts none of them.
         """
         choice = offered or self.operation.success_media()
         found = preferred(self.request.headers.get("Accept"), choice)
@@ -130,9 +129,9 @@ class Call:
         await answer.prepare(self.request)
 
     async def stream(self, media: str, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
-        """Begin an answer of status 200 whose body is sent in pieces: `write` each, and return it when done.
+        """Start a 200 answer whose body is sent in pieces: `write` each to the result, and return it when done.
 
-        `write` waits while the client reads too slowly, and raises ConnectionError when the client has closed the
+        `write` waits while the client reads too slowly. It raises ConnectionError when the client has closed the
         connection; the operation itself is cancelled then.
         """
         if self.operation.body is not None:
@@ -144,14 +143,14 @@ class Call:
         return answer
 
     def begin_publish(self, topic: str) -> Headers:
-        """The trace context for records that this request now publishes: of a span of ours, else the client's."""
+        """Return the trace context for records that this request publishes: our span's, or else the client's."""
         if self.span is not None:
             return self.span.begin_publish(topic)
         fields = self.request.headers
         return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
 
     def serve_directly(self, operation: DirectOperation) -> None:
-        """Serve the next requests of this connection with this one's head by `operation`, where it is as usual."""
+        """Let `operation` serve later requests with this head on this connection, if nothing about it is unusual."""
         request = self.request
         usual = (
             request.version == HttpVersion11
@@ -165,11 +164,11 @@ class Call:
             self.connection.remember(request, known)
 
     def acted(self, what: str, on: str) -> None:
-        """The client has changed something as an administrator: the audit trail has it."""
+        """Write a change by an administrator to the audit trail."""
         audit_act(self.connection, self.grant, what, on)
 
     def _go_on(self) -> None:
-        """Tell a client that waits for it to send its body: once, and never behind the head of an answer."""
+        """Send `100 Continue` if the client waits for it; once, and never after the head of an answer."""
         if not self._continued:
             self._continued = True
             answer_expectation(self.request)

@@ -1,4 +1,4 @@
-"""The limits of HTTP clients (`gateway.limits`): a connection is that of the client whose request came on it last."""
+"""The limits of HTTP clients (`gateway.limits`). A connection counts for the client that sent its latest request."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _UNITS: Final = ("records", "content-bytes")
 
 
 class RequestLimits:
-    """Counts connections, and refuses requests of who owes for earlier ones."""
+    """Counts connections, and refuses requests of clients that are over their rates."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def enter(self, connection: HttpConnection, identity: Identity) -> None:
-        """A request of a known client has come; its first one on a connection counts as its login.
+        """Check the limits for a request of an authenticated client. Its first one on a connection counts as a login.
 
         Raises:
-            RestError: 429, its limits let it have no more connections; this one is closed.
+            RestError: 429 when its limits allow no more connections; this one is closed.
         """
         limits = connection.limits
         if limits is not None and (limits.identity is identity or limits.identity == identity):
             return
         connection.leave_limits()
-        if connection.transport is None:  # the client has left meanwhile
+        if connection.transport is None:  # the client has disconnected meanwhile
             return
         try:
             connection.limits = self._limits.enter(identity, connection.address, connection.entrance.name)
@@ -44,7 +44,7 @@ class RequestLimits:
             raise too_many(f"{str(exceeded).capitalize()}; try again", wait_s, close=True) from None
 
     def check_publishing(self, connection: HttpConnection, who: str) -> Pace | None:
-        """What limits what a connection publishes; None: nothing. RestError 429: its client owes something."""
+        """Return the limits for publishing, None if there are none; RestError 429 if the client is over its rate."""
         limits = connection.limits
         pace = None if limits is None else limits.incoming
         if pace is not None:
@@ -52,7 +52,7 @@ class RequestLimits:
         return pace
 
     def check_reading(self, connection: HttpConnection) -> Pace | None:
-        """What limits what a request may be answered; None: nothing. RestError 429: its client owes something."""
+        """Return the limits for reading, None if there are none; RestError 429 if the client is over its rate."""
         limits = connection.limits
         pace = None if limits is None else limits.outgoing
         if limits is not None and pace is not None:
@@ -71,7 +71,7 @@ class RequestLimits:
 
 
 def _fields(limit: RateLimit, again_s: int) -> Sequence[tuple[str, str]]:
-    """The fields of draft-ietf-httpapi-ratelimit-headers: what is allowed, and that nothing of it is left."""
+    """Return the fields of draft-ietf-httpapi-ratelimit-headers: the rate limit, and that nothing of it is left."""
     policies, states = [], []
     for unit, rate in zip(_UNITS, limit.rates, strict=True):
         if rate:

@@ -1,4 +1,4 @@
-"""Limits the requests in work, altogether (503) and of one client (429), so that no client can take them all."""
+"""Limits concurrent requests, in total (503) and per client (429), so that no client can use all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GREEDY: Final = "You have too many requests in work; wait for some of their ans
 
 
 class ConcurrencyStatistics(msgspec.Struct):
-    """Requests in work now, and requests refused by the two limits since the start."""
+    """Concurrent requests now, and requests refused by the two limits since the start."""
 
     active: Annotated[int, gauge("requests in work, waiting polls among them")] = 0
     clients: Annotated[int, gauge("clients that have any")] = 0
@@ -26,28 +26,28 @@ class ConcurrencyStatistics(msgspec.Struct):
 
 
 class ConcurrencyLimit:
-    """Counts requests from the client's login to the end of the operation, waiting polls too.
+    """Counts requests from the client's login to the end of the operation, including waiting polls.
 
-    Streams do not count: their operation ends when the stream has begun.
+    Streams do not count: their operation ends when the stream has started.
     """
 
     def __init__(self, limit: int, limit_per_client: int) -> None:
-        """Allow at most `limit` requests at once, and `limit_per_client` of one client."""
+        """Allow at most `limit` concurrent requests, and `limit_per_client` of one client."""
         self._places = Admission(limit, limit_per_client)
         self._counts = ConcurrencyStatistics()
 
     def enter(self, connection: HttpConnection, identity: Identity) -> str:
-        """Count a request in.
+        """Count a request.
 
         Returns:
             The client, for `leave`: its login's name, or the address of an anonymous client.
 
         Raises:
-            RestError: 503, or 429 where it is this client's own doing; nothing was counted.
+            RestError: 503 over the total limit, 429 over the client's; the request is not counted.
         """
         client = identity.name
         if identity.method == "anonymous":
-            client = f"/{connection.address}"  # no login's name: those have no limit on letters
+            client = f"/{connection.address}"  # cannot be mistaken for a login's name
         refusal = self._places.enter(client)
         if refusal is None:
             return client
@@ -58,10 +58,10 @@ class ConcurrencyLimit:
         raise too_many(_GREEDY)
 
     def leave(self, client: str) -> None:
-        """Count a request out."""
+        """Stop counting a request."""
         self._places.leave(client)
 
     def statistics(self) -> ConcurrencyStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         places = self._places
         return msgspec.structs.replace(self._counts, active=places.active, clients=places.clients)

@@ -1,4 +1,4 @@
-"""Answers in a coding that the client accepts, bodies in one that we know (RFC 9110 sections 8.4 and 12.5.3)."""
+"""Compresses answers as the client accepts, and checks the coding of bodies (RFC 9110 sections 8.4 and 12.5.3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-_LEVEL: Final = 1  # beside Kafka and the network a better one does not pay
+_LEVEL: Final = 1  # a higher one costs more CPU time than the smaller answer saves
 _IN_LOOP: Final = 64 * 1024  # bytes; more is compressed in a thread
 _COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "zstd": lambda body: zstd.compress(body, _LEVEL),
@@ -30,7 +30,7 @@ _COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def check_coding(request: web.BaseRequest) -> str | None:
-    """The coding of a body, None where it has none; RestError 415, with `Accept-Encoding`, for one we do not know."""
+    """Return the coding of a body or None; RestError 415 with `Accept-Encoding` for an unknown one."""
     if "Content-Encoding" not in request.headers:
         return None
     try:
@@ -41,9 +41,9 @@ def check_coding(request: web.BaseRequest) -> str | None:
 
 
 async def compress(request: web.BaseRequest, answer: web.StreamResponse, smallest: int) -> None:
-    """Compress an answer that has at least `smallest` bytes, as the client prefers.
+    """Compress an answer of at least `smallest` bytes with the coding that the client prefers.
 
-    An entity tag becomes a weak one: it is about the content, not about its bytes.
+    An entity tag becomes a weak one: it identifies the content, not the compressed bytes.
     """
     body = answer.body if isinstance(answer, web.Response) else None
     if not isinstance(body, bytes) or len(body) < smallest or "Content-Encoding" in answer.headers:

@@ -1,7 +1,7 @@
-"""Pages of other origins that call the gateway from a browser (Fetch standard, section 3.2, "CORS protocol").
+"""CORS: web pages of other origins that call the gateway (Fetch standard, section 3.2, "CORS protocol").
 
-A browser asks before it sends `Authorization` or `traceparent`; that question carries no login and is answered without
-one. Cookies are not used here, so answers never allow credentials, and every field of an answer may be shown.
+A browser sends a preflight request before it sends `Authorization` or `traceparent`. The preflight has no login and is
+answered without one. Cookies are not used, so answers never allow credentials, and pages may read all header fields.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gateway.net.http_server import SERVER
 from protocols.rest.errors import RestError
 
 ANY: Final = "*"
-MAX_AGE_S: Final = 7200  # how long a browser may remember the answer; Chromium takes no more
+MAX_AGE_S: Final = 7200  # how long a browser may cache the preflight answer; Chromium's maximum
 _FIELDS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _FIELDS_LIMIT: Final = 4096  # characters
-_FOREIGN: Final = "CORS Rejected - Invalid origin; http.cors_origins lists those that may"  # begins as Strimzi's does
+_FOREIGN: Final = "CORS Rejected - Invalid origin; http.cors_origins lists those that may"  # starts like Strimzi's text
 
 
 class Cors:
     """The configured origins."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """`origins` as a browser says them, `*` is every one."""
+        """`origins` are written as a browser sends them; `*` means all."""
         self._none = not origins
         self._any = ANY in origins
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def fields(self, request: web.BaseRequest) -> dict[str, str]:
-        """The fields of any answer to `request`, a refusal too: a page must be able to see why."""
+        """Return the CORS fields for any answer to `request`, even an error: a page must be able to read why."""
         if self._none:
             return {}
         origin = request.headers.get("Origin")
@@ -43,7 +43,7 @@ class Cors:
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": ANY, "Vary": "Origin"}
 
     def preflight(self, request: web.BaseRequest, methods: Sequence[str]) -> web.Response:
-        """The answer to that question, for a path that has these methods; RestError: 403, it is no."""
+        """Answer a preflight for a path with these methods; RestError 403 if the origin is not allowed."""
         headers = {"Server": SERVER, **self.fields(request)}
         if "Access-Control-Allow-Origin" not in headers:
             raise RestError(403, _FOREIGN)
@@ -51,15 +51,15 @@ class Cors:
         headers["Access-Control-Max-Age"] = str(MAX_AGE_S)
         wanted = request.headers.get("Access-Control-Request-Headers", "").strip()
         if len(wanted) <= _FIELDS_LIMIT and _FIELDS.fullmatch(wanted):
-            headers["Access-Control-Allow-Headers"] = wanted  # each operation ignores what it does not know
+            headers["Access-Control-Allow-Headers"] = wanted  # operations ignore fields that they do not know
         return web.Response(status=204, headers=headers)
 
 
 def is_preflight(request: web.BaseRequest) -> bool:
-    """Whether an OPTIONS request is a browser's, on behalf of a page."""
+    """Whether an OPTIONS request is a CORS preflight."""
     return "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
 
 
 def allowed(methods: Sequence[str]) -> web.Response:
-    """The answer to `OPTIONS *`: the methods that there are (RFC 9110 section 9.3.7)."""
+    """Answer `OPTIONS *` with all methods (RFC 9110 section 9.3.7)."""
     return web.Response(status=204, headers={"Server": SERVER, "Allow": ", ".join(methods)})

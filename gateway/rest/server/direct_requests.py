@@ -1,9 +1,8 @@
-"""Requests with a known head (`net.known_heads`), served without a task: as the dispatcher would, in fewer steps.
+"""Serves requests with a known head (`net.known_heads`) without a task: like the dispatcher, in fewer steps.
 
-What a head says does not change: the operation, its parameters, whose page asks. What the gateway says to it may, so
-that is asked anew for each request: whether it is shutting down, whose login that is, what is in work, and whatever the
-operation asks. An answer of status 200 that nothing is to be added to is written at once; every other one is the
-dispatcher's.
+What follows from the head alone is not checked again: the operation, its parameters, the page's origin. What may change
+is checked for each request: shutdown, the login, concurrency, limits, and the operation's own conditions. A 200 answer
+that needs no further header fields is written directly; the dispatcher writes every other answer.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from gateway.security.authorization import Grant
 
 
 class DirectOperation(Protocol):
-    """An operation with the parameters of one head."""
+    """An operation together with the parameters of one head."""
 
     def accepts(self, size: int) -> bool:
-        """Whether a body of so many bytes can be dealt with now without waiting; nothing is done."""
+        """Whether a body of `size` bytes can be processed now without waiting. Has no effects."""
         ...
 
     def begin(self, request: DirectRequest, grant: Grant, body: bytes) -> None:
-        """Serve a request: end it by one of its methods, now or later, or raise what its answer says."""
+        """Serve a request: answer it with one of its methods, now or later, or raise the error to answer with."""
         ...
 
 
 class Dispatcher(Protocol):
-    """What the dispatcher of the listener does for every request."""
+    """The part of `RequestDispatcher` that is used here."""
 
     draining: bool
     compress_from: int
@@ -48,7 +47,7 @@ class Dispatcher(Protocol):
     async def finish(
         self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """The answer to a request of the operation `name` that is done but for what `run` gives or raises."""
+        """Return the answer to a request of the operation `name` whose result or error comes from `run`."""
         ...
 
     def count(self, name: str, status: int) -> None:
@@ -62,7 +61,7 @@ class KnownRequest:
     __slots__ = ("accepts_coding", "authorization", "dispatcher", "message", "name", "operation")
 
     def __init__(self, request: web.BaseRequest, name: str, dispatcher: Dispatcher, operation: DirectOperation) -> None:
-        """Those with the head of `request`, which is for the operation `name`; `Call.serve_directly` says which."""
+        """Serve requests with the head of `request`, which is for the operation `name`. See `Call.serve_directly`."""
         self.message = cast("Request", request).message
         self.authorization = request.headers.get(hdrs.AUTHORIZATION)
         self.accepts_coding = hdrs.ACCEPT_ENCODING in request.headers
@@ -84,30 +83,30 @@ class KnownRequest:
             request.client = dispatcher.concurrency.enter(connection, client.grant.identity)
             dispatcher.limits.enter(connection, client.grant.identity)
             self.operation.begin(request, client.grant, body)
-        except Exception as error:  # the dispatcher tells it, as any other request's
+        except Exception as error:  # the dispatcher answers and logs it
             request.fail(error)
         return True
 
 
 class DirectRequest:
-    """One request in work."""
+    """One direct request in progress."""
 
     __slots__ = ("_connection", "_known", "client", "slot")
 
     def __init__(self, known: KnownRequest, connection: HttpConnection) -> None:
         self._known = known
-        self._connection: HttpConnection | None = connection  # None: it has its answer, or its client left
-        self.client: str | None = None  # counted in, see `ConcurrencyLimit.enter`
-        self.slot: ProduceSlot | None = None  # it counts as a produce request
+        self._connection: HttpConnection | None = connection  # None once it is answered or the client disconnected
+        self.client: str | None = None  # once it is counted by `ConcurrencyLimit.enter`
+        self.slot: ProduceSlot | None = None  # once it counts as a produce request
 
     @property
     def connection(self) -> HttpConnection:
-        """Its connection, while it is in work."""
+        """The connection of a request that is not answered yet."""
         assert self._connection is not None
         return self._connection
 
     def answer(self, body: bytes) -> None:
-        """Answer 200 of the control type."""
+        """Answer 200 with the control media type."""
         known = self._known
         dispatcher = known.dispatcher
         coded = known.accepts_coding and len(body) >= dispatcher.compress_from
@@ -121,7 +120,7 @@ class DirectRequest:
             connection.answer_direct(CONTROL_HEAD.with_body(body))
 
     def answer_by(self, run: Callable[[], Awaitable[web.StreamResponse]]) -> None:
-        """Answer what `run` gives or raises, with all that the dispatcher does for an answer."""
+        """Let the dispatcher answer with the result or the error of `run`."""
         known = self._known
         connection = self._end()
         if connection is not None:
@@ -129,15 +128,15 @@ class DirectRequest:
             connection.answer_prepared(Prepared(known.message, lambda request: finish(request, known.name, run)))
 
     def fail(self, error: Exception) -> None:
-        """Answer what an exception says."""
+        """Answer with an error."""
         self.answer_by(_raised(error))
 
     def abandon(self) -> None:
-        """Its client has left; what was given to Kafka stays there."""
+        """The client has disconnected; records that were submitted to Kafka are still stored."""
         self._end()
 
     def _end(self) -> HttpConnection | None:
-        """Count it out, once; the connection, unless the client has left."""
+        """Stop counting the request, once. Returns the connection, or None if it was answered or the client left."""
         connection, self._connection = self._connection, None
         if connection is None:
             return None
@@ -161,6 +160,6 @@ def _raised(error: Exception) -> Callable[[], Awaitable[web.StreamResponse]]:
         try:
             raise error
         finally:
-            del error  # whose traceback has this frame: no cycle
+            del error  # its traceback refers to this frame: avoids a reference cycle
 
     return run

@@ -1,4 +1,4 @@
-"""HTTP's connections as clients of the operators' list: those that ask, or might ask again."""
+"""HTTP connections as entries of the operators' list of clients."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class ListedConnection:
     __slots__ = ("socket",)
 
     def __init__(self, connection: HttpConnection) -> None:
-        self.socket = connection  # what its bytes go through
+        self.socket = connection
 
     @property
     def identifier(self) -> str:
-        """Its address; "" before the first request whose client is known, and at its end."""
+        """The client's address; "" before the first authenticated request and while it closes."""
         return "" if self.socket.identity is None or self.socket.left else f"http/{self.socket.peer}"
 
     @property
     def principal(self) -> str | None:
-        """Whose request was the last."""
+        """The principal of the latest request."""
         return None if self.socket.identity is None else self.socket.identity.name
 
     @property
     def subject(self) -> str:
-        """What its requests' pauses are told of."""
+        """The subject under which pauses of its requests are reported."""
         return subject("http", self.principal or "", self.socket.peer)
 
     def view(self, *, whole: bool) -> ClientView:
-        """What it tells; of its requests that produce `/flow` tells more."""
+        """Return the entry of the list; `/flow` has more about its produce requests."""
         return ClientView(
             id=self.identifier,
             protocol="http",
@@ -47,10 +47,10 @@ class ListedConnection:
         )
 
     def kick(self) -> None:
-        """End it behind the answer to what was asked, if that comes soon."""
+        """Close it after the current answer, if that comes soon."""
         self.socket.kick()
 
 
 def listed(connections: Iterable[object]) -> Iterable[ListedConnection]:
-    """Those of an `HttpServer`, made one by one."""
+    """Return a lazy list of an `HttpServer`'s connections."""
     return (ListedConnection(cast("HttpConnection", one)) for one in connections)

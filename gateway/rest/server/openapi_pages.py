@@ -1,4 +1,4 @@
-"""The contract and the page that shows it, as they are served: `/openapi` in JSON and YAML, `/docs`."""
+"""Serves the contract and a page that shows it: `/openapi` in JSON and YAML, `/docs`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_contract() -> Contract:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML as JSON has it: a date or `on` is text (OpenAPI 3.1 section 4.2 recommends YAML's JSON schema)."""
+    """A YAML loader that reads a date as text (OpenAPI 3.1 section 4.2 recommends YAML's JSON schema)."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -51,7 +51,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class Documents(OperationSet):
-    """The operations that tell what the gateway is."""
+    """The operations that return the version, the contract and its page."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
@@ -117,7 +117,7 @@ class Documents(OperationSet):
         )
 
     def _seen_by(self, call: Call) -> dict[str, Any]:
-        """The document; behind a proxy that adds a path, with that path as the server's."""
+        """Return the document; behind a proxy that adds a path prefix, with that prefix as the server's URL."""
         headers = call.request.headers
         path = headers.get("X-Forwarded-Path") or headers.get("X-Forwarded-Prefix")
         if not path:
@@ -127,17 +127,18 @@ class Documents(OperationSet):
 
 
 def _preferred(call: Call) -> str:
-    """The media type of the answer: JSON for a client that accepts none of ours (RFC 9110 section 12.5.1 allows it).
+    """Return the media type for the answer; JSON if the client accepts none of ours.
 
-    Strimzi's bridge gives these documents to everybody; its clients name the type of records in every request.
+    RFC 9110 section 12.5.1 allows that, and Strimzi's bridge does the same: its clients send the media type of records
+    in the Accept field of every request.
     """
     offered = call.operation.success_media()
     return preferred(call.request.headers.get("Accept"), offered) or offered[0]
 
 
-@functools.cache  # to look it up reads files
+@functools.cache  # the look-up reads files
 def version() -> str:
-    """The package's version; "0" when run from a checkout that is not installed."""
+    """Return the package's version; "0" when run from a checkout that is not installed."""
     try:
         return importlib.metadata.version("trivium")
     except importlib.metadata.PackageNotFoundError:
@@ -149,10 +150,10 @@ def _as_yaml(document: dict[str, Any]) -> bytes:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what is there twice twice: anchors are legal and hard to read."""
+    """Writes repeated objects in full instead of with anchors, which are hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write no anchors (`yaml.SafeDumper`)."""
+        """Return True: write no anchors (see `yaml.SafeDumper`)."""
         return True
 
 

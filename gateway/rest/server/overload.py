@@ -1,4 +1,4 @@
-"""Refuses produce requests before their bodies are read: 503 beyond a share of a slow Kafka, 429 beyond a rate."""
+"""Refuses produce requests before their bodies are read: 503 when a budget for Kafka is used up, 429 over a rate."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from gateway.security.identity import Identity
 from protocols.rest.errors import busy
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
-"""Bytes of request bodies that are being received at once. With the publisher's budget it bounds the memory."""
+"""Bytes of all request bodies that are being received. With the publisher's budget it bounds the memory."""
 
 SMALL: Final = 64 * 1024
-"""A body of so many bytes is let in while a budget is not used up to its very end: that is what its reserve is for."""
+"""A body up to this size is accepted until the budget's gate shuts: the budget has a reserve for it."""
 
 
 class OverloadGuard:
-    """The limits that all produce requests share: Kafka's speed, requests that wait for Kafka, bytes of bodies."""
+    """The limits that all produce requests share: budgets for Kafka, concurrent requests, bytes of bodies."""
 
     def __init__(self, publisher: Publisher, limits: RequestLimits, max_concurrent: int) -> None:
-        """Refuse who has more than a share of the publisher's budgets, or owes for what it has published.
-
-        And requests beyond `max_concurrent` at once.
-        """
+        """Refuse requests when the publisher's budgets or the client's rate are used up, or over `max_concurrent`."""
         self._slots: dict[ProduceSlot, None] = {}
         self.receiving = 0
         self.refused = 0
@@ -38,17 +35,17 @@ class OverloadGuard:
 
     @property
     def active(self) -> int:
-        """How many requests are in work."""
+        """The number of produce requests in progress."""
         return len(self._slots)
 
     def flowing(self) -> list[Flowing]:
-        """Those in work."""
+        """Return the produce requests in progress, for /flow."""
         return list(self._slots)
 
     def enter(self, topic: str, connection: HttpConnection, size: int, identity: Identity) -> ProduceSlot:
-        """Count a request in; it is counted out at the end of the `with` block, or by `leave`.
+        """Count a request until the end of the `with` block, or until `leave`.
 
-        `size`: how many bytes its body is announced to have; 0: not known.
+        `size` is the announced length of its body in bytes, 0 if it is unknown.
 
         Raises:
             RestError: 429 or 503 with Retry-After.
@@ -64,7 +61,7 @@ class OverloadGuard:
             budget = publisher.budgets.topic(topic)
             if not budget.gate.is_open:
                 raise self._refuse(f"Topic {topic} is slower than its senders; try again")
-        # What is larger than the whole budget would never fit: it is too large for a request (413), or goes alone.
+        # A body larger than the whole budget never fits: it is refused elsewhere (413), or published alone.
         if SMALL < size <= budget.bytes_limit and not budget.fits(size):
             raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")
         unacknowledged = connection.unacknowledged
@@ -76,17 +73,17 @@ class OverloadGuard:
         return slot
 
     def receive_body(self, size: int) -> None:
-        """Count bytes of a body that is being received; the caller gives them back with `release_body`.
+        """Count bytes of a body that is being received; the caller releases them with `release_body`.
 
         Raises:
-            RestError: 503; nothing was counted.
+            RestError: 503; the bytes are not counted.
         """
         if self.receiving + size > BODIES_LIMIT:
             raise self._refuse("Too much is being uploaded; try again")
         self.receiving += size
 
     def release_body(self, size: int) -> None:
-        """Give back bytes counted by `receive_body`."""
+        """Release bytes that `receive_body` counted."""
         assert size <= self.receiving
         self.receiving -= size
 
@@ -96,7 +93,7 @@ class OverloadGuard:
 
 
 class ProduceSlot:
-    """One produce request in work, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
+    """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
 
     __slots__ = ("_connection", "_principal", "_size", "_slots", "_topic", "budget", "pace", "records")
 
@@ -108,9 +105,9 @@ class ProduceSlot:
         self._connection = connection
         self._size = size
         self._principal = principal
-        self.records = 0  # that wait for Kafka, where its body is read
-        self.budget: ConnectionBudget | None = None  # an upload's, whose records and bytes change
-        self.pace: Pace | None = None  # None: its client may publish as much as it likes
+        self.records = 0  # that wait for Kafka, once the body is read
+        self.budget: ConnectionBudget | None = None  # of an upload, whose records and bytes change
+        self.pace: Pace | None = None  # the client's limits; None: no limits
 
     def __enter__(self) -> Self:
         return self
@@ -121,17 +118,17 @@ class ProduceSlot:
         self.leave()
 
     def leave(self) -> None:
-        """Count it out."""
+        """Stop counting the request."""
         del self._slots[self]
 
     def took(self, records: int, size: int) -> None:
-        """Records were read of it, in `size` bytes."""
+        """Count records that were read from the body, and their `size` in bytes."""
         self.records = records
         if self.pace is not None:
             self.pace.spend(records, size)
 
     async def paced(self) -> None:
-        """Wait until its client owes nothing for what was read."""
+        """Wait until the client is within its rate again."""
         if self.pace is not None:
             await Turn.come(self.pace, self, self.subject)
 
@@ -150,7 +147,7 @@ class ProduceSlot:
         return self._size if self.budget is None else self.budget.bytes
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`: a request has no window, all of it is on the way at once."""
+        """See `gateway.flow.Flowing`. A request has no window: all its records are in flight."""
         budget, transport = self.budget, self._connection.transport
         records = self.records if budget is None else budget.records
         return ConnectionFlow(

@@ -1,7 +1,7 @@
-"""The answer of status 200 that most requests get, made and written with as little work as HTTP allows.
+"""The usual 200 answer, made and written with as little work as possible.
 
-aiohttp makes a multidict for every answer's head, completes and serialises it, and writes head and body by four
-coroutines: more work than the whole rest of a small request. Here the head is bytes made once a second.
+aiohttp makes a multidict for every answer's head, completes and serialises it, and writes head and body through four
+coroutines: more work than all the rest of a small request. Here the head is a byte string that is made once a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
 COPIED: Final = 64 * 1024
-"""The longest body that is copied behind its head: a longer one would be there twice until it is read."""
+"""The longest body that is copied behind its head; a longer one would be in memory twice until it is read."""
 
 
 class Head:
@@ -27,13 +27,13 @@ class Head:
     __slots__ = ("_bytes", "_second", "fields")
 
     def __init__(self, fields: dict[str, str]) -> None:
-        """`fields`: without Date and Content-Length."""
+        """`fields` are the header fields without Date and Content-Length."""
         self.fields: Final = fields
         self._second = -1
         self._bytes = b""
 
     def now(self) -> bytes:
-        """The bytes, with the time of day in them (RFC 9110 section 6.6.1)."""
+        """Return the bytes with the current Date (RFC 9110 section 6.6.1)."""
         second = int(time.time())
         if second != self._second:
             self._second = second
@@ -43,15 +43,15 @@ class Head:
         return self._bytes
 
     def with_body(self, body: bytes) -> bytes:
-        """The whole answer."""
+        """Return the whole answer."""
         return b"%b%d\r\n\r\n%b" % (self.now(), len(body), body)
 
 
 class QuickAnswer(web.Response):
-    """An answer whose head is ready; aiohttp's own in every respect as soon as anything about it is changed."""
+    """An answer with a ready head. It behaves like aiohttp's own as soon as anything in it is changed."""
 
     def __init__(self, body: bytes, head: Head) -> None:
-        self._body = body  # what the constructors of aiohttp do, but for the multidict
+        self._body = body  # from here on like aiohttp's constructors, but without the multidict
         self._state = {}
         self._status = int(HTTPStatus.OK)
         self._reason = "OK"
@@ -61,13 +61,13 @@ class QuickAnswer(web.Response):
         self._fields: CIMultiDict[str] | None = None
 
     @property
-    def _headers(self) -> CIMultiDict[str]:  # type: ignore[override]  # made when somebody asks
+    def _headers(self) -> CIMultiDict[str]:  # type: ignore[override]  # made on first use
         if self._fields is None:
             self._fields = CIMultiDict(self._head.fields)
         return self._fields
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write it all at once, where nothing is out of the ordinary; else let aiohttp do it."""
+        """Write head and body in one call if the answer is a usual one; else let aiohttp do it."""
         body = self._body
         assert isinstance(body, bytes)
         if (

@@ -38,40 +38,40 @@ log = structlog.get_logger(__name__)
 OPEN_WEBSOCKET: Final = "openWebSocket"  # its name in the metrics
 OPTIONS: Final = "options"
 TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
-"""Operations that take records from a consumer or a group; HEAD is safe (RFC 9110 section 9.2.1) and takes none."""
+"""Operations that consume records. HEAD is safe (RFC 9110 section 9.2.1), so it must not run them."""
 NAMES: Final = frozenset({"topicname", "groupid"})
-"""Parameters of paths that name a topic or a consumer group."""
+"""Path parameters that name a topic or a consumer group."""
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
 class _Work:
-    """One request, as far as it has come."""
+    """The state of one request; grows as it is processed."""
 
     __slots__ = ("call", "client", "fields", "name", "refuse")
 
     def __init__(
         self, fields: dict[str, str], name: str = "none", refuse: Callable[[RestError], web.Response] = error_answer
     ) -> None:
-        self.fields = fields  # of its answer, whatever that is
+        self.fields = fields  # header fields for its answer, even an error
         self.name = name
         self.refuse = refuse
         self.call: Call | None = None
-        self.client: str | None = None  # counted in, see `ConcurrencyLimit.enter`
+        self.client: str | None = None  # once it is counted by `ConcurrencyLimit.enter`
 
     def refused(self, error: RestError) -> web.Response:
-        """The answer to an error, in the client's own names."""
+        """Return the answer for an error, with topics and groups as the tenant names them."""
         if self.call is not None:
             error.message = self.call.grant.names.text(error.message)
         return self.refuse(error)
 
     @property
     def grant(self) -> Grant | None:
-        """Its client's rights; None before the login."""
+        """The client's rights; None before the login."""
         return None if self.call is None else self.call.grant
 
 
 class RequestDispatcher:
-    """The operations of one listener, found by the contract's paths."""
+    """Finds operations by the contract's paths and runs them."""
 
     def __init__(
         self,
@@ -88,16 +88,15 @@ class RequestDispatcher:
         dialect: Dialect = Dialect.STRIMZI,
         compress_from: int,
     ) -> None:
-        """Serve what the contract has, by the handlers of `operations`.
+        """Serve the contract with the handlers of `operations`.
 
-        `websockets`, by path, are not of the contract; their protocols authenticate the client. `concurrency`
-        limits the requests in work, `limits` connections, and pages of the origins in `cors` may call; `tracing` makes
-        spans of requests.
-        `dialect`: whose operations stand at the paths that both dialects have. Answers of `compress_from` bytes and
-        more are compressed for clients that accept it.
+        `websockets` maps paths to endpoints that are not in the contract; their protocols authenticate the client.
+        `concurrency` limits concurrent requests, `limits` limits clients, web pages of the origins in `cors` may call,
+        and `tracing` makes a span for each request. `dialect` decides which operation serves a path that both dialects
+        have. Answers of at least `compress_from` bytes are compressed for clients that accept it.
 
         Raises:
-            ValueError: the contract has an operation without a handler, or the other way round.
+            ValueError: The contract has an operation without a handler, or the other way round.
         """
         self.draining = False
         self.login = login
@@ -128,12 +127,12 @@ class RequestDispatcher:
     async def finish(
         self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """As `handle`, for a request of the operation `name` that is done but for what `run` gives or raises."""
+        """Like `handle`, for a request of the operation `name` whose answer or error is the result of `run`."""
         work = _Work(self._cors.fields(request), name, self._handlers[name][1])
         return await self._answered(request, work, run())
 
     async def _run(self, request: web.BaseRequest, work: _Work) -> web.StreamResponse:
-        """Find the operation and let it answer; `work` says how far that went."""
+        """Find the operation and run it; `work` records the progress."""
         raw_path = self._path(request)
         endpoint = self._websockets.get(raw_path)
         if endpoint is not None:
@@ -169,7 +168,7 @@ class RequestDispatcher:
     async def _answered(
         self, request: web.BaseRequest, work: _Work, running: Awaitable[web.StreamResponse]
     ) -> web.StreamResponse:
-        """The answer of what runs, or to its failure, with all that every answer gets; counted."""
+        """Return the answer of `running` or to its failure, with the common header fields; count it."""
         answer: web.StreamResponse
         try:
             answer = await running
@@ -187,7 +186,7 @@ class RequestDispatcher:
         except (asyncio.CancelledError, ConnectionError):
             if work.call is not None and work.call.span is not None:
                 work.call.span.end(None)
-            raise  # the client left
+            raise  # the client has disconnected
         except Exception as error:
             failures.tell("request", error, work.name)
             if request.writer.output_size > 0:
@@ -214,7 +213,7 @@ class RequestDispatcher:
         self._answers[counted] = self._answers.get(counted, 0) + 1
 
     def _path(self, request: web.BaseRequest) -> str:
-        """The path, still percent-encoded; RestError for a request that no operation could answer."""
+        """Return the path, still percent-encoded; RestError for a request that no operation can serve."""
         if self.draining:
             raise busy("The gateway is shutting down", close=True)
         if request.version < (1, 0):
@@ -225,7 +224,7 @@ class RequestDispatcher:
         return raw_path if raw_path[:1] in {"/", "*"} else request.rel_url.raw_path  # a proxy's absolute form
 
     def answers(self) -> dict[str, dict[str, int]]:
-        """How many answers each operation gave, by class of the status ("2xx"); unknown paths count as "none"."""
+        """Return the number of answers by operation and class of status ("2xx"); unknown paths count as "none"."""
         counts: dict[str, dict[str, int]] = {}
         for (operation, kind), count in self._answers.items():
             counts.setdefault(operation, {})[f"{kind}xx"] = count
@@ -233,7 +232,7 @@ class RequestDispatcher:
 
 
 def _whole(operation: Operation, values: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
-    """The values of a path, topics and groups under their whole names (`mapping.tenants`)."""
+    """Return path values with the tenant's prefix added to topics and groups (`mapping.tenants`)."""
     if not names.prefix:
         return values
     return tuple(
@@ -243,7 +242,7 @@ def _whole(operation: Operation, values: tuple[Any, ...], names: Names) -> tuple
 
 
 def refusal(refused: Refused) -> RestError:
-    """A refusal of Kafka's side as an HTTP error."""
+    """Turn a `Refused` of the Kafka side into an HTTP error."""
     status = ANSWERS[refused.outcome].http
     headers = retry_after(status)
     fault = Fault.TOPIC if refused.outcome is Outcome.UNKNOWN_TOPIC else None

@@ -1,4 +1,4 @@
-"""Authenticates HTTP clients and finds their rights: Basic (RFC 7617), Bearer (RFC 6750), certificates, anonymous."""
+"""Authenticates HTTP clients (Basic, RFC 7617; Bearer, RFC 6750; certificates; anonymous) and looks up their rights."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 
 
 class AuthenticatedClient(NamedTuple):
-    """A client's identity and rights; its credentials expire at `expires_ms` (epoch milliseconds), None: never."""
+    """A client's identity and rights. Its credentials expire at `expires_ms` (epoch milliseconds), or never if None."""
 
     grant: Grant
     expires_ms: int | None
 
 
 class RequestLogin:
-    """Finds the grant of the client behind a request, or refuses it: 401 for its login, 403 for its page's origin."""
+    """Authenticates the client of a request, or refuses it: 401 for its login, 403 for its page's origin."""
 
     def __init__(self, access_list: AccessList, origins: Origins) -> None:
         self._origins = origins
         self._access_list = access_list
 
     async def authenticate(self, request: web.BaseRequest, *, token_in_query: bool = False) -> AuthenticatedClient:
-        """The rights of the client behind `request`.
+        """Authenticate the client of `request` and return its rights.
 
-        A name and password, or a token, in the request go before the connection's certificate. `token_in_query`: the
-        parameter `access_token` counts where there is no field Authorization (RFC 6750 section 2.3): only where a
-        browser can set no field.
+        A name and password or a token in the request take precedence over the connection's certificate. With
+        `token_in_query` the parameter `access_token` is used if there is no Authorization field (RFC 6750 section 2.3);
+        only for operations where a browser cannot set a field.
 
         Raises:
-            RestError: 401 with the challenges; late, for a wrong password or token. 403 for a page of another site,
-                or for a client that has no tenant.
-                503: too many logins wait, or Kafka would have to be asked and is away.
+            RestError: 401 with the challenges, delayed for a wrong password or token; 403 for a web page of another
+                site or for a client without a tenant; 503 if too many logins wait, or if the login needs Kafka and
+                Kafka is not available.
         """
         fields = request.headers
         header = fields.get("Authorization")
@@ -55,7 +55,7 @@ class RequestLogin:
             token = request.rel_url.query.get(TOKEN_PARAMETER)
             header = None if token is None else f"Bearer {token}"
         secure = request.secure
-        # A page must know a token to send it; other credentials a browser sends by itself.
+        # A web page must know a token to send it. Other credentials are sent by the browser itself.
         if (header is None or header[:7].lower() != "bearer ") and not self._origins.allow_request(
             request.raw_path, fields, secure=secure
         ):
@@ -76,7 +76,7 @@ class RequestLogin:
         return self._admitted(connection, identity, expires_ms)
 
     def known(self, connection: HttpConnection, header: str | None) -> AuthenticatedClient | None:
-        """The client of a connection who shows `header`, as far as nobody need be asked; None: `authenticate` it."""
+        """Like `authenticate`, but answers only from memory; None if that is not enough. `header` is Authorization."""
         if not self._access_list.is_known:
             return None
         entrance = connection.entrance
@@ -109,7 +109,7 @@ class RequestLogin:
 
 
 async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Identity, int | None]:
-    """Judge a field Authorization: who it is, and until when; RestError when it is not good."""
+    """Authenticate by an Authorization field. Returns the identity and its expiry; RestError 401 if refused."""
     scheme, _, credentials = header.partition(" ")
     if scheme.lower() == "basic":
         return await _by_password(connection, credentials), None
@@ -122,7 +122,7 @@ async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Iden
 
 
 async def _by_password(connection: HttpConnection, credentials: str) -> Identity:
-    """Judge the credentials of Basic; RestError when they are not good."""
+    """Authenticate by Basic credentials; RestError 401 if refused."""
     named = name_and_password(credentials)
     if named is None:
         raise _unauthorized(connection, "The credentials are not readable")
@@ -134,7 +134,7 @@ async def _by_password(connection: HttpConnection, credentials: str) -> Identity
 
 
 def _unauthorized(connection: HttpConnection, message: str, fault: str = "") -> RestError:
-    """401 with a challenge for each scheme; `fault` is what was wrong with a token."""
+    """Make a 401 with a challenge for each scheme; `fault` is added to the Bearer challenge."""
     challenges = [("WWW-Authenticate", BASIC_CHALLENGE)]
     if connection.entrance.takes_tokens:
         challenges.append(("WWW-Authenticate", BEARER_CHALLENGE + fault))
@@ -142,14 +142,14 @@ def _unauthorized(connection: HttpConnection, message: str, fault: str = "") -> 
 
 
 def name_and_password(credentials: str) -> tuple[str, str] | None:
-    """Those in the credentials of Basic; None: there are none."""
+    """Decode Basic credentials; None if they are malformed."""
     try:
         user, colon, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
-    except ValueError:  # binascii's and Unicode's errors are such
+    except ValueError:  # also from binascii and Unicode
         return None
     return (user, password) if colon else None
 
 
 def forbidden(what: str) -> RestError:
-    """403 for what the access list does not allow."""
+    """Make a 403 for something that the access list does not allow."""
     return RestError(403, f"Not allowed: {what}")

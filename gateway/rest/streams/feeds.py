@@ -1,9 +1,9 @@
 """Live streams of a topic: a record is read once for all streams, and encoded once for each form.
 
-A stream is a subscriber of the live reader (`gateway.kafka.read`). One without capacity falls behind and is brought the
-records later, so nothing is dropped and nothing waits in memory. With each record it is told a position, from which a
-later stream goes on exactly behind it. All streams at the end of the log have the same position, which is encoded once
-too.
+A stream is a subscriber of the live reader (`gateway.kafka.read`). A stream without capacity falls behind and gets the
+records later from the log, so nothing is dropped or kept in memory. Each record is sent with the position behind it,
+from which a later stream can continue. All streams at the end of the log have the same position, which is also encoded
+only once.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter
 from protocols.rest.positions import format_position
 
-LINGER_S: Final = 5.0  # a topic without streams is still watched for so long: most clients come back at once
-DEMAND: Final = 500  # of a stream with capacity: it says itself when it has none left
+LINGER_S: Final = 5.0  # how long a topic without streams is still watched: most clients reconnect immediately
+DEMAND: Final = 500  # of a stream with capacity; it refuses records when it has none left
 
 
 class Form(Protocol):
-    """How a record stands in a stream; hashable by identity, so that what was encoded is found again."""
+    """Encodes records for a stream. Hashed by identity, as the key of the encoded bytes."""
 
     def encode(self, record: Received, position: str) -> bytes:
-        """The bytes for the socket; `position` is behind the record."""
+        """Return the bytes for the socket; `position` is the one behind the record."""
 
 
 class Sink(Protocol):
-    """The connection that a stream's bytes go to."""
+    """The connection that a stream writes to."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether one more record can be taken."""
+        """Whether one more record can be sent."""
 
     def send(self, data: bytes) -> None:
-        """Take the bytes of one record."""
+        """Send the bytes of one record."""
 
     def gap(self, partition: int, lost: int) -> None:
-        """Tell that retention had deleted records that the client asked for."""
+        """Report that retention has deleted `lost` records that the client requested."""
 
 
 class Feed:
-    """One topic at the end of the log, and its streams."""
+    """One topic that is read at the end of the log, and its streams."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         # by partition, the offset behind the last record that the live reader has passed
         self.offsets: dict[int, int] = {}
-        # the streams; changed by `add` and `remove`. There may be thousands.
+        # the streams, perhaps thousands; changed only by `add` and `remove`
         self.subscribers: dict[FeedSubscriber, None] = {}
         self._selected: tuple[tuple[FeedSubscriber, None], ...] | None = ()
-        self.users = 0  # streams, and requests that are about to open one
+        self.users = 0  # streams, and requests that are opening one
         self.watched = False
         self.watching = asyncio.Lock()
         self.lingering: asyncio.TimerHandle | None = None
@@ -64,22 +64,22 @@ class Feed:
         self._position: str | None = None
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """Every stream of the topic (`contracts.Fanout`); the record is kept for `encoded`."""
+        """Return every stream of the topic, and keep the record for `encoded` (`contracts.Fanout`)."""
         self.offsets[record.partition] = record.offset + 1
         self._record = record
         self._encoded.clear()
         self._position = None
         if self._selected is None:
-            self._selected = tuple(self.subscribers.items())  # as of now: one may leave during an offer
+            self._selected = tuple(self.subscribers.items())  # a copy, as a stream may leave during an offer
         return self._selected
 
     def add(self, subscriber: FeedSubscriber) -> None:
-        """Offer a stream the records that come."""
+        """Offer the records to a stream from now on."""
         self.subscribers[subscriber] = None
         self._selected = None
 
     def remove(self, subscriber: FeedSubscriber) -> bool:
-        """Offer a stream nothing more; whether it was offered records before."""
+        """Stop offering records to a stream; returns False if it was removed before."""
         if subscriber not in self.subscribers:
             return False
         del self.subscribers[subscriber]
@@ -87,14 +87,14 @@ class Feed:
         return True
 
     def made_anew(self, topic: str) -> None:
-        """The topic was deleted and made again: all of it is new (`contracts.Fanout`)."""
+        """The topic was deleted and re-created: all its records are new (`contracts.Fanout`)."""
         self.offsets.clear()
         self._position = None
         for subscriber in self.subscribers:
             subscriber.made_anew()
 
     def encoded(self, form: Form) -> bytes:
-        """The record that was selected last, in a form."""
+        """Return the most recently selected record, encoded by `form`; the result is cached."""
         data = self._encoded.get(form)
         if data is None:
             assert self._record is not None
@@ -110,7 +110,7 @@ class Feed:
 
 
 class FeedSubscriber:
-    """One stream: a subscriber of a topic, for those of its records that the client chose and may read."""
+    """One stream: a subscriber of a topic for the records that the client chose and may read."""
 
     lossy: Final = False
 
@@ -125,7 +125,7 @@ class FeedSubscriber:
         allowed: Permission | None,
         partition: int | None,
     ) -> None:
-        """Called by `Feeds.join`, which says what the arguments are."""
+        """See `Feeds.join` for the arguments."""
         self._feeds = feeds
         self._live_reader = feeds.live_reader
         self.feed = feed
@@ -135,22 +135,22 @@ class FeedSubscriber:
         self._allowed = allowed
         self._partition = partition
         self._everything = chosen.everything and allowed is None and partition is None
-        # Offsets by partition; None while they are the feed's. Empty: it has just fallen behind the live reader, which
-        # knows its offsets.
+        # Offsets by partition. None while they are the same as the feed's; empty if it has just fallen behind the live
+        # reader, which knows them.
         self._own: dict[int, int] | None = None
 
     def begin(self, start: Mapping[int, int]) -> None:
-        """Read on from these offsets, whatever the live reader has passed."""
+        """Start at these offsets, wherever the live reader is."""
         self._own = dict(start)
         self._rejoin(self._own)
 
     @property
     def demand(self) -> int:
-        """How many records may be offered; 0: no capacity (`contracts.Subscriber`)."""
+        """The number of records that may be offered; 0 without capacity (`contracts.Subscriber`)."""
         return DEMAND if self._sink.has_capacity else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Send the record if it is wanted; False: no capacity (`contracts.Subscriber`)."""
+        """Send the record if it matches; False without capacity (`contracts.Subscriber`)."""
         own = self._own
         if own is None:
             if self._everything or self._wants(record):
@@ -163,7 +163,7 @@ class FeedSubscriber:
             own |= self._live_reader.places(self.feed.topic, self)
         partition = record.partition
         if record.offset < own.get(partition, 0):
-            return True  # stored before the stream began
+            return True  # before the stream's start
         wanted = self._everything or self._wants(record)
         if wanted and not self._sink.has_capacity:
             return False
@@ -175,23 +175,23 @@ class FeedSubscriber:
         return True
 
     def made_anew(self) -> None:
-        """Be offered everything in a topic that was made again."""
+        """Accept all records of a topic that was re-created."""
         self._own = None
 
     def wake(self) -> None:
-        """Be offered records again, if there is capacity."""
+        """Request records again if there is capacity."""
         if self._own is not None and self._sink.has_capacity:
             self._live_reader.resume(self)
 
     @property
     def position(self) -> str:
-        """The position behind the last record that was offered."""
+        """The position behind the last offered record."""
         if self._own is None:
             return self.feed.position
         return format_position(self._own or self._live_reader.places(self.feed.topic, self))
 
     def leave(self) -> None:
-        """End the stream; it is offered nothing more."""
+        """End the stream."""
         self._feeds.leave(self)
 
     def _wants(self, record: Received) -> bool:
@@ -202,7 +202,7 @@ class FeedSubscriber:
         return self._allowed is None or self._allowed(record.topic, record.key)
 
     def _rejoin(self, own: Mapping[int, int]) -> None:
-        """Share the feed's offsets from now on, if they are the same."""
+        """Use the feed's offsets from now on if they are the same."""
         offsets = self.feed.offsets
         if all(
             offsets.get(partition) == offset for partition, offset in own.items()
@@ -214,7 +214,7 @@ class Feeds:
     """The feeds of all topics that have a stream."""
 
     def __init__(self, live_reader: LiveReader) -> None:
-        """Watch a topic by `live_reader` while it has streams, and `LINGER_S` longer."""
+        """Watch a topic with `live_reader` while it has streams, and `LINGER_S` longer."""
         self.live_reader = live_reader
         self._feeds: dict[str, Feed] = {}
 
@@ -229,13 +229,13 @@ class Feeds:
         allowed: Permission | None = None,
         partition: int | None = None,
     ) -> FeedSubscriber:
-        """Open a stream; the sink may be given records before this returns.
+        """Open a stream. The sink may get records before this returns.
 
-        `start` has the offsets to begin at, of all partitions or of the one. `allowed` judges each record by its key;
-        None: all are allowed.
+        `start` has the offsets to start at, of all partitions or of `partition`. `allowed` checks the right for each
+        record's key; None allows all.
 
         Raises:
-            Refused: as `LiveReader.watch`.
+            Refused: As `LiveReader.watch`.
         """
         feed = self._feeds.get(topic)
         if feed is None:
@@ -253,7 +253,7 @@ class Feeds:
             self._release(feed)
             raise
         subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
-        # Nothing is waited for from here on: the live reader must not pass anything in between.
+        # No await from here on: the live reader must not pass a record meanwhile.
         for number, offset in self.live_reader.places(topic, subscriber).items():
             feed.offsets.setdefault(number, offset)
         feed.add(subscriber)
@@ -275,7 +275,7 @@ class Feeds:
         for feed in list(self._feeds.values()):
             if feed.lingering is not None:
                 feed.lingering.cancel()
-            feed.subscribers = {}  # a stream that leaves after this has left
+            feed.subscribers = {}  # so that a later `leave` does nothing
             self._end(feed)
 
     def _release(self, feed: Feed) -> None:

@@ -11,8 +11,8 @@ from gateway.spawn import Spawn
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter
 
-DEMAND: Final = 100  # of a stream that is ready: it says itself when it is not
-UNSETTLED_COST: Final = 512  # bytes of a delivery beside what was sent, until it is settled
+DEMAND: Final = 100  # of a stream that is ready; it refuses records when it is not
+UNSETTLED_COST: Final = 512  # memory of an unsettled delivery in addition to its sent bytes
 
 
 class Receiver(Protocol):
@@ -20,26 +20,27 @@ class Receiver(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether one more record can be taken."""
+        """Whether one more record can be sent."""
 
     def deliver(self, record: Received) -> None:
-        """Take a record; it is settled later, through its `GroupSubscriber`."""
+        """Send a record; it is settled later, through its `GroupSubscriber`."""
 
     @property
     def subject(self) -> str:
-        """What its connection is called where pauses are told."""
+        """The subject under which pauses of its connection are reported."""
 
 
 class GroupSubscriber:
-    """A group's subscriber that gives its records to one stream; it takes none before it has joined."""
+    """A group's subscriber that delivers to one stream. It accepts no records before `joined`."""
 
     lossy: Final = False
-    position: Final = ""  # the group's committed offsets say where it goes on
+    position: Final = ""  # none: a group continues at its committed offsets
 
     def __init__(self, receiver: Receiver, chosen: RecordFilter, spawn: Spawn, outgoing: Budget) -> None:
-        """Give `receiver` the `chosen` records; any other goes to another member, or is settled where none wants it.
+        """Deliver the `chosen` records to `receiver`, and decline the others.
 
-        `outgoing`: the budget of all receivers.
+        Another member gets a declined record; if no member wants it, it is settled. `outgoing` is the budget of all
+        receivers.
         """
         self._holding = Holding(outgoing)
         self._receiver = receiver
@@ -48,23 +49,23 @@ class GroupSubscriber:
         self._membership: Membership | None = None
 
     def joined(self, membership: Membership) -> None:
-        """Take records from now on, as this member of the group."""
+        """Accept records from now on, as this member of the group."""
         self._membership = membership
         self._holding.gate.subscribe(self._share_changed)
         self.wake()
 
     @property
     def _ready(self) -> bool:
-        """Whether the stream is, and its client holds no more than its share."""
+        """Whether it has joined, the stream is ready, and the client's share of the budget is not used up."""
         return self._membership is not None and self._holding.gate.is_open and self._receiver.ready
 
     @property
     def demand(self) -> int:
-        """How many records may be offered; 0: the stream is not ready (`contracts.Subscriber`)."""
+        """The number of records that may be offered; 0 if the stream is not ready (`contracts.Subscriber`)."""
         return DEMAND if self._ready else 0
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
-        """Deliver or decline a record; False: the stream is not ready (`contracts.Subscriber`)."""
+        """Deliver or decline a record; False if the stream is not ready (`contracts.Subscriber`)."""
         membership = self._membership
         if membership is None or not self._ready:
             return False
@@ -75,12 +76,12 @@ class GroupSubscriber:
         return True
 
     def wake(self) -> None:
-        """Ask for records again, if the stream is ready."""
+        """Request records again if the stream is ready."""
         if self._membership is not None and self._ready:
             self._membership.wake()
 
     def hold(self, size: int, records: int) -> None:
-        """Its client holds so many records, of `size` bytes together."""
+        """Count the client's unsettled records, and their `size` in bytes, in the budget."""
         self._holding.hold(size + records * UNSETTLED_COST)
 
     def _share_changed(self, is_open: bool) -> None:
@@ -96,19 +97,19 @@ class GroupSubscriber:
         self._membership.done(record)
 
     def again(self, record: Received, *, failed: bool) -> None:
-        """Give a delivered record back to the group; `failed`: it counts as a failed attempt."""
+        """Return a delivered record to the group; with `failed` it counts as a failed attempt."""
         assert self._membership is not None
         self._membership.again(record, failed=failed)
 
     def attempts(self, record: Received) -> int:
-        """How often the record was delivered before."""
+        """Return how often the record was delivered before."""
         assert self._membership is not None
         return self._membership.attempts(record)
 
     def leave(self) -> None:
-        """Leave the group; unsettled records go back to it."""
+        """Leave the group; unsettled records return to it."""
         membership, self._membership = self._membership, None
         self._holding.hold(0)
         if membership is not None:
-            self._holding.gate.unsubscribe(self._share_changed)  # which has a way back to us
+            self._holding.gate.unsubscribe(self._share_changed)  # it refers to us: no reference cycle may be left
             self._spawn(membership.leave(failed=False))

@@ -32,7 +32,7 @@ UNSETTLED: Final = 10_000  # records of one subscription that its client has nei
 
 
 class LiveForm:
-    """A record as a frame: the same for all connections that have given their subscription the same name."""
+    """Encodes records as frames; shared by all connections that use the same name for their subscription."""
 
     def __init__(self, embedded: Format, name: str, names: Names) -> None:
         self._embedded = embedded
@@ -40,18 +40,18 @@ class LiveForm:
         self._names = names
 
     def encode(self, record: Received, position: str) -> bytes:
-        """The frame of a record (`feeds.Form`)."""
+        """Return the frame for a record (`feeds.Form`)."""
         return text_frame(carried(self._name, view_line(self._names.shown(record), self._embedded), position))
 
 
 class LiveForms:
-    """The forms in use, by format, by the subscription's name, and by whose names are shown."""
+    """The forms in use, by format, the subscription's name, and the tenant."""
 
     def __init__(self) -> None:
         self._forms: WeakValueDictionary[tuple[Format, str, Names], LiveForm] = WeakValueDictionary()
 
     def of(self, embedded: Format, name: str, names: Names) -> LiveForm:
-        """The form of records in this format for subscriptions of this name, of clients with such names."""
+        """Return the shared form for a format, a subscription's name, and a tenant."""
         form = self._forms.get((embedded, name, names))
         if form is None:
             form = self._forms[embedded, name, names] = LiveForm(embedded, name, names)
@@ -59,11 +59,11 @@ class LiveForms:
 
 
 class MessageStream(Protocol):
-    """The connection of a subscription; a Protocol, because a `LiveSession` makes its subscriptions itself."""
+    """The connection of a subscription. It is a Protocol because a `LiveSession` makes its subscriptions itself."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it takes more records."""
+        """Whether one more record can be sent."""
 
     def send(self, payload: bytes) -> None:
         """Send a message soon."""
@@ -73,11 +73,11 @@ class MessageStream(Protocol):
 
     @property
     def subject(self) -> str:
-        """What it is called where pauses are told."""
+        """The subject under which pauses are reported."""
 
 
 class Readers(msgspec.Struct, frozen=True):
-    """The parts of the gateway that the subscriptions of all live WebSockets read through."""
+    """The parts of the gateway that live subscriptions use; one instance for all."""
 
     services: RestServices
     feeds: Feeds
@@ -88,10 +88,10 @@ class Subscription:
     """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_subscriber.Receiver`."""
 
     def __init__(self, stream: MessageStream, grant: Grant, readers: Readers, message: Subscribe) -> None:
-        """Check the request to subscribe; `join` begins to read.
+        """Check the Subscribe message; `join` starts to read.
 
         Raises:
-            RestError: 403 or 422, the message asks for what cannot be.
+            RestError: 403 if it is not allowed, 422 if it is not valid.
         """
         self.name = message.id
         self._stream = stream
@@ -103,7 +103,7 @@ class Subscription:
             raise unprocessable(f"The credit {self._credit} is out of range")
         self._chosen = RecordFilter(message.key, message.header)
         self._source: FeedSubscriber | GroupSubscriber | None = None
-        self._unsettled: dict[int, tuple[GroupSubscriber, Received, int]] = {}  # with the frame's size
+        self._unsettled: dict[int, tuple[GroupSubscriber, Received, int]] = {}  # by delivery, with the frame's size
         self._held = 0  # bytes of these frames
         self._delivery = 0
         self._left = False
@@ -123,18 +123,18 @@ class Subscription:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the client would not get this subscription with the rights that it has now."""
+        """Whether the client's current rights do not allow this subscription."""
         grant, topic, group = self._grant, self._topic, self._message.group
         if group is None:
             return not grant.subscribe.some(topic)
         return not grant.subscribe.whole_topic(topic) or grant.group("read", grant.names.group(group)) is False
 
     async def join(self) -> None:
-        """Begin to read.
+        """Start to read.
 
         Raises:
-            Refused: as `find_span`, `LiveReader.watch`, `GroupNames.admit` and `Groups.join`.
-            RestError: as `find_span`.
+            Refused: As `find_span`, `LiveReader.watch`, `GroupNames.admit` and `Groups.join`.
+            RestError: As `find_span`.
         """
         message, readers = self._message, self._readers
         topic = self._topic
@@ -171,7 +171,7 @@ class Subscription:
         subscriber.wake()
 
     def leave(self) -> None:
-        """Read no more; unsettled records go back to the group."""
+        """Stop reading; unsettled records return to the group."""
         self._left = True
         self._unsettled.clear()
         self._held = 0
@@ -181,11 +181,11 @@ class Subscription:
 
     @property
     def unsettled(self) -> int:
-        """Records of a group that its client has neither acknowledged nor released."""
+        """The number of a group's records that the client has neither acknowledged nor released."""
         return len(self._unsettled)
 
     def flow(self) -> Window:
-        """Its credit, and what is unsettled."""
+        """Return its credit and unsettled records, for /flow."""
         unsettled = self.unsettled
         credit = UNSETTLED - unsettled if self._credit is None else self._credit
         paused = None if credit else Pause(TOO_MUCH if self._credit is None else NO_CREDIT)
@@ -203,10 +203,10 @@ class Subscription:
         self.wake()
 
     def settle(self, deliveries: Sequence[int], failed: bool | None) -> None:
-        """Settle deliveries (`failed` is None), or give them back to the group.
+        """Settle deliveries if `failed` is None, else return them to the group.
 
         Raises:
-            RestError: 404 for numbers that are not open; the others are settled.
+            RestError: 404 for deliveries that are not open; the others are settled.
         """
         unknown: list[int] = []
         for number in deliveries:
@@ -228,7 +228,7 @@ class Subscription:
             raise RestError(404, f"{len(unknown)} of these deliveries are not open, such as {shown}")
 
     def wake(self) -> None:
-        """Ask for records again."""
+        """Request records again."""
         if self._source is not None:
             self._source.wake()
 
@@ -236,7 +236,7 @@ class Subscription:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether one more record can be sent; none before the answer to the subscription."""
+        """Whether one more record can be sent; False before the Subscribe message is answered."""
         return self._source is not None and self._credit != 0 and self._stream.has_capacity
 
     def send(self, data: bytes) -> None:
@@ -245,7 +245,7 @@ class Subscription:
         self._stream.send_frame(data)
 
     def gap(self, partition: int, lost: int) -> None:
-        """Send `gap`: records that the client asked for were deleted."""
+        """Send `gap`: retention has deleted records that the client requested."""
         self._stream.send(lost_message(self.name, partition, lost))
 
     # group_subscriber.Receiver
@@ -256,7 +256,7 @@ class Subscription:
         return self.has_capacity and len(self._unsettled) < UNSETTLED
 
     def deliver(self, record: Received) -> None:
-        """Send a record of the group, under a number that its client settles."""
+        """Send a record of the group under a number that the client uses to settle it."""
         source = self._source
         assert isinstance(source, GroupSubscriber)
         self._spend()
@@ -270,7 +270,7 @@ class Subscription:
 
     @property
     def subject(self) -> str:
-        """What its connection is called where pauses are told."""
+        """The subject under which pauses of its connection are reported."""
         return self._stream.subject
 
     def _spend(self) -> None:

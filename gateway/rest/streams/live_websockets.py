@@ -1,7 +1,7 @@
-"""Live WebSockets: publish and subscribe over one connection, with acknowledgements and credit both ways.
+"""Live WebSockets: publish and subscribe over one connection, with acknowledgements and credit in both directions.
 
-A session is driven by a pump as MQTT's and AMQP's are. Records go to the publisher at once, in the order in which they
-came, and a message is answered when the outcome of its last record is known. While Kafka is slow the socket is not
+A session is driven by a pump, like those of MQTT and AMQP. Records go to the publisher immediately, in the order in
+which they arrive, and a message is answered when its last record is settled. While Kafka is slow, the socket is not
 read.
 """
 
@@ -63,13 +63,13 @@ from protocols.websocket import POLICY_VIOLATION, SERVICE_RESTART
 log = structlog.get_logger(__name__)
 
 MOST_SUBSCRIPTIONS: Final = 256  # of one connection
-PRODUCING: Final = 1024  # produce messages of one connection that wait for Kafka; more are not read
+PRODUCING: Final = 1024  # unanswered produce messages of one connection; at this number it is not read
 STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
 
 class LiveStatistics(msgspec.Struct):
-    """What live WebSockets came to, since the start."""
+    """Counts of live WebSockets, since the start."""
 
     open: Annotated[int, gauge("open WebSockets")] = 0
     opened_total: Annotated[int, counter("WebSockets opened")] = 0
@@ -95,7 +95,7 @@ class LiveSession:
     ) -> None:
         self.live = live
         self._limits = limits
-        self._reading: ReadingPause | None = None  # None: any amount
+        self._reading: ReadingPause | None = None  # None: no rate limit
         self._sending: SendingPause | None = None
         self.grant = grant
         self.connection = connection
@@ -103,14 +103,14 @@ class LiveSession:
         self._sender = Sender(lasting=True)
         self.unanswered = 0  # produce messages that wait for Kafka
         self._draining = False
-        self._ended = BY_CLIENT  # by whom, for presence
+        self._ended = BY_CLIENT  # why it ended, for presence
         self._expires_ms = expires_ms
         self._expiry = Expiry(live.services.wall_clock, self._expired)
 
     # pump.Handler
 
     def connected(self, pump: Pump) -> None:
-        """Read the messages of a new connection."""
+        """Set up the session of a new connection."""
         self.pump = pump
         self.live.presents.stream(self, self._present_as, self.grant.identity.name, pump.peer)
         self._expiry.set(self._expires_ms)
@@ -142,12 +142,12 @@ class LiveSession:
         return None
 
     def writable(self) -> None:
-        """Send records again: the socket has capacity."""
+        """Request records again: the socket has capacity."""
         for subscription in tuple(self._subscriptions.values()):
             subscription.wake()
 
     def disconnected(self, reason: str) -> None:
-        """End the session: its connection is gone."""
+        """End the session: its connection is closed."""
         self.live.presents.stream_gone(self, self._present_as, self._ended)
         self._leave_all()
         for pause in (self._reading, self._sending):
@@ -167,12 +167,12 @@ class LiveSession:
 
     @property
     def _present_as(self) -> str:
-        """Its name among those of all tenants."""
+        """The principal with the tenant's prefix."""
         return self.grant.names.mqtt(self.grant.identity.name)
 
     @property
     def load(self) -> int:
-        """Nothing of its own: a WebSocket has no budget, it waits with `PRODUCING` messages unanswered."""
+        """Return 0: a WebSocket has no budget of its own; it pauses at `PRODUCING` unanswered messages."""
         return 0
 
     def flow(self) -> ConnectionFlow | None:
@@ -233,7 +233,7 @@ class LiveSession:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether the connection takes more records."""
+        """Whether one more record can be sent."""
         if self._sending is not None and not self._sending.is_open:
             return False
         return self.pump.writable and not self.connection.closing
@@ -252,14 +252,14 @@ class LiveSession:
         self._flush()
 
     def refuse(self, name: str | None, error: RestError) -> None:
-        """Answer a message by an error."""
+        """Answer a message with an error."""
         self.live.counts.errors_total += 1
         if error.status == FORBIDDEN:
             audit_denied(self.pump, self.grant, error.message)
         self.send(failed(name, error))
 
     def dropped(self, subscription: Subscription, error: RestError) -> None:
-        """Answer a subscription that could not be made by an error."""
+        """Remove a subscription that failed, and answer it with an error."""
         if self._subscriptions.get(subscription.name) is subscription:
             del self._subscriptions[subscription.name]
             self.refuse(subscription.name, error)
@@ -345,7 +345,7 @@ class LiveSession:
         return subscription
 
     def rights_changed(self) -> None:
-        """The client may do something else than before: what it would not get now is ended."""
+        """End the subscriptions that the client's changed rights no longer allow."""
         for subscription in tuple(self._subscriptions.values()):
             if subscription.is_refused:
                 subscription.leave()
@@ -359,7 +359,7 @@ class LiveSession:
         return self.pump.closed or self.connection.closing
 
     def prepare_to_leave(self) -> bool:
-        """Read and send no more; close the connection when Kafka has answered what it was given."""
+        """Stop reading and sending; close the connection when Kafka has answered all submitted records."""
         self._draining = True
         self._ended = STOPPED
         self._pause(STOPPING)
@@ -374,7 +374,7 @@ class LiveSession:
         return not self.unanswered
 
     def leave(self) -> None:
-        """It has been closed by the answer to its last message."""
+        """Do nothing: the answer to its last message has closed it."""
 
     def _close(self) -> None:
         self.connection.close(SERVICE_RESTART, "the gateway stops")
@@ -400,7 +400,7 @@ class LiveSession:
         for subscription in subscriptions:
             subscription.leave()
 
-    # reading, which pauses while any reason holds
+    # pausing and resuming to read
 
     def _on_gate(self, is_open: bool) -> None:
         if is_open:
@@ -423,7 +423,7 @@ class LiveSession:
             self.pump.flush_soon()
 
 
-PENDING: Final = 64 * 1024  # bytes that are sent at once; fewer wait for the end of the event loop's iteration
+PENDING: Final = 64 * 1024  # bytes that are written immediately; fewer wait for the end of the loop iteration
 _ACTIONS: Final[dict[type, Any]] = {
     Produce: LiveSession._produce,
     Subscribe: LiveSession._subscribe,
@@ -435,7 +435,7 @@ _ACTIONS: Final[dict[type, Any]] = {
 
 
 class Live(OperationSet):
-    """The operation that opens a live WebSocket, and all that are open."""
+    """The operation that opens a live WebSocket, and the open sessions."""
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.services = services
@@ -486,16 +486,16 @@ class Live(OperationSet):
             self._empty.set()
 
     def departing(self) -> Iterable[LiveSession]:
-        """Those that are open."""
+        """Return the open sessions."""
         return tuple(self._sessions.values())
 
     async def drain(self) -> None:
-        """Close every connection when Kafka has answered what it was given."""
+        """Close every connection when Kafka has answered its submitted records."""
         for session in self.departing():
             session.prepare_to_leave()
 
     async def stop(self) -> None:
-        """Close the connections that are open."""
+        """Close the open connections, and abort those that are left after `CLOSE_S`."""
         for session in tuple(self._sessions.values()):
             session.stop()
         if self._sessions:
@@ -506,10 +506,10 @@ class Live(OperationSet):
             pump.abort()
 
     def flowing(self) -> list[Flowing]:
-        """Those that are open."""
+        """Return the open sessions, for /flow."""
         return list(self._sessions.values())
 
     def statistics(self) -> LiveStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         unanswered = sum(session.unanswered for session in self._sessions.values())
         return msgspec.structs.replace(self.counts, open=len(self._sessions), unanswered=unanswered)

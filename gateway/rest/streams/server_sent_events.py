@@ -1,8 +1,8 @@
-"""Server-sent events (WHATWG HTML section 9.2): a topic's records as they are stored, to any number of browsers.
+"""Server-sent events (WHATWG HTML section 9.2): streams a topic's records to browsers as they are stored.
 
-A stream costs a socket and two timers, no task. Its events have a position as their `id`; a browser that connects again
-sends the last one, and nothing is missed or doubled. A stream in a consumer group gets a share of the records instead.
-There a record is settled when the client's machine has acknowledged its bytes: a browser acknowledges nothing itself.
+A stream costs a socket and two timers, no task. Each event's `id` is a position; a browser that reconnects sends the
+last one, so no record is missed or repeated. A stream in a consumer group gets a share of the records instead. There a
+record is settled when the client's TCP stack has acknowledged its bytes, as a browser itself acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ from protocols.rest.responses import encode
 from protocols.rest.streaming import EVENT_TYPE, chunk, event, heartbeat, retry
 
 RETRY_MS: Final = 2000
-LAST_S: Final = 2.0  # how long the end of a stream in a group waits for the client to acknowledge its records
-SETTLE_S: Final = 0.25  # between two looks at what a client's machine has acknowledged
-UNSETTLED: Final = 1000  # records of a group that are on their way to one client
+LAST_S: Final = 2.0  # how long a stream in a group waits at its end for the client's TCP acknowledgements
+SETTLE_S: Final = 0.25  # between two checks of TCP acknowledgements
+UNSETTLED: Final = 1000  # unsettled records of a group for one client
 
 
 class EventForm:
-    """A record as an event, in a chunk of its own, for clients with such names."""
+    """Encodes a record as an event in an HTTP chunk, for the clients of one tenant."""
 
     def __init__(self, embedded: Format, names: Names) -> None:
         self._embedded = embedded
         self._names = names
 
     def encode(self, record: Received, position: str) -> bytes:
-        """The event of a record (`feeds.Form`)."""
+        """Return the event for a record (`feeds.Form`)."""
         return chunk(event(view_line(self._names.shown(record), self._embedded), position))
 
 
 @functools.lru_cache(maxsize=1024)
 def form_of(embedded: Format, names: Names) -> Form:
-    """The form of a format, one for all clients of a tenant."""
+    """Return the encoder for a format, shared by all clients of a tenant."""
     return EventForm(embedded, names)
 
 
 class StreamsStatistics(msgspec.Struct):
-    """What streams of events came to, since the start."""
+    """Counts of event streams, since the start."""
 
     open: Annotated[int, gauge("open streams of events")] = 0
     opened_total: Annotated[int, counter("streams opened")] = 0
@@ -81,37 +81,37 @@ class StreamsStatistics(msgspec.Struct):
 class EventStream:
     """One stream; a `feeds.Sink`, a `group_subscriber.Receiver` and a `stream_socket.StreamUser`."""
 
-    load: Final = 0  # it brings nothing to Kafka
+    load: Final = 0  # it publishes nothing
 
     def __init__(self, streams: EventStreams, topic: str, call: Call, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, streams.outgoing, self)
-        self.source: FeedSubscriber | GroupSubscriber | None = None  # gives it records; set when it has joined
+        self.source: FeedSubscriber | GroupSubscriber | None = None  # provides records; set once it has joined
         self.form = form_of(Format(call.query["format"]), call.grant.names)
         self._peer = call.connection.peer
-        self.principal = call.grant.identity.name  # whose it is
+        self.principal = call.grant.identity.name
         self._since = streams.wall_clock() / 1000
-        self.present_as = call.grant.names.mqtt(self.principal)  # its name among those of all tenants
+        self.present_as = call.grant.names.mqtt(self.principal)  # the principal with the tenant's prefix
         self._topic = topic
         self.grant = call.grant
         self._group: str | None = call.query.get("group")
         self._streams = streams
         self._left = limit
-        self._unsettled: deque[tuple[int, Received]] = deque()  # with the bytes sent up to its end
-        self._settled = 0  # bytes sent up to the end of the last one that is settled
+        self._unsettled: deque[tuple[int, Received]] = deque()  # with the count of sent bytes up to the record's end
+        self._settled = 0  # the same count for the latest settled record
         self._ending = False
-        self._ended = BY_CLIENT  # how, for presence
+        self._ended = BY_CLIENT  # why it ended, for presence
         self._heart: asyncio.TimerHandle | None = None
         self._over: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._expiry = Expiry(streams.wall_clock, self.end)
-        self.limits: ClientLimits | None = None  # of the connection, once that is the stream's
-        self._sending: SendingPause | None = None  # None: it may be sent as much as there is
+        self.limits: ClientLimits | None = None  # of the connection, once the stream owns it
+        self._sending: SendingPause | None = None  # None: no rate limit
         limits = call.connection.limits
         if limits is not None and limits.outgoing is not None:
             self._sending = SendingPause(limits.outgoing, self.subject, self.writable)
 
     def start(self, heartbeat_s: float, duration_s: float | None, expires_ms: int | None) -> None:
-        """Set the timers, when the head of the answer was sent."""
+        """Start the timers, after the head of the answer was sent."""
         loop = asyncio.get_running_loop()
         self._heart = loop.call_later(heartbeat_s, self._beat, heartbeat_s)
         if duration_s is not None:
@@ -119,7 +119,7 @@ class EventStream:
         self._expiry.set(expires_ms)
 
     def end(self) -> None:
-        """End the answer behind its last event; in a group, when that is settled or `LAST_S` seconds have passed."""
+        """End the answer after its last event; in a group, when that is settled or after `LAST_S` seconds."""
         self._left = 0
         if self._ended is BY_CLIENT:
             self._ended = OVER
@@ -132,7 +132,7 @@ class EventStream:
         self._over = asyncio.get_running_loop().call_later(LAST_S, self.socket.end)
 
     def rights_changed(self) -> None:
-        """The client may do something else than before: a stream that it would not get now ends."""
+        """End the stream if the client's changed rights no longer allow it."""
         grant, topic, group = self.grant, self._topic, self._group
         if group is None:
             refused = not grant.subscribe.some(topic)
@@ -152,11 +152,11 @@ class EventStream:
         return self.socket.closed or self._left == 0
 
     def prepare_to_leave(self) -> bool:
-        """No event is on its way: they are sent as they come."""
+        """Return False: there is nothing to wait for, as events are sent when they come."""
         return False
 
     def leave(self) -> None:
-        """End the stream; the client comes back after a time that is not everybody's."""
+        """End the stream, and let the client reconnect after a random time."""
         self._ended = STOPPED
         self.socket.send(chunk(retry(random.randint(RETRY_MS // 2, RETRY_MS * 3 // 2))))  # noqa: S311 - no secret
         self.end()
@@ -169,7 +169,7 @@ class EventStream:
         return subject("http", self.principal, self._peer)
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`: a browser grants nothing, only its socket slows."""
+        """See `gateway.flow.Flowing`. A browser grants no credit; only its socket limits the stream."""
         unsettled = len(self._unsettled)
         events = Window("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)
         return ConnectionFlow(
@@ -205,7 +205,7 @@ class EventStream:
         return view
 
     def kick(self) -> None:
-        """End the answer behind its last event."""
+        """End the answer after its last event."""
         self.end()
 
     # feeds.Sink
@@ -218,7 +218,7 @@ class EventStream:
         return self.socket.has_capacity and self._left != 0
 
     def send(self, data: bytes) -> None:
-        """Send an event; the last one that the client asked for ends the stream."""
+        """Send an event; end the stream after the last one that the client requested."""
         self.socket.send(data)
         if self._sending is not None:
             self._sending.spend(1, len(data))
@@ -229,7 +229,7 @@ class EventStream:
                 asyncio.get_running_loop().call_soon(self.end)
 
     def gap(self, partition: int, lost: int) -> None:
-        """Send an event `gap`: records that the client asked for were deleted."""
+        """Send an event `gap`: retention has deleted records that the client requested."""
         self.socket.send(chunk(event(encode({"partition": partition, "lost": lost}), kind="gap")))
 
     # group_subscriber.Receiver
@@ -240,7 +240,7 @@ class EventStream:
         return self.has_capacity and len(self._unsettled) < UNSETTLED
 
     def deliver(self, record: Received) -> None:
-        """Send a record of the group, and settle it when the client's machine has it."""
+        """Send a record of the group, and settle it when the client's TCP stack has acknowledged it."""
         if not self._unsettled:
             self._settled = self.socket.total
         self.send(self.form.encode(record, ""))
@@ -266,7 +266,7 @@ class EventStream:
         source.wake()
 
     def _count(self) -> None:
-        """Tell what of a group's records the client's machine does not have."""
+        """Report the unsettled bytes and records to the budget of all receivers."""
         if isinstance(self.source, GroupSubscriber):
             size = self.socket.total - self._settled if self._unsettled else 0
             self.source.hold(size, len(self._unsettled))
@@ -274,12 +274,12 @@ class EventStream:
     # stream_socket.StreamUser
 
     def writable(self) -> None:
-        """Ask for records again."""
+        """Request records again."""
         if self.source is not None:
             self.source.wake()
 
     def closed(self) -> None:
-        """End the stream: its client is gone."""
+        """End the stream: its connection is closed."""
         for timer in (self._heart, self._over, self._settling):
             if timer is not None:
                 timer.cancel()
@@ -288,14 +288,14 @@ class EventStream:
         self._streams.forget(self)
 
     def end_limits(self) -> None:
-        """Its connection is gone, or another request's."""
+        """Stop counting against the client's limits."""
         if self._sending is not None:
             self._sending.end()
         if self.limits is not None:
             self.limits.leave()
 
     def _beat(self, period: float) -> None:
-        """Send a comment when nothing else was sent for a while."""
+        """Send a comment if nothing else was sent for a while."""
         self._heart = asyncio.get_running_loop().call_later(period, self._beat, period)
         if not self.socket.busy and self.socket.has_capacity:
             position = "" if self.source is None else self.source.position
@@ -361,7 +361,7 @@ class EventStreams(OperationSet):
             raise
         self.counts.opened_total += 1
         duration = query.get("duration")
-        if stream not in self._streams:  # its client has left meanwhile
+        if stream not in self._streams:  # its client has disconnected meanwhile
             stream.end_limits()
         else:
             self.presents.stream(stream, stream.present_as, call.grant.identity.name, call.connection.peer)
@@ -389,7 +389,7 @@ class EventStreams(OperationSet):
         return subscriber
 
     def forget(self, stream: EventStream) -> None:
-        """Leave the topic or group of a stream that has ended."""
+        """Leave the topic or the group of a stream that has ended."""
         if stream in self._streams:
             self._streams.discard(stream)
             stream.end_limits()
@@ -403,24 +403,24 @@ class EventStreams(OperationSet):
                 stream.rights_changed()
 
     def departing(self) -> Iterable[EventStream]:
-        """Those that are open."""
+        """Return the open streams."""
         return tuple(self._streams)
 
     async def drain(self) -> None:
-        """End every stream behind its last event."""
+        """End every stream after its last event."""
         self._draining = True
         for stream in self.departing():
             stream.leave()
 
     async def stop(self) -> None:
-        """Close the connections of clients that have not read the end of their streams."""
+        """Abort the connections of clients that have not read the end of their streams."""
         for stream in list(self._streams):
             stream.socket.abort()
 
     def flowing(self) -> list[Flowing]:
-        """Those that are open."""
+        """Return the open streams, for /flow."""
         return list(self._streams)
 
     def statistics(self) -> StreamsStatistics:
-        """Counts so far."""
+        """Return the counts so far."""
         return msgspec.structs.replace(self.counts, open=len(self._streams))

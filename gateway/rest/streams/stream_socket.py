@@ -1,7 +1,7 @@
-"""A connection whose answer goes on: written without waiting, in few system calls, never more than its reader takes.
+"""The connection of an endless answer: written without waiting, with few system calls, bounded for slow readers.
 
-The socket is taken away from aiohttp behind the head of the answer: no task is left of the request. Bytes to send are
-collected and written at the end of the event loop's iteration (`writes.Writes`). A thousand streams that get the same
+The socket is taken over from aiohttp after the head of the answer, so the request's task ends. Bytes to send are
+collected and written at the end of the event loop iteration (`writes.Writes`). A thousand streams that get the same
 event are written in portions, between which the gateway does other work.
 """
 
@@ -24,26 +24,26 @@ from gateway.rest.server.call import Call
 from gateway.security.entrance import Entrance
 from protocols.rest.streaming import LAST_CHUNK
 
-HIGH: Final = 64 * 1024  # bytes that wait here, and again in the transport, at most
+HIGH: Final = 64 * 1024  # bytes that wait here, and again as many in the transport
 _NUMBER: Final = struct.Struct("i")
 
 
 class StreamUser(Protocol):
-    """The stream that writes to a socket; a Protocol, because a stream makes its socket itself."""
+    """The stream that writes to a socket. It is a Protocol because a stream makes its socket itself."""
 
     def writable(self) -> None:
         """Called when the socket has capacity again."""
 
     def closed(self) -> None:
-        """Called once, when the connection is gone."""
+        """Called once, when the connection is closed."""
 
     @property
     def subject(self) -> str:
-        """What the connection is called where pauses are told."""
+        """The subject under which pauses of the connection are reported."""
 
 
 class StreamSocket(asyncio.Protocol):
-    """One such connection, from the request on."""
+    """The connection of one endless answer."""
 
     __slots__ = (
         "_closed", "_ending", "_entrance", "_outgoing", "_paused", "_pending", "_size", "_transport", "_unread",
@@ -51,13 +51,10 @@ class StreamSocket(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, writes: Writes, outgoing: Budget, user: StreamUser) -> None:
-        """Write for `user`, from `begin` on.
-
-        `writes` is shared by all streams of a listener; `outgoing` counts what slow readers have not read.
-        """
+        """`writes` is shared by all streams; `outgoing` counts the bytes that slow readers have not read."""
         self._writes = writes
         self._outgoing = outgoing
-        self._unread: Unread | None = None  # while the reader is slow
+        self._unread: Unread | None = None  # while the client reads slowly
         self._user = user
         self._transport: asyncio.Transport | None = None
         self._pending: list[bytes] = []
@@ -71,7 +68,7 @@ class StreamSocket(asyncio.Protocol):
         self.busy = False  # whether something was written since this was last set to False
 
     def begin(self, transport: asyncio.Transport, entrance: Entrance) -> None:
-        """Take the socket over, which came through `entrance`."""
+        """Take over the socket, which was accepted at `entrance`."""
         self._transport = transport
         self._entrance = entrance
         transport.set_protocol(self)
@@ -85,7 +82,7 @@ class StreamSocket(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """What it writes to; None before it begins, and when the connection is gone."""
+        """The transport; None before `begin` and after the connection is closed."""
         return self._transport
 
     @transport.setter
@@ -93,7 +90,7 @@ class StreamSocket(asyncio.Protocol):
         self._transport = transport
 
     def send(self, data: bytes) -> None:
-        """Write soon; chunks of the answer, whole ones."""
+        """Write complete chunks of the answer soon."""
         self._pending.append(data)
         self._size += len(data)
         self.total += len(data)
@@ -104,7 +101,7 @@ class StreamSocket(asyncio.Protocol):
             self._writes.add(self)
 
     def flush_now(self) -> None:
-        """Write what was sent in this iteration of the event loop (`writes.Flushed`)."""
+        """Write the collected bytes (`writes.Flushed`)."""
         self._waiting = False
         if self._closed or self._transport is None or not self._pending:
             return
@@ -120,7 +117,7 @@ class StreamSocket(asyncio.Protocol):
             self._user.writable()
 
     def end(self) -> None:
-        """Write what waits and the end of the answer, and close."""
+        """Write the collected bytes and the end of the answer, and close."""
         self._ending = True
         if self._closed or self._transport is None:
             return
@@ -130,23 +127,23 @@ class StreamSocket(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
         return self._closed
 
     def abort(self) -> None:
-        """Close at once."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def unwritten(self) -> int:
-        """Bytes that wait here and in the transport."""
+        """Unsent bytes here and in the transport."""
         return self._size + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def acknowledged(self) -> int:
-        """How many of the bytes sent the peer's machine has acknowledged, at least.
+        """Return a lower bound for the number of sent bytes that the peer's TCP stack has acknowledged.
 
-        What the kernel has and TCP has not seen acknowledged is counted in bytes of the wire, of which TLS makes more.
+        It is a lower bound because the kernel counts unacknowledged bytes on the wire, which TLS makes more.
         """
         transport = self._transport
         if transport is None:
@@ -161,10 +158,10 @@ class StreamSocket(asyncio.Protocol):
     # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
-        """A client that has asked has no more to say; what it says is not looked at."""
+        """Ignore what the client sends after its request."""
 
     def pause_writing(self) -> None:
-        """The kernel takes no more: from now on what is unread is counted, and has its bounds."""
+        """The kernel's send buffer is full: count the unsent bytes from now on, and limit them."""
         self._unread = Unread(self._outgoing, HIGH)
         self._count_unread(self._unread)
 
@@ -183,7 +180,7 @@ class StreamSocket(asyncio.Protocol):
             pauses.end(SLOW_READER, self)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """The client has caught up with reading."""
         self._paused = False
         self._forget_unread()
         if self._size < HIGH:
@@ -191,7 +188,7 @@ class StreamSocket(asyncio.Protocol):
             self._user.writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the stream that the connection is gone."""
+        """Notify the stream that the connection is closed."""
         if not self._closed:
             self._closed = True
             self.has_capacity = False
@@ -200,24 +197,24 @@ class StreamSocket(asyncio.Protocol):
             self._transport = None
             self._entrance.connections -= 1
             user = self._user
-            del self._user  # which has this socket
+            del self._user  # it refers to this socket: no reference cycle may be left
             user.closed()
 
 
 class _Begun(web.StreamResponse):
-    """An answer whose end is not aiohttp's to write."""
+    """An answer whose end aiohttp must not write."""
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Leave the end of the answer to `StreamSocket.end`."""
 
 
 async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocket) -> web.StreamResponse:
-    """Send the head of an answer that goes on, and give the connection to `socket`, which writes the rest in chunks.
+    """Send the head of an endless answer, and hand the connection to `socket`, which writes the rest in chunks.
 
-    `first` goes out with the head: a part of the answer, without a chunk's frame.
+    `first` is sent with the head: a part of the answer without a chunk's frame.
 
     Raises:
-        ConnectionError: the client has left.
+        ConnectionError: The client has disconnected.
     """
     connection = call.request.protocol
     assert isinstance(connection, HttpConnection)
@@ -227,7 +224,7 @@ async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocke
             "Server": SERVER,
             "Cache-Control": "no-store",
             "Connection": "close",
-            "X-Accel-Buffering": "no",  # proxies that know it pass on at once what they get
+            "X-Accel-Buffering": "no",  # makes proxies such as nginx forward without buffering
         }
     )
     await call.begin(answer)

@@ -1,4 +1,4 @@
-// Shows the contract and tries its operations out. Nothing is loaded but what this gateway serves.
+// Shows the contract and lets users try its operations. Loads nothing from other servers.
 "use strict";
 
 const METHODS = ["get", "post", "put", "patch", "delete", "head", "options"];
@@ -32,7 +32,7 @@ function shortType(schema) {
   return bounds.length ? `${type} (${bounds.map((name) => `${name} ${schema[name]}`).join(", ")})` : type;
 }
 
-// A value to begin with: what a schema's example, default or type suggests.
+// Returns a sample value from a schema's example, default or type.
 function example(schema, depth = 0) {
   schema = resolved(schema) || {};
   if (schema.examples && schema.examples.length) return schema.examples[0];
@@ -101,7 +101,7 @@ async function send(method, path, parameters, form, output) {
     const reader = answer.body ? answer.body.getReader() : null;
     const decoder = new TextDecoder();
     let text = "";
-    for (;;) { // an answer may go on for ever: it is shown as it comes, up to a length
+    for (;;) { // an answer may be endless: it is shown as it arrives, up to a length
       const part = reader ? await reader.read() : { done: true };
       if (!part.done) text += decoder.decode(part.value, { stream: true });
       output.textContent = `${answer.status} ${answer.statusText}\n${fields}\n\n${text}`;
@@ -146,7 +146,7 @@ function operationView(method, path, shared, operation) {
     element("summary", {}, element("span", { class: "method" }, method.toUpperCase()), element("code", {}, path), " ",
       element("span", { class: "about" }, operation.summary || "")));
   view.addEventListener("toggle", () => {
-    if (view.childElementCount > 1) return; // made when it is first opened
+    if (view.childElementCount > 1) return; // already built when it was first opened
     view.append(...[
       described(operation.description),
       parameterTable(parameters),
