@@ -1,9 +1,9 @@
-"""Who is online: what the presence topic says, what this gateway knows better, and what it has to write.
+"""The online state of all clients: the presence topic's contents, this gateway's connections, and pending writes.
 
-No I/O: `take` says what is to be written for a key, `apply` is told every record of the topic in the order of the log.
-For each key one write is on its way at a time, until it was read back; what changes meanwhile is written then, the
-latest state only. What lies in the log before a record of ours that was not read back yet is older than it. So of two
-CONNECTs the later in the log is the last, for every gateway alike.
+There is no I/O here: `take` returns the value to write for a key, `apply` processes every record of the topic in log
+order. For each key one write is in flight at a time, until it was read back; of later changes only the latest state is
+written then. Records read before our own record is read back are older than it. So all gateways agree that of two
+CONNECTs the later one in the log is the last.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gateway.presence.records import (
     encode,
 )
 
-GONE: Final = b""  # the value of a deletion, as it is noted
+GONE: Final = b""  # represents a tombstone in `pending`
 MOST_DUE: Final = 100_000
-"""While Kafka takes nothing and so many states wait already, clients that come and go leave none."""
+"""With more states due, because Kafka does not answer, clients that connect and disconnect again are not reported."""
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """What the topic says of a key."""
+    """The state of a key in the topic."""
 
     online: bool
     epoch: int
     gateway: str
     principal: str
     since: int
-    value: bytes  # the record
+    value: bytes  # of the record
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -50,57 +50,57 @@ class Present(msgspec.Struct, frozen=True):
     address: str
     since: int  # epoch milliseconds
     session: SessionKept = SessionKept()
-    # closes it, where a key has one connection over all gateways; None: it may have several, or others decide that
+    # closes the connection if the key's client connects elsewhere; None: a key may have several connections, or
+    # session records decide (ADR 0043)
     yields: Callable[[], None] | None = None
 
 
 class _Mine:
-    """What this gateway knows of a key better than the topic."""
+    """This gateway's own state of a key, which may be newer than the topic's."""
 
     __slots__ = ("connections", "epoch", "left", "pending")
 
     def __init__(self) -> None:
-        self.connections: dict[Hashable, Present] = {}  # the first of them is shown
-        self.epoch = 0  # of the state that is shown
-        self.left: tuple[Present, Ended, int] | None = None  # the last connection has ended, why, and when
-        self.pending: bytes | None = None  # written, and not read back
+        self.connections: dict[Hashable, Present] = {}  # the first one is reported
+        self.epoch = 0  # of the reported state
+        self.left: tuple[Present, Ended, int] | None = None  # the ended last connection, reason and time
+        self.pending: bytes | None = None  # value written but not read back
 
 
 class Ledger:
-    """The states of all clients, of all gateways."""
+    """The online states of the clients of all gateways."""
 
     def __init__(
         self,
         owner: str,  # this process
         *,
-        is_alive: Callable[[str], bool],  # whether another process was heard of
-        is_dead: Callable[[str], bool],  # whether it has long not been; who has just started does not know
-        is_ours: Callable[[str], bool],  # whether it is dead, and we are the first to care for what it has left
+        is_alive: Callable[[str], bool],  # whether heartbeats of another process are received
+        is_dead: Callable[[str], bool],  # whether they have been missing for long; unknown just after our start
+        is_ours: Callable[[str], bool],  # whether it is dead and this gateway is first to take over its clients
     ) -> None:
-        """Begin with nothing known."""
         self.known: dict[str, Known] = {}
-        self.due: dict[str, None] = {}  # keys to be looked at by `take`, in this order
+        self.due: dict[str, None] = {}  # keys for `take`, in order
         self.takeovers = self.deaths = self.mended = self.forgotten = self.invalid = 0
         self._owner = owner
         self._is_alive = is_alive
         self._is_dead = is_dead
         self._is_ours = is_ours
         self._mine: dict[str, _Mine] = {}
-        self._behind: set[str] = set()  # keys whose last record in the log is not the right one
-        self._over: set[str] = set()  # keys that are to be deleted
+        self._behind: set[str] = set()  # keys whose last record in the log is outdated
+        self._over: set[str] = set()  # keys to delete
 
     @property
     def online(self) -> int:
-        """How many keys have a connection here."""
+        """Number of keys with a connection here."""
         return sum(1 for mine in self._mine.values() if mine.connections)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is to be written, nor on its way."""
+        """Whether no write is due or in flight."""
         return not self.due and all(mine.pending is None for mine in self._mine.values())
 
     def principal_elsewhere(self, key: str) -> str | None:
-        """Who is connected under a key at another gateway that lives; None: nobody."""
+        """Return the principal connected under a key at another live gateway, or None."""
         known = self.known.get(key)
         if known is None or not known.online or known.gateway == self._owner or not self._is_alive(known.gateway):
             return None
@@ -109,7 +109,7 @@ class Ledger:
     # connections of this gateway
 
     def enter(self, key: str, connection: Hashable, present: Present) -> None:
-        """A client has connected."""
+        """Note a new connection."""
         mine = self._mine.get(key)
         if mine is None:
             mine = self._mine[key] = _Mine()
@@ -119,7 +119,7 @@ class Ledger:
             self._advance(key, mine)
 
     def leave(self, key: str, connection: Hashable, ended: Ended, now: int) -> None:
-        """Its connection has ended; without effect when it was taken over, or never entered."""
+        """Note the end of a connection; does nothing if it was taken over, or never entered."""
         mine = self._mine.get(key)
         if mine is None or connection not in mine.connections:
             return
@@ -140,7 +140,7 @@ class Ledger:
         self._want(key)
 
     def _advance(self, key: str, mine: _Mine) -> None:
-        """Another connection is shown from now on."""
+        """Report another connection from now on, with a new epoch."""
         known = self.known.get(key)
         mine.epoch = max(mine.epoch, known.epoch if known is not None else 0) + 1
         self._want(key)
@@ -151,14 +151,14 @@ class Ledger:
     # writing
 
     def take(self, key: str, now: int) -> bytes | None:
-        """What is to be written for a key that is due: a record's value, `GONE` for a deletion, or None: nothing.
+        """Return the value to write for a due key: a record's value, `GONE` for a tombstone, or None for nothing.
 
-        It counts as on its way until `apply` was told of it, or `failed`.
+        The write is in flight until `apply` gets its record, or `failed` is called.
         """
         self.due.pop(key, None)
         mine = self._mine.get(key)
         if mine is not None and mine.pending is not None:
-            return None  # looked at again when it was read back
+            return None  # handled when the write was read back
         value = self._wanted(key, mine, now)
         if value is None:
             if mine is not None and not mine.connections:
@@ -181,7 +181,7 @@ class Ledger:
             present, ended, when = mine.left
             if known is None or (known.gateway == self._owner if known.online else known.epoch < mine.epoch):
                 return self._record(mine, present, ended, when)
-            mine.left = None  # the client is elsewhere, or was since
+            mine.left = None  # the client has connected elsewhere meanwhile
         if known is None:
             return None
         if known.online and known.gateway == self._owner:
@@ -212,27 +212,27 @@ class Ledger:
 
     @staticmethod
     def _ended(known: Known, ended: Ended, now: int) -> bytes:
-        """The record of a connection of which nobody knows more than the topic says."""
+        """Return the offline record for a connection that is known only from the topic."""
         record = decode(known.value)
         assert record is not None
         return encode(msgspec.structs.replace(record, state=OFFLINE, since=now, reason=ended))
 
     def failed(self, key: str) -> None:
-        """Kafka has not taken what was on its way, or nobody knows."""
+        """Handle a failed write, or one with unknown result."""
         mine = self._mine.get(key)
         if mine is not None:
             mine.pending = None
         if mine is not None and mine.connections:
-            self._look(key)  # the client may be elsewhere by now
+            self._look(key)  # the client may have connected elsewhere meanwhile
         else:
             self._want(key)
 
     # reading
 
     def apply(self, key: str, value: bytes | None, *, own: bool) -> bool:
-        """A record of the topic; whether it is what the topic says of the key from now on.
+        """Process a record of the topic; return whether it is now the key's valid record.
 
-        `own`: this process wrote it. Connections that have to go are closed before this returns.
+        `own`: this process wrote it. Connections that lose their key are closed before this returns.
         """
         mine, known = self._mine.get(key), self.known.get(key)
         record = None if value is None else decode(value)
@@ -264,9 +264,10 @@ class Ledger:
         return not stale
 
     def _met(self, key: str, mine: _Mine, known: Known) -> None:
-        """Our record was read behind another one that has its epoch, or a higher one: the last CONNECT is ours.
+        """Handle that our record was read behind another gateway's with the same or a higher epoch.
 
-        It gets an epoch of its own. But a client id is not taken from another principal.
+        The last CONNECT is ours, and is written again with a new epoch, unless the client id is in use by another
+        principal.
         """
         if known.gateway == self._owner:
             return
@@ -278,7 +279,7 @@ class Ledger:
             self._want(key)
 
     def _look(self, key: str) -> None:
-        """Is what the topic says of a key what we know?"""
+        """Compare the topic's state of a key with our own, and have a difference written, or yield to the topic."""
         mine, known = self._mine.get(key), self.known.get(key)
         if key in self.due or (mine is not None and mine.pending is not None):
             return
@@ -292,7 +293,7 @@ class Ledger:
             if present.yields is None:
                 return
             if present.principal != known.principal:
-                self._want(key)  # it was ours first
+                self._want(key)  # the client id was ours first
                 return
             self.takeovers += 1
             self._yield(mine)
@@ -304,16 +305,16 @@ class Ledger:
             del self._mine[key]
 
     def _yield(self, mine: _Mine) -> None:
-        """The client is elsewhere: its connections here go, and nothing is written of them."""
+        """Close the connections here, since the client is connected elsewhere; their end is not reported."""
         connections, mine.connections = mine.connections, {}
         for present in connections.values():
             if present.yields is not None:
                 present.yields()
 
-    # other gateways, and time
+    # other gateways, and periodic work
 
     def look_again(self) -> None:
-        """Much may have been read since something was due: a client whose turn did not come may be elsewhere."""
+        """Check all due keys again: since then the clients may have connected elsewhere."""
         for key in list(self.due):
             del self.due[key]
             mine = self._mine.get(key)
@@ -323,7 +324,7 @@ class Ledger:
                 self._look(key)
 
     def bury(self) -> Iterator[None]:
-        """In steps: the clients of gateways that are dead, and for which we are the first to care, are offline."""
+        """Report, in steps, the clients of dead gateways as offline, if this gateway takes those over."""
         for key in list(self.known):
             known = self.known.get(key)
             if known is not None and (known.online or key in self._behind) and self._is_ours(known.gateway):
@@ -331,9 +332,9 @@ class Ledger:
             yield
 
     def sweep(self, before: int) -> Iterator[None]:
-        """In steps: delete what is offline since `before` (epoch milliseconds), and do what dead gateways cannot.
+        """Delete, in steps, clients that are offline since `before` (epoch ms), and correct states of dead gateways.
 
-        Every gateway does, whoever was the first to care: that one may not tell presence.
+        Every gateway does the latter, since the one that takes over may have presence switched off.
         """
         for key in list(self.known):
             known = self.known.get(key)
@@ -347,7 +348,7 @@ class Ledger:
             yield
 
     def anew(self, is_in: Callable[[str], bool]) -> None:
-        """A part of the topic is read from its beginning: it was made anew, and what it said is not there any more."""
+        """Write the known states of some keys again, since their partition was recreated."""
         for key in list(self._mine.keys() | self.known.keys()):
             if not is_in(key):
                 continue

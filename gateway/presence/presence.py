@@ -1,7 +1,7 @@
-"""Writes who is connected to the presence topic, and follows what other gateways write there; docs/adr/0083.
+"""Reports online and offline clients in the presence topic, and follows other gateways' reports; docs/adr/0083.
 
-One for a process, or none. What is to be written is said by the `Ledger`; it is written in batches at the end of a turn
-of the loop, and no client waits for it.
+There is at most one instance per process. The `Ledger` decides what to write; it is written in batches at the end of an
+event loop iteration, and no client waits for it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mapping.record import GW_OWNER, Received, text_of
 
 log = structlog.get_logger(__name__)
 
-IN_FLIGHT: Final = 5000  # records that Kafka has not answered; others wait, the latest state of each client only
-AGAIN_S: Final = 1.0  # after Kafka refused a write
+IN_FLIGHT: Final = 5000  # maximum number of unanswered records; beyond it only each client's latest state waits
+AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 SWEEP_S: Final = 60.0
 CLOSING_S: Final = 3.0
 
 
 class PresenceStatistics(msgspec.Struct, frozen=True):
-    """The presence topic, as this gateway knows it."""
+    """A snapshot of this gateway's view of the presence topic, for the metrics."""
 
     online: Annotated[int, gauge("clients that are connected here")]
     known: Annotated[int, gauge("clients in the presence topic, of all gateways")]
@@ -48,21 +48,21 @@ class PresenceStatistics(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """The presence topic of a process."""
+    """Writes and reads the presence topic for one process."""
 
     def __init__(
         self,
         topic: str,
-        owner: str,  # this process, as other gateways know it
+        owner: str,  # name of this process
         publisher: Publisher,
         *,
         keep_offline_s: int,
         wall_clock: Callable[[], int],  # epoch milliseconds
-        is_alive: Callable[[str], bool],  # whether another gateway's process was heard of
-        is_dead: Callable[[str], bool],  # whether it has long not been
-        is_ours: Callable[[str], bool],  # whether it is dead, and this one is the first to care for what it left
+        is_alive: Callable[[str], bool],  # this and the next two: see `Ledger`
+        is_dead: Callable[[str], bool],
+        is_ours: Callable[[str], bool],
     ) -> None:
-        """Nothing is written before the topic is loaded; what is entered until then waits."""
+        """Writes wait until the topic is loaded."""
         self.topic = topic
         self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, is_ours=is_ours)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
@@ -80,7 +80,7 @@ class Presence:
         self._complained = False
 
     def bind(self, state: StateTopics, show: Callable[[Received], None]) -> None:
-        """The topic is one of these, and not started yet; `show` is told what is right of each key."""
+        """Open the topic in `state`, which is not started yet; `show` gets each key's valid records."""
         self._state = state
         self._show = show
         self._table = state.open(self.topic, self._apply, self._restarted, readable=True)
@@ -88,17 +88,17 @@ class Presence:
     # for the protocols
 
     def online(self, key: str, connection: Hashable, present: Present) -> None:
-        """A client has connected; `key` is `PROTOCOL/NAME`."""
+        """Report a client as connected; `key` is `PROTOCOL/NAME`."""
         self.ledger.enter(key, connection, present)
         self._schedule()
 
     def offline(self, key: str, connection: Hashable, ended: Ended) -> None:
-        """Its connection has ended; without effect if it is the topic that has told so."""
+        """Report the end of a connection; does nothing if another gateway's record has caused it."""
         self.ledger.leave(key, connection, ended, self._wall_clock())
         self._schedule()
 
     def principal_elsewhere(self, key: str) -> str | None:
-        """Who is connected under a key at another gateway; None: nobody."""
+        """Return the principal connected under a key at another gateway, or None."""
         return self.ledger.principal_elsewhere(key)
 
     # writing
@@ -122,7 +122,7 @@ class Presence:
             self._table.write(key.encode(), value or None, self._headers, owner=self, token=key)
 
     def settle(self, tokens: Sequence[str], offsets: Sequence[int], result: Result) -> None:
-        """Kafka answered (contract: `gateway.kafka.contracts.Owner`); what it has is done when it was read back."""
+        """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`); a stored write is done once read back."""
         self._in_flight -= len(tokens)
         if result.outcome is Outcome.STORED:
             self._complained = False
@@ -139,7 +139,7 @@ class Presence:
         self._schedule()
 
     def _frozen(self) -> None:
-        """This process was stopped for long: nothing is written until it has read what others wrote meanwhile."""
+        """Stop writing after a long freeze, until the records of other gateways are read."""
         self._withdraw(self)
         self._fence.then(self._thawed)
 
@@ -150,7 +150,7 @@ class Presence:
     # reading
 
     def _apply(self, record: Received) -> None:
-        """A record of the topic (contract: `gateway.kafka.state.Apply`)."""
+        """Process a record of the topic (contract: `gateway.kafka.state.Apply`)."""
         key = text_of(record.key)
         if not key or record.value == GONE:
             self.ledger.invalid += 1
@@ -161,19 +161,19 @@ class Presence:
         self._schedule()
 
     def _restarted(self, partition: int) -> None:
-        """The topic was made anew: what is known is written there (contract: `gateway.kafka.state.Restarted`)."""
+        """Write the known states to the recreated topic (contract: `gateway.kafka.state.Restarted`)."""
         log.warning("the presence topic was made anew", topic=self.topic, partition=partition)
         self.ledger.anew(lambda key: self._table.partition_of(key.encode()) == partition)
         self._schedule()
 
     async def read_to_end(self) -> None:
-        """Wait until all that is stored now is known; Refused when Kafka does not answer."""
+        """Wait until all records stored so far are read; raise Refused if Kafka does not answer."""
         await self._state.follow(self.topic)
 
-    # time, and other gateways
+    # other gateways, and periodic work
 
     def bury(self) -> None:
-        """A gateway may be dead: its clients are offline."""
+        """Report the clients of gateways that have died as offline."""
         in_turns(self._then_write(self.ledger.bury()))
 
     def _then_write(self, steps: Iterator[None]) -> Iterator[None]:
@@ -181,14 +181,14 @@ class Presence:
         self._schedule()
 
     async def run(self) -> None:
-        """Write what came before the topic was loaded; delete what is old."""
+        """Write the states that waited for the topic to be loaded, and delete old ones periodically."""
         await self._state.loaded.wait()
         while True:
             in_turns(self._then_write(self.ledger.sweep(self._wall_clock() - self._keep_ms)))
             await asyncio.sleep(SWEEP_S)
 
     async def stop(self) -> None:
-        """Write what is left; connections were closed before."""
+        """Write the remaining states; connections were closed before."""
         try:
             async with asyncio.timeout(CLOSING_S):
                 while self._state.loaded.is_set() and not self.ledger.is_idle:
@@ -198,7 +198,7 @@ class Presence:
             log.warning("not all clients' presence was written", clients=len(self.ledger.due))
 
     def statistics(self) -> PresenceStatistics:
-        """Counts for the metrics."""
+        """Return a snapshot for the metrics."""
         ledger = self.ledger
         return PresenceStatistics(
             online=ledger.online,

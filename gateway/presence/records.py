@@ -1,8 +1,7 @@
-"""What the presence topic says of a client: online since when and where, or offline and why.
+"""The records of the presence topic: a client is online since when and where, or offline and why.
 
-A record's key is `PROTOCOL/NAME`. Of two records of a key the one with the higher epoch is right, of equals the later
-in the log: an offline that comes late has the epoch of the connection that it ends, which is lower than that of the
-next connection.
+A record's key is `PROTOCOL/NAME`. Of two records of a key the one with the higher epoch is valid, of equal epochs the
+later in the log: a late offline record has the epoch of its connection, which is lower than that of the next one.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from mapping.record import CONTENT_TYPE, Headers
 ONLINE: Final = "online"
 OFFLINE: Final = "offline"
 
-MQTT: Final = "mqtt"  # the name is the client id
-AMQP: Final = "amqp"  # the container-id
-HTTP: Final = "http"  # `consumer/GROUP/INSTANCE` of a consumer, `stream/PRINCIPAL` of event streams and WebSockets
+MQTT: Final = "mqtt"  # NAME is the client id
+AMQP: Final = "amqp"  # NAME is the container-id
+HTTP: Final = "http"  # NAME is `consumer/GROUP/INSTANCE`, or `stream/PRINCIPAL` for event streams and WebSockets
 
 CLIENT: Final = "client"
 SERVER: Final = "server"
@@ -28,38 +27,38 @@ DEATH: Final = "death"
 DRAIN: Final = "drain"
 
 By = Literal["client", "server", "timeout", "takeover", "death", "drain"]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # what JSON keeps exactly
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # exact in JSON
 DESCRIPTION: Final[Headers] = ((CONTENT_TYPE, b"application/json"),)
 
 
 class SessionKept(msgspec.Struct, frozen=True):
-    """What outlives the connection of an MQTT client."""
+    """Whether an MQTT client's session outlives the connection."""
 
     kept: bool = False
     expiry: Count = 0  # Session Expiry Interval in seconds
 
 
 class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a client is offline."""
+    """The reason why a client is offline."""
 
-    by: By  # who ended its connection; `death`: its gateway is gone
-    code: int | str | None = None  # the protocol's own: an MQTT reason code, an AMQP error condition; none was said
+    by: By  # the side that ended the connection, or the cause; `death`: its gateway died
+    code: int | str | None = None  # MQTT reason code or AMQP error condition; None if there was none
     text: str = ""
 
 
 class PresenceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a client."""
+    """The online state of a client."""
 
     state: Literal["online", "offline"]
-    client: str  # the client id, container-id, consumer; of HTTP's streams the principal
-    principal: str  # who has logged in
+    client: str  # client id, container-id or consumer; for HTTP's streams the principal
+    principal: str
     protocol: Literal["mqtt", "amqp", "http"]
     address: str  # the client's, HOST:PORT
-    gateway: str  # the process that has, or had, the connection: `id/incarnation`, as in a session's owner
-    since: Count  # epoch milliseconds, by the clock of the gateway that wrote it
-    epoch: Count  # counts the connections of the key, and what had to be said again
+    gateway: str  # the process with the connection, as `id/incarnation`, like a session's owner
+    since: Count  # epoch milliseconds, by the writing gateway's clock
+    epoch: Count  # counts the connections of the key, and repeated reports
     session: SessionKept = SessionKept()
-    reason: Ended | None = None  # of offline
+    reason: Ended | None = None  # if offline
 
 
 _DECODER: Final = msgspec.json.Decoder(PresenceRecord)
@@ -67,7 +66,7 @@ encode = msgspec.json.encode
 
 
 def decode(value: bytes) -> PresenceRecord | None:
-    """Read a record; None for what is none of ours."""
+    """Decode a record; return None if it is invalid."""
     try:
         return _DECODER.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):

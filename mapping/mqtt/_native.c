@@ -1,5 +1,5 @@
-/* Records of PUBLISHes one behind another: what runs.py does, in C. The Python code is the reference, and the tests hold
-   both equal. */
+/* Maps runs of consecutive PUBLISHes to records, as runs.py does. The Python code is the reference; the tests check
+   that both give equal results. */
 #include "protocols/native.h"
 
 #include <inttypes.h>
@@ -7,21 +7,21 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define HEADERS 80                    /* of one record here; PUBLISHes with more are left to the reference */
-#define DIGITS 24                     /* of a number, with its sign */
-#define NOW_LIMIT (INT64_C(1) << 60)  /* epoch milliseconds, so that no sum with an expiry overflows */
+#define HEADERS 80                    /* maximum number for one record; the reference handles more */
+#define DIGITS 24                     /* maximum length of a number, with its sign */
+#define NOW_LIMIT (INT64_C(1) << 60)  /* limit of epoch milliseconds, so that no sum with an expiry overflows */
 
 typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; the run ends before it; done */
 
-/* What is taken from the Python modules once, so that every name is written down in one place. */
+/* Python objects that are looked up once. */
 static struct {
     PyObject *publish, *properties, *route, *record;          /* the types */
-    PyObject *reserved, *prefixes, *stored_name;              /* names that a user's own header may not have */
-    PyObject *property_headers;                               /* the reference's */
+    PyObject *reserved, *prefixes, *stored_name;              /* for header names that users must not use */
+    PyObject *property_headers;                               /* the reference */
     PyObject *content_type, *correlation_id, *reply_to, *expiry, *format; /* names of headers */
 } py;
 
-/* Where the fields are. */
+/* Positions of struct fields. */
 static struct {
     Py_ssize_t topic, payload, qos, retain, packet_id, properties; /* of an event */
     Py_ssize_t to, key, headers;                                   /* of a route */
@@ -31,13 +31,13 @@ static struct {
 
 typedef struct {
     int64_t now;
-    PyObject *now_number; /* the same */
+    PyObject *now_number; /* `now` as a Python object */
     PyObject *routes;
-    long qos; /* of the run; -1: of the first one that comes */
+    long qos; /* of the run; -1 before the first message */
     PyObject *records, *packet_ids;
 } Run;
 
-/* The headers of one record, in the making; owned. */
+/* Headers being collected for one record; owned references. */
 typedef struct {
     PyObject *found[HEADERS];
     Py_ssize_t count;
@@ -65,7 +65,7 @@ encoded(PyObject *text)
     return data ? PyBytes_FromStringAndSize(data, size) : NULL;
 }
 
-/* Add a header for a property that is there: its text, or bytes as they are. */
+/* Add a header for a text or bytes property, if it is not None. */
 static Verdict
 add_property(Headers *headers, PyObject *value, PyObject *header_name)
 {
@@ -78,7 +78,7 @@ add_property(Headers *headers, PyObject *value, PyObject *header_name)
     return verdict;
 }
 
-/* Add a header for a property that is a number and there: `base` and `times` as much, in decimal. */
+/* Add a header for a number property, if it is not None: `base + times * value`, in decimal. */
 static Verdict
 add_number(Headers *headers, PyObject *value, PyObject *header_name, int64_t base, int times)
 {
@@ -100,7 +100,7 @@ add_number(Headers *headers, PyObject *value, PyObject *header_name, int64_t bas
     return verdict;
 }
 
-/* The name under which a user property is stored: nearly always its own. */
+/* The header name for a user property, nearly always the property's own. */
 static PyObject *
 stored_name(PyObject *own)
 {
@@ -133,7 +133,7 @@ add_pairs(Headers *headers, PyObject *pairs)
     return verdict;
 }
 
-/* What the properties become, in the order of `property_headers`. */
+/* Add the headers for all properties, in the order of `property_headers`. */
 static Verdict
 add_properties(const Run *run, Headers *headers, PyObject *properties)
 {
@@ -156,7 +156,7 @@ add_properties(const Run *run, Headers *headers, PyObject *properties)
     return verdict == TAKEN ? add_pairs(headers, field(properties, at.user_properties)) : verdict;
 }
 
-/* The headers of a record: the route's, and behind them what the properties become. */
+/* The headers of a record: the route's, then those for the properties. */
 static PyObject *
 joined(const Run *run, PyObject *common, PyObject *properties)
 {
@@ -184,7 +184,7 @@ joined(const Run *run, PyObject *common, PyObject *properties)
     return all;
 }
 
-/* TAKEN for one of the run's QoS that is not to be retained and does not say that it is text. */
+/* TAKEN for an event with the run's QoS, without RETAIN flag and payload format indicator 1. */
 static Verdict
 is_usual(Run *run, PyObject *event, PyObject *properties)
 {
@@ -281,7 +281,7 @@ map_run(PyObject *Py_UNUSED(module), PyObject *arguments)
     return result;
 }
 
-/* What is taken from Python */
+/* Set-up */
 
 static int
 look_up_python(PyObject *Py_UNUSED(module))

@@ -1,7 +1,7 @@
-"""From MQTT to Kafka: a PUBLISH becomes a `Record`.
+"""Maps PUBLISH packets to Kafka records.
 
-The table is the design's "Record" (mapping, part 2). User properties keep their order and their duplicates
-[MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic and correlation data pass unaltered.
+User properties keep their order and duplicates [MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic
+and correlation data are not changed. The table is the design's "Record" (mapping, part 2).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from protocols.mqtt.properties import Properties
 
 try:
     from mapping.mqtt._native import map_run
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built, or switched off: `gateway.native` reports it
     from mapping.mqtt.runs import map_run
 
 PROTOCOL_NAMES: Final = {Version.V5: b"mqtt5", Version.V311: b"mqtt311", Version.V31: b"mqtt31"}
 
-_ROUTES_LIMIT: Final = 4096  # per connection; a publisher with more topics pays for the look-up again
-_NO_ROUTES: Final[dict[str, Route]] = {}  # of every connection that never published; never written to
+_ROUTES_LIMIT: Final = 4096  # cached per connection; with more topics the cache is cleared
+_NO_ROUTES: Final[dict[str, Route]] = {}  # shared by connections that never published; never written to
 _QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
 
 
 class Inbound:
-    """PUBLISH to `Record`, for one connection."""
+    """Maps the PUBLISH packets of one connection to records."""
 
     __slots__ = ("_admitted", "_client", "_mount", "_protocol", "_routes", "_rules")
 
     def __init__(self, rules: Rules, version: Version, client_id: str, mount: str = "") -> None:
-        """`client_id` and `version` go into every record; the client's topics lie below `mount` (`mapping.tenants`)."""
+        """`client_id` and `version` are put into every record; `mount` prefixes all topics (`mapping.tenants`)."""
         self._rules = rules
         self._mount = mount
         self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
@@ -41,12 +41,12 @@ class Inbound:
         self._routes: dict[str, Route] = {}
         self._admitted = _NO_ROUTES
 
-    def to_record(  # noqa: PLR0917 - names cost on the hot path
+    def to_record(  # noqa: PLR0917 - keywords cost time on the hot path
         self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None, now_ms: int
     ) -> Record:
-        """The record of a PUBLISH whose topic name is valid; `now_ms` is its arrival in epoch milliseconds.
+        """Map a PUBLISH with a valid topic name; `now_ms` is its arrival in epoch milliseconds.
 
-        The record has no timestamp of its own: the publisher stamps the arrival.
+        The record has no timestamp; the publisher sets it.
         """
         route = self._routes.get(topic)
         if route is None:
@@ -59,7 +59,7 @@ class Inbound:
         return Record(route.topic, route.key, payload, headers)
 
     def admit(self, topic: str) -> None:
-        """From now on `to_records` takes what is published to this topic, which had a record before."""
+        """Let `to_records` map publishes to this topic, which `to_record` must have mapped before."""
         route = self._routes.get(topic)
         if route is not None:
             if self._admitted is _NO_ROUTES:
@@ -67,14 +67,14 @@ class Inbound:
             self._admitted[topic] = route
 
     def admit_no_more(self) -> None:
-        """`to_records` takes nothing until it is admitted anew."""
+        """Withdraw the admission of all topics."""
         self._admitted = _NO_ROUTES
 
     def to_records(self, events: Sequence[Any], start: int, now_ms: int) -> tuple[list[Record], list[int]]:
-        """The records of PUBLISHes one behind another, from `start` on, with their packet identifiers.
+        """Map the run of consecutive PUBLISHes at `start` to records, with their packet identifiers.
 
-        They are alike in their QoS, which is 0 or 1, are not to be retained, do not say that they are text, and go to
-        topics that were admitted: the run ends before what is none of these.
+        They have the same QoS, 0 or 1, no RETAIN flag, no payload format indicator 1, and admitted topics. The run ends
+        before the first other event.
         """
         return map_run(events, start, self._admitted, now_ms)
 

@@ -1,7 +1,7 @@
-"""From Kafka to MQTT: a `Received` becomes what a PUBLISH to a client needs.
+"""Maps Kafka records to the contents of PUBLISH packets.
 
-The table is the design's "Record" (mapping, part 2). User properties keep their order and their duplicates
-[MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic and correlation data pass unaltered.
+User properties keep their order and duplicates [MQTT-3.3.2-17, MQTT-3.3.2-18]; payload, content type, response topic
+and correlation data are not changed. The table is the design's "Record" (mapping, part 2).
 """
 
 from __future__ import annotations
@@ -33,36 +33,35 @@ from mapping.rules import Rules
 from protocols.mqtt.properties import Properties
 
 SHOWN: Final = frozenset({MESSAGE_ID, SUBJECT, TO, CONTENT_ENCODING, GROUP_ID})
-"""Headers of ours that MQTT has no property for; shown as user properties under their own names."""
+"""The gateway's headers without a corresponding MQTT property; sent as user properties under their own names."""
 
 BASE64: Final = "base64:"
-"""Marks a user property whose header value is no UTF-8 text [MQTT-1.5.4-1]."""
+"""Prefix of a user property whose header value is not UTF-8 text [MQTT-1.5.4-1]."""
 
 _LONGEST_EXPIRY: Final = 0xFFFFFFFF  # seconds: Message Expiry Interval is a four byte integer
-_FIELD_LIMIT: Final = 65_535  # bytes of a string, and of binary data (sections 1.5.4 and 1.5.6)
+_FIELD_LIMIT: Final = 65_535  # maximum size of strings and binary data (sections 1.5.4 and 1.5.6)
 _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
-_DEFAULT_QOS: Final = 1  # of records that no MQTT client wrote: acknowledged by their writer, so by the reader
+_DEFAULT_QOS: Final = 1  # of records not from MQTT clients; like their writers, readers acknowledge them
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A record as MQTT sees it, the same for every subscriber; computed once per record."""
+    """The MQTT form of a record, shared by all subscribers; computed once per record."""
 
-    topic: str  # the MQTT topic name, the whole one (`mapping.tenants`)
-    payload: bytes  # the application message; empty for a tombstone
-    qos: int  # the QoS it was published with; subscribers get the lower of this and their own
-    retain: bool  # the RETAIN flag it was published with
-    client: str | None  # the MQTT client id that published it, for No Local; None when no MQTT client did
+    topic: str  # the MQTT topic name, tenant prefix included (`mapping.tenants`)
+    payload: bytes  # empty for a tombstone
+    qos: int  # QoS of the publisher; subscribers get the lower of this and their own
+    retain: bool  # RETAIN flag of the publisher
+    client: str | None  # client id of the publishing MQTT client, for No Local; None for other publishers
     expires: int | None  # epoch milliseconds after which it must not be delivered [MQTT-3.3.2-5]; None: never
-    # without Message Expiry Interval and Subscription Identifiers, which are each subscriber's own; None when there are
-    # none
+    # without Message Expiry Interval and Subscription Identifiers, which differ between subscribers; None without any
     properties: Properties | None
 
 
 def from_record(record: Received, rules: Rules) -> Delivery | None:
-    """What to publish for a record; None when it has no MQTT topic name.
+    """Map a record to its MQTT form; return None if it has no MQTT topic name.
 
-    A header whose name or value has more than 65,535 bytes as MQTT says it does not fit into a property and is left
-    out; no MQTT client can have written it.
+    A header whose name or value exceeds 65,535 bytes in MQTT does not fit into a property and is omitted; no MQTT
+    client can have written it.
     """
     topic = rules.mqtt_topic(record.topic, record.key, record.headers)
     if topic is None:
@@ -122,9 +121,9 @@ def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Propert
 
 
 def for_subscriber(delivery: Delivery, identifiers: tuple[int, ...], now_ms: int) -> Properties | None:
-    """The properties for one subscriber: what is left of the expiry [MQTT-3.3.2-6], and its identifiers.
+    """Return the properties for one subscriber, with the remaining expiry [MQTT-3.3.2-6] and its identifiers.
 
-    The caller has checked that the message has not expired.
+    The caller checks that the message has not expired.
     """
     properties = delivery.properties
     if delivery.expires is None and not identifiers:
@@ -140,7 +139,7 @@ def for_subscriber(delivery: Delivery, identifiers: tuple[int, ...], now_ms: int
 
 
 def _decoded(value: bytes | None) -> str | None:
-    """A header as a UTF-8 string that MQTT allows [MQTT-1.5.4-2], or None."""
+    """Decode a header to a string that MQTT allows [MQTT-1.5.4-2]; return None if that is not possible."""
     if value is None:
         return None
     try:
@@ -151,7 +150,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _fits(text: str) -> bool:
-    """Whether a text fits into a string of MQTT; most need no look at their encoding."""
+    """Whether a text fits into an MQTT string; most texts are short enough without encoding them."""
     return len(text) <= _FIELD_LIMIT // 4 or len(text.encode()) <= _FIELD_LIMIT
 
 

@@ -1,7 +1,7 @@
-"""Records of PUBLISHes one behind another.
+"""Maps runs of consecutive PUBLISHes to records.
 
-This is the reference, and what runs where no C extension was built: `_native.c` does the same, and is what
-`mapping.mqtt.incoming` takes when it can (ADR 0070).
+This is the reference, and the fallback without the C extension: `mapping.mqtt.incoming` uses `_native.c`, which does
+the same, when it is built (ADR 0070).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from protocols.mqtt.properties import Properties
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """What all publishes of one connection to one topic have in common."""
+    """The parts of a record that all publishes of one connection to one topic share."""
 
-    topic: str  # the Kafka topic
+    topic: str  # Kafka topic
     key: bytes | None
     headers: tuple[Headers, ...]  # by QoS
 
@@ -38,13 +38,12 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 def map_run(
     events: Sequence[Any], start: int, routes: Mapping[str, Route], now_ms: int, /
 ) -> tuple[list[Record], list[int]]:
-    """Map PUBLISHes from `start` on, as long as they are alike and usual; `now_ms` is their arrival.
+    """Map the run of similar PUBLISHes at `start`; `now_ms` is their arrival.
 
-    They have the QoS of the first, which is 0 or 1; are not to be retained; do not say that they are text; and have a
-    route, by their topics.
+    They have the same QoS, 0 or 1, no RETAIN flag, no payload format indicator 1, and a route for their topic.
 
     Returns:
-        Their records and their packet identifiers.
+        The records and the packet identifiers.
     """
     records: list[Record] = []
     packet_ids: list[int] = []
@@ -73,7 +72,7 @@ def map_run(
 
 
 def property_headers(properties: Properties, now_ms: int) -> Headers:
-    """The headers that carry a PUBLISH's properties; an expiry counts from `now_ms`."""
+    """Return the headers for a PUBLISH's properties; the expiry counts from `now_ms`."""
     found: list[Header] = []
     if properties.content_type is not None:
         found.append((CONTENT_TYPE, properties.content_type.encode()))

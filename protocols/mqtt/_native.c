@@ -1,13 +1,12 @@
-/* Runs of PUBLISH packets and of acknowledgements, in one call: what `receiving.py` does with them one by one, in C.
+/* Parses a run of PUBLISH packets and acknowledgements in one call, as `receiving.py` does one by one.
 
-   The Python code is the reference, and the tests hold both equal: the same events, the same state, for any bytes. Only
-   what is good and usual is taken here. A run ends before everything else: Python says what it means, or what is wrong
-   with it. */
+   The Python code is the reference; the tests check that both produce the same events and state for any bytes. Only
+   valid, usual packets are handled here. The run ends before any other packet, which Python then parses or refuses. */
 #include "protocols/mqtt/_native.h"
 
 #define FLAGS 16 /* rows of the table of PUBLISH's flags */
 
-/* What is taken from Python once. */
+/* Python objects that are looked up once. */
 static struct {
     PyObject *publish, *puback, *pubrec, *pubrel, *pubcomp; /* the types of events */
     PyObject *awaits_puback, *awaits_pubrec, *awaits_pubrel, *awaits_pubcomp;
@@ -17,16 +16,16 @@ typedef struct {
     const unsigned char *data;
     Py_ssize_t size;
     Py_ssize_t position; /* of the next packet */
-    PyObject *found;     /* events are appended to it */
+    PyObject *found;     /* list that receives the events */
     bool v5;
-    Py_ssize_t limit;  /* bytes of a packet */
-    Py_ssize_t window; /* messages of QoS 1 and 2 that may come */
-    Py_ssize_t taken;  /* that came */
-    Py_ssize_t freed;  /* of ours that were acknowledged */
+    Py_ssize_t limit;  /* maximum packet size */
+    Py_ssize_t window; /* number of QoS 1 and 2 messages that the client may send */
+    Py_ssize_t taken;  /* number of those received */
+    Py_ssize_t freed;  /* number of our deliveries that have ended */
     PyObject *flags;   /* rows of (qos, retain, dup), or None */
     long alias_maximum;
     PyObject *aliases, *qos2, *awaited; /* the connection's */
-    /* The topic of the last PUBLISH that had one: the next one often has the same. */
+    /* The last topic in full, cached since the next PUBLISH often has the same. */
     PyObject *topic;
     const unsigned char *topic_at;
     Py_ssize_t topic_size;
@@ -34,7 +33,7 @@ typedef struct {
 
 /* PUBLISH (section 3.3) */
 
-/* The topic: the text itself, or what its alias stands for (section 3.3.2.3.4). */
+/* Get the topic, directly or by its alias (section 3.3.2.3.4). */
 static Verdict
 take_topic(Run *run, const unsigned char *at, Py_ssize_t size, const Found *found, PyObject **topic)
 {
@@ -63,7 +62,7 @@ take_topic(Run *run, const unsigned char *at, Py_ssize_t size, const Found *foun
     return TAKEN;
 }
 
-/* Append the event, and note what it changes. */
+/* Append the event, and update aliases, QoS 2 state and the count. */
 static Verdict
 tell_publish(Run *run, PyObject *const *event, PyObject *alias, bool named, int qos, bool counted)
 {
@@ -144,7 +143,7 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     return verdict;
 }
 
-/* Acknowledgements that say nothing but their packet identifiers */
+/* Acknowledgements without reason code */
 
 static Verdict
 take_acknowledgement(Run *run)
@@ -197,7 +196,7 @@ take_acknowledgement(Run *run)
     return verdict;
 }
 
-/* Take the packet at the run's position, and move behind it. */
+/* Parse the packet at the run's position, and move behind it. */
 static Verdict
 take_packet(Run *run)
 {
@@ -242,7 +241,7 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
     return verdict == FAILED ? NULL : Py_BuildValue("nnn", run.position, run.taken, run.freed);
 }
 
-/* What is taken from Python */
+/* Set-up */
 
 static int
 look_up_types(PyObject *Py_UNUSED(module))

@@ -1,4 +1,4 @@
-/* What the parts of `protocols.mqtt._native` have in common; `_native.c` says what it does. */
+/* Shared declarations of `protocols.mqtt._native`; `_native.c` describes the module. */
 #ifndef TRIVIUM_PROTOCOLS_MQTT_NATIVE_H
 #define TRIVIUM_PROTOCOLS_MQTT_NATIVE_H
 
@@ -6,14 +6,14 @@
 
 #include <stdbool.h>
 
-#define PAIRS 64 /* user properties of one message that are taken here */
+#define PAIRS 64 /* most user properties of one message; Python handles more */
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; for Python; done */
+typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
 
-/* The properties of a PUBLISH that a client may send (table 2-4); user properties are apart. */
+/* The properties that a client may send in a PUBLISH (table 2-4), except user properties. */
 typedef enum { FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, ALIAS, KINDS } Kind;
 
-/* Those of one PUBLISH. */
+/* The properties of one PUBLISH. */
 typedef struct {
     PyObject *values[KINDS]; /* owned; NULL: absent */
     PyObject *pairs[PAIRS];  /* owned */
@@ -27,7 +27,7 @@ two_bytes(const unsigned char *at)
     return (Py_ssize_t)at[0] << 8 | at[1];
 }
 
-/* _native_properties.c; what they do stands there. */
+/* Documented in _native_properties.c. */
 bool read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t *value);
 Verdict take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found);
 Verdict take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found);

@@ -1,20 +1,20 @@
-/* The data types of MQTT and the properties of a PUBLISH, in C: codec.py and properties.py, as far as all is good. */
+/* MQTT's data types and a PUBLISH's properties, as in codec.py and properties.py; invalid ones are left to Python. */
 #include "protocols/mqtt/_native.h"
 
-#define FIELDS 64  /* of `Properties` at the most */
-#define LONGEST 28 /* bits of a variable byte integer (section 1.5.5) */
+#define FIELDS 64  /* maximum number of fields of `Properties` */
+#define LONGEST 28 /* maximum number of bits of a variable byte integer (section 1.5.5) */
 
-/* What is taken from Python once. */
+/* Python objects and positions that are looked up once. */
 static struct {
     PyObject *properties; /* the type */
-    PyObject *defaults;   /* of its fields, a tuple */
-    Py_ssize_t fields;    /* how many it has */
-    Py_ssize_t place[KINDS], user_place; /* where among them they stand */
+    PyObject *defaults;   /* tuple of its fields' defaults */
+    Py_ssize_t fields;    /* number of its fields */
+    Py_ssize_t place[KINDS], user_place; /* indexes of fields */
 } py;
 
 /* Data types (section 1.5) */
 
-/* Read a variable byte integer, and move behind it. Not one that is not whole, or longer than it needs to be. */
+/* Read a variable byte integer, and move behind it. False if it is incomplete or longer than needed. */
 bool
 read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t *value)
 {
@@ -29,7 +29,7 @@ read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_ssize_
     return false;
 }
 
-/* Whether a text may be a topic's name: `codec.decode_name` and `topics.is_valid_name`. */
+/* Whether a text is a valid topic name, as in `codec.decode_name` and `topics.is_valid_name`. */
 static bool
 is_name(PyObject *text)
 {
@@ -46,7 +46,7 @@ is_name(PyObject *text)
     return size > 0;
 }
 
-/* TAKEN, with a new text; LEFT when it is none that MQTT allows. */
+/* Decode a text into a new reference; LEFT if MQTT does not allow it. */
 Verdict
 take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found)
 {
@@ -69,7 +69,7 @@ take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found)
     return TAKEN;
 }
 
-/* Find the bytes behind a length of two bytes, and move behind them. */
+/* Read a two-byte length and the bytes behind it, and move behind them. */
 static bool
 read_sized(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, const unsigned char **begin, Py_ssize_t *size)
 {
@@ -121,7 +121,7 @@ take_pair(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found *fou
     return verdict;
 }
 
-/* A property that is a number of `size` bytes; not one outside `lowest`..`highest`. */
+/* Read a number of `size` bytes; LEFT if it is outside `lowest`..`highest`. */
 static Verdict
 take_number(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, int size, unsigned long lowest,
             unsigned long highest, PyObject **found)
@@ -145,7 +145,7 @@ take_property(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found 
 {
     static const struct {
         unsigned char identifier;
-        unsigned char size;    /* of a number; 0: a text or bytes */
+        unsigned char size;    /* of a number; 0: text or bytes */
         unsigned long lowest, highest;
     } table[KINDS] = {
         [FORMAT] = {0x01, 1, 0, 1},       [EXPIRY] = {0x02, 4, 0, 0xffffffff}, [CONTENT_TYPE] = {0x03, 0, 0, 0},
@@ -208,7 +208,7 @@ make_properties(const Found *found)
     return properties;
 }
 
-/* Take the properties of a PUBLISH, with their length before them; None when there are none. */
+/* Parse the properties of a PUBLISH with their length prefix; None if there are none. */
 Verdict
 take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found)
 {
@@ -241,7 +241,7 @@ place_of(PyObject *fields, const char *name)
     return place;
 }
 
-/* Where the fields of `Properties` stand, all of which have defaults. */
+/* Look up the type `Properties`, the indexes of its fields, and their defaults, which all must have. */
 int
 look_up_properties(PyObject *Py_UNUSED(module))
 {

@@ -1,6 +1,6 @@
-"""What a client may not say on a connection, beyond what the codec and the state table see.
+"""Checks of received packets beyond those of the codec and the state table.
 
-Most of it follows from what CONNACK announced (section 3.2.2.3). Functions raise `PeerError` or return.
+Most enforce what CONNACK announced (section 3.2.2.3). A failed check raises `PeerError`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocols.mqtt.states import Turn, publish_flags
 
 
 def refused_flags(first: int, announced: Properties) -> PeerError:
-    """Say why the flags of a PUBLISH are refused."""
+    """Return the error for refused flags of a PUBLISH."""
     row = publish_flags()[first & 0x0F]
     if row is None:
         return malformed("wrong flags on PUBLISH")
@@ -25,8 +25,8 @@ def refused_flags(first: int, announced: Properties) -> PeerError:
 def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, str], topic_alias_maximum: int) -> str:
     """Check the properties of a PUBLISH, and resolve its topic alias (section 3.3.2.3.4).
 
-    The topic is empty when an alias stands for it; a new one is put into `aliases`, the connection's.
-    `topic_alias_maximum` is the one we announced.
+    `topic` is empty if the packet has only an alias; a new alias is added to `aliases`, the connection's map.
+    `topic_alias_maximum` is the one in CONNACK.
 
     Returns:
         The topic.
@@ -55,7 +55,7 @@ def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, 
 
 
 def check_subscribe(packet: packets.Subscribe, announced: Properties) -> None:
-    """Refuse what CONNACK said is not there (sections 3.2.2.3.11 to 3.2.2.3.13)."""
+    """Refuse features that CONNACK announced as not available (sections 3.2.2.3.11 to 3.2.2.3.13)."""
     identifiers = packet.properties is not None and packet.properties.subscription_identifiers
     if identifiers and announced.subscription_identifier_available == 0:
         raise PeerError(ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED, "subscription identifiers are not available")
@@ -67,7 +67,7 @@ def check_subscribe(packet: packets.Subscribe, announced: Properties) -> None:
 
 
 def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> None:
-    """Refuse what only a server may say in DISCONNECT, and a session expiry that comes too late."""
+    """Refuse DISCONNECT with server-only contents, or with a session expiry if CONNECT had none."""
     if packet.reason_code not in CLIENT_DISCONNECT_CODES:
         raise protocol_error(f"reason code 0x{packet.reason_code:02X} from a client")
     properties = packet.properties or NONE
@@ -80,7 +80,7 @@ def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> No
 def check_auth(packet: packets.Auth, method: str | None, turn: Turn) -> None:
     """Check a step of enhanced authentication (section 4.12).
 
-    A client answers our AUTH with one that continues [MQTT-4.12.0-3]; unasked it may only begin anew, once the
+    A client answers our AUTH with 0x18 [MQTT-4.12.0-3]. On its own it may only start a re-authentication, once the
     connection is open [MQTT-4.12.1-1].
     """
     if (packet.properties or NONE).authentication_method != method:

@@ -1,7 +1,7 @@
 """The data types of MQTT (section 1.5): integers, variable byte integers, UTF-8 strings, binary data.
 
-Reading is a cursor over the bytes of one packet; it never looks beyond the packet's end, and what is missing is a
-malformed packet. Writing appends to one bytearray.
+`Reader` is a cursor over the bytes of one packet. It never reads beyond the packet's end; an incomplete field is a
+malformed packet.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from protocols.errors import UsageError
 from protocols.mqtt.reasons import malformed
 
 MAX_VARINT: Final = 268_435_455  # 4 bytes of 7 bits (section 1.5.5)
-MAX_FIELD: Final = 65_535  # a string's or a binary field's length prefix has two bytes
+MAX_FIELD: Final = 65_535  # the length prefix of strings and binary data has two bytes
 
-# Section 1.5.4 lets a receiver treat control characters and non-characters as malformed. Names (topics, filters,
-# client identifiers, user names) with them are refused, as other servers do; free text (user properties, reason
-# strings) keeps its line breaks.
+# Section 1.5.4 lets a receiver treat control characters and non-characters as malformed. Like in other servers, names
+# (topics, filters, client identifiers, user names) with them are refused; free text (user properties, reason strings)
+# may contain line breaks.
 _UNFIT_IN_NAMES: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
@@ -26,11 +26,10 @@ _UNFIT_IN_NAMES: Final = re.compile(
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a UTF-8 string of free text.
+    """Decode a UTF-8 string of free text; U+FEFF is kept [MQTT-1.5.4-3].
 
     Raises:
-        PeerError: ill-formed UTF-8, an encoded surrogate [MQTT-1.5.4-1], or U+0000 [MQTT-1.5.4-2]. U+FEFF stays
-            where it is [MQTT-1.5.4-3].
+        PeerError: ill-formed UTF-8, an encoded surrogate [MQTT-1.5.4-1], or U+0000 [MQTT-1.5.4-2].
     """
     try:
         text = data.decode()
@@ -42,7 +41,7 @@ def decode_text(data: bytes) -> str:
 
 
 def decode_name(data: bytes) -> str:
-    """Decode a UTF-8 string that names something; control characters and non-characters are refused too."""
+    """Decode a UTF-8 string that is a name; control characters and non-characters are refused too."""
     text = decode_text(data)
     if _UNFIT_IN_NAMES.search(text) is not None:
         raise malformed("a name contains a control character or a non-character")
@@ -50,10 +49,10 @@ def decode_name(data: bytes) -> str:
 
 
 def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Read a variable byte integer; give its value and the position behind it.
+    """Read a variable byte integer; return its value and the position behind it.
 
     Raises:
-        PeerError: it ends too early, has more than four bytes, or more than it needs [MQTT-1.5.5-1].
+        PeerError: it is incomplete, has more than four bytes, or more bytes than needed [MQTT-1.5.5-1].
     """
     value = 0
     for shift in (0, 7, 14, 21):
@@ -70,7 +69,7 @@ def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a variable byte integer in as few bytes as it needs [MQTT-1.5.5-1]."""
+    """Encode a variable byte integer in the fewest possible bytes [MQTT-1.5.5-1]."""
     if 0 <= value < 0x80:
         return bytes((value,))
     if not 0 <= value <= MAX_VARINT:
@@ -84,10 +83,10 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """Encode a UTF-8 string with its length in front.
+    """Encode a UTF-8 string with its length prefix.
 
     Raises:
-        UsageError: longer than 65,535 bytes, with U+0000, or with a surrogate.
+        UsageError: it is longer than 65,535 bytes or contains U+0000 or a surrogate.
     """
     try:
         data = text.encode()
@@ -101,14 +100,14 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_binary(data: bytes) -> bytes:
-    """Encode binary data with its length in front; UsageError: longer than 65,535 bytes."""
+    """Encode binary data with its length prefix; raise UsageError if it is longer than 65,535 bytes."""
     if len(data) > MAX_FIELD:
         raise UsageError(f"a binary field of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
     return len(data).to_bytes(2) + data
 
 
 def is_text(payload: bytes) -> bool:
-    """Whether a payload is what payload format indicator 1 says: well-formed UTF-8 (section 3.3.2.3.2)."""
+    """Whether a payload is well-formed UTF-8, as payload format indicator 1 requires (section 3.3.2.3.2)."""
     if payload.isascii():
         return True
     try:
@@ -119,7 +118,7 @@ def is_text(payload: bytes) -> bool:
 
 
 class Reader:
-    """A cursor over `data[position:end]`, one packet or the rest of it."""
+    """A cursor over `data[position:end]`, a packet or the rest of one."""
 
     __slots__ = ("data", "end", "position")
 
@@ -130,7 +129,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """Number of bytes left."""
         return self.end - self.position
 
     def integer(self, size: int) -> int:
@@ -147,11 +146,11 @@ class Reader:
         return decode_text(self.binary())
 
     def name(self) -> str:
-        """Read a string that names something."""
+        """Read a string that is a name."""
         return decode_name(self.binary())
 
     def binary(self) -> bytes:
-        """Read binary data with its length in front."""
+        """Read binary data with its length prefix."""
         return self.take(self.integer(2))
 
     def take(self, size: int) -> bytes:
@@ -163,6 +162,6 @@ class Reader:
         return self.data[position : position + size]
 
     def finish(self) -> None:
-        """Check that nothing is left over."""
+        """Check that all bytes were read."""
         if self.position != self.end:
             raise malformed(f"{self.left} bytes too many")

@@ -1,9 +1,8 @@
-"""The server's side of one MQTT connection, 5.0, 3.1.1 and 3.1: bytes in, events out, bytes out.
+"""The server's side of one MQTT connection (5.0, 3.1.1 and 3.1), sans-io: bytes in, events out, bytes out.
 
-What is legal is `LEGAL`; what the server can do is what CONNACK announced, and that is enforced here. The meaning of
-the events is the session's business.
+It enforces the state table `LEGAL` and what CONNACK announced. The caller acts on the events.
 
-    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, a fault, our DISCONNECT--> CLOSED
+    NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, an error, our DISCONNECT--> CLOSED
     NEW --CONNECT with an authentication method--> AUTHENTICATING --accept--> OPEN
 """
 
@@ -32,10 +31,10 @@ __all__ = ["Connection", "Limits", "State"]
 
 
 class Connection(Receiver):
-    """The server's side of one connection; see `protocols.connection.Connection` for how it is driven.
+    """The server's side of one connection; see `protocols.connection.Connection` for its use.
 
-    Once `closing` is true nothing is parsed any more, nor behind DISCONNECT. Whoever hears that says `finish`, when
-    what the client asked before is answered.
+    Nothing is parsed once `closing` is true, nor behind DISCONNECT. After DISCONNECT the caller answers the client's
+    earlier requests and then calls `finish`.
     """
 
     __slots__ = ("_connected_at", "_eof", "_suspended")
@@ -46,10 +45,10 @@ class Connection(Receiver):
         self._suspended = False
         self._eof = False
 
-    # driven by the shell
+    # called by the pump
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Take bytes as they came and return what they mean; a fault ends the list with `ConnectionFailed`."""
+        """Parse received bytes into events; after an error the last event is `ConnectionFailed`."""
         state = self.state
         if state is CLOSED or self._draining:
             return []
@@ -62,7 +61,7 @@ class Connection(Receiver):
         return found
 
     def receive_eof(self) -> list[Any]:
-        """The client closed without DISCONNECT. What it sent ahead of CONNACK is still heard after `accept`."""
+        """Handle a close without DISCONNECT; packets sent ahead of CONNACK are still parsed after `accept`."""
         if self.state is CLOSED or self._draining:
             return []
         if self.state is State.CONNECTING:
@@ -72,7 +71,7 @@ class Connection(Receiver):
         return [ConnectionFailed("closed without DISCONNECT", "")]
 
     def next_deadline(self) -> float | None:
-        """When `tick` must be called at the latest."""
+        """Return the time at which `tick` must be called at the latest, or None."""
         state = self.state
         silent = None if self._grace is None or self._suspended else self._received_at + self._grace
         if state is OPEN:
@@ -83,7 +82,7 @@ class Connection(Receiver):
         return None
 
     def tick(self, now: float) -> list[Any]:
-        """Tell the time. A client that is silent for 1.5 times its keep alive is dropped [MQTT-3.1.2-22]."""
+        """Set the time; close if a client was silent for 1.5 times its keep alive [MQTT-3.1.2-22]."""
         self._now = now
         if self._connected_at is None:
             self._connected_at = self._received_at = now
@@ -99,28 +98,28 @@ class Connection(Receiver):
 
     @property
     def closing(self) -> bool:
-        """Nothing more is to be read: write what is left, then close the socket."""
+        """Whether the connection has ended: write the queued bytes, then close the socket."""
         return self.state is CLOSED
 
     @property
     def is_open(self) -> bool:
-        """Whether CONNACK accepted the client, and nobody has disconnected since."""
+        """Whether CONNACK accepted the client and neither side has closed since."""
         return self.state is OPEN
 
     def finish(self) -> None:
-        """DISCONNECT was acted upon, and so was all that came before it: nothing more is said."""
+        """Close after DISCONNECT and everything before it was handled."""
         self._close()
 
     def suspend_keepalive(self) -> None:
-        """The shell stopped reading: silence is no longer the client's."""
+        """Suspend the keep-alive timeout while the socket is not read."""
         self._suspended = True
 
     def resume_keepalive(self, now: float) -> None:
-        """The shell reads again; the keep alive begins anew."""
+        """Restart the keep-alive timeout when the socket is read again."""
         self._suspended = False
         self._now = self._received_at = now
 
-    # verbs: opening and closing
+    # opening and closing
 
     def accept(
         self,
@@ -130,26 +129,26 @@ class Connection(Receiver):
         received: Iterable[int] = (),
         reserved: Iterable[int] = (),
     ) -> list[Any]:
-        """Answer CONNECT with success; what `properties` announces is enforced from here on.
+        """Answer CONNECT with success, and from now on enforce what `properties` announces.
 
-        An absent property means the standard's default (all of QoS 2, retained messages, wildcards, shared
-        subscriptions and subscription identifiers; no topic aliases; Receive Maximum 65,535). Maximum Packet Size is
-        announced from the limits when it is absent. A 3.1.1 client is told nothing, and is not held to Receive
-        Maximum and Server Keep Alive; what else is announced is enforced on it by closing.
+        An absent property means the standard's default (QoS 2, retained messages, wildcards, shared subscriptions and
+        subscription identifiers are available; no topic aliases; Receive Maximum 65,535), but Maximum Packet Size comes
+        from the limits. A 3.1.1 client does not get the properties; they are enforced by closing, except Receive
+        Maximum and Server Keep Alive.
 
         Args:
-            session_present: whether the session was there before [MQTT-3.2.2-2], [MQTT-3.2.2-3].
-            properties: of CONNACK.
-            received: packet identifiers of the client between PUBLISH and PUBREL in the session that is resumed. A
-                PUBLISH with one of them is given to the session again, which knows it [MQTT-4.3.3-10].
-            reserved: packet identifiers of ours in that session; no other message gets one of them. Each leaves with
-                `send_prepared` (`packet_id=`) or `send_pubrel`, or `release_reserved` frees it.
+            session_present: whether the session existed before [MQTT-3.2.2-2], [MQTT-3.2.2-3].
+            properties: CONNACK's properties.
+            received: the client's packet identifiers between PUBLISH and PUBREL in the resumed session. A PUBLISH with
+                one of them is passed to the session again, which recognizes it [MQTT-4.3.3-10].
+            reserved: packet identifiers of the session's deliveries; no other message gets one. Each is used again by
+                `send_prepared` (`packet_id=`) or `send_pubrel`, or freed by `release_reserved`.
 
         Returns:
-            The events of what the client had sent ahead, in order.
+            The events of packets that the client had sent ahead, in order.
 
         Raises:
-            UsageError: no CONNECT to answer, or a packet identifier outside 1..65,535.
+            UsageError: there is no CONNECT to answer, or a packet identifier is not in 1..65,535.
         """
         connect = self.connect
         if connect is None or self.state not in (State.CONNECTING, State.AUTHENTICATING):
@@ -160,9 +159,9 @@ class Connection(Receiver):
             raise UsageError("another authentication method than in CONNECT")  # [MQTT-4.12.0-6]
         properties = msgspec.structs.replace(properties, authentication_method=self._method)  # [MQTT-4.12.0-5]
         if connect.version is Version.V31:
-            session_present = False  # that byte of 3.1's CONNACK is reserved
+            session_present = False  # reserved in 3.1's CONNACK
         data = encode_packet(packets.Connack(session_present, 0, properties), connect.version)
-        if len(data) > self._max_out:  # what it can do without
+        if len(data) > self._max_out:  # leave out the optional properties
             properties = msgspec.structs.replace(
                 properties, reason_string=None, user_properties=(), response_information=None, topic_alias_maximum=None
             )
@@ -184,7 +183,7 @@ class Connection(Receiver):
         return found
 
     def refuse(self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE) -> None:
-        """Answer CONNECT with a failure and close; 3.1.1 gets the nearest return code, or none."""
+        """Answer CONNECT with an error and close; 3.1.1 gets the nearest return code, or none."""
         if self.connect is None or self.state not in (State.CONNECTING, State.AUTHENTICATING):
             if self.state is CLOSED:
                 return
@@ -193,13 +192,13 @@ class Connection(Receiver):
         self._close()
 
     def send_auth(self, reason_code: int, properties: Properties = NONE) -> None:
-        """Answer a CONNECT with a method, or an AUTH: with 0x18 the client goes on.
+        """Answer a CONNECT with an authentication method, or an AUTH.
 
-        With 0x00 a re-authentication has succeeded; the first authentication ends with `accept`. Both end in failure
-        with `send_disconnect`. The method of CONNECT is put in [MQTT-4.12.0-5].
+        0x18 asks the client to continue; 0x00 ends a re-authentication with success. The first authentication succeeds
+        with `accept`. Both fail with `send_disconnect`. CONNECT's method is added [MQTT-4.12.0-5].
 
         Raises:
-            UsageError: there is nothing to answer, or a code that is not due.
+            UsageError: there is nothing to answer, or the code is not allowed now.
         """
         if self.state is CLOSED:
             return
@@ -209,12 +208,12 @@ class Connection(Receiver):
         self._say(packets.Auth(reason_code, msgspec.structs.replace(properties, authentication_method=self._method)))
         self._turn = Turn.CLIENT if reason_code else Turn.NOBODY
         if self.state is State.AUTHENTICATING:
-            self._received_at = self._now  # until now the silence was ours
+            self._received_at = self._now  # until now the client waited for us
 
     def send_disconnect(
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
     ) -> None:
-        """Send DISCONNECT and close: nothing in 3.1.1, which has none from a server; CONNACK before `accept`."""
+        """Send DISCONNECT (CONNACK before `accept`) and close; 3.1.1 servers send no DISCONNECT."""
         if self.state is OPEN:
             self._write_disconnect(reason_code, reason_string, properties)
         elif self.state in (State.CONNECTING, State.AUTHENTICATING):
@@ -222,7 +221,7 @@ class Connection(Receiver):
         self._close()
 
     def give_up(self) -> list[Any]:
-        """See `protocols.connection.Connection`; after CONNACK, 0x83 in DISCONNECT, before it there."""
+        """See `protocols.connection.Connection`; sends 0x83 in DISCONNECT, or in CONNACK before `accept`."""
         if self.state is CLOSED:
             return []
         return [self._fail(PeerError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"))]
@@ -230,14 +229,14 @@ class Connection(Receiver):
     # opening
 
     def _hold(self, data: bytes) -> list[Any]:
-        """Keep what a client sends ahead of our CONNACK (section 3.1.4), within bounds."""
+        """Keep bytes that the client sends ahead of CONNACK (section 3.1.4), up to a limit."""
         self._frames.keep(data, 0)
         if len(self._frames) > self._limits.max_held_bytes:
             return [self._fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "too much was sent ahead of CONNACK"))]
         return []
 
     def _announce(self, connect: packets.Connect, properties: Properties) -> None:
-        """Turn what CONNACK said into what is enforced."""
+        """Set the limits that are enforced from CONNACK's properties."""
         self._announced = properties
         v5 = connect.version is Version.V5
         self._max_in = properties.maximum_packet_size or LARGEST_PACKET
@@ -249,12 +248,12 @@ class Connection(Receiver):
         self._flags = publish_flags(maximum_qos, properties.retain_available != 0)
 
     def _restore(self, received: Iterable[int], reserved: Iterable[int]) -> None:
-        """Take over what a session brings along; none of it has a place in this connection's windows."""
+        """Restore the packet identifiers of a resumed session; they do not count in this connection's windows."""
         self._qos2.update(dict.fromkeys(received, False))
         self._awaited.update(dict.fromkeys(reserved, Awaits.RESERVED))
         for packet_id in (*self._qos2, *self._awaited):
             if not 1 <= packet_id <= UNLIMITED:
                 raise UsageError(f"a packet identifier is 1..{UNLIMITED}, got {packet_id}")
-        # The client's own count gains a place with each PUBCOMP, also for a PUBLISH of an earlier connection
-        # (section 4.9): it may then have as many more on the way.
+        # A client may send one more message after each PUBCOMP, also for a PUBLISH of an earlier connection (section
+        # 4.9), so it can exceed its initial quota by these.
         self.inbound.limit += len(self._qos2)

@@ -1,4 +1,4 @@
-"""From the bytes of one packet to the packet, both versions, both directions."""
+"""Decodes packets, of all versions and both directions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FLAGS: Final[dict[int, int]] = {
     PacketType.SUBSCRIBE: 0b0010,
     PacketType.UNSUBSCRIBE: 0b0010,
 }
-"""The reserved flags that are not 0 (table 2-2); PUBLISH's carry meaning."""
+"""The reserved flags that are not 0 (table 2-2); PUBLISH's flags are not reserved."""
 
 WRONG_FLAGS: Final[dict[int, ReasonCode]] = {PacketType.PUBREL: ReasonCode.PROTOCOL_ERROR}
-"""The code for wrong flags where it is not 0x81: [MQTT-3.6.1-1] asks for closing only, clients know Mosquitto's."""
+"""Reason codes for wrong flags other than 0x81; [MQTT-3.6.1-1] fixes no code, so it is the same as Mosquitto's."""
 
 
 def check_flags(first: int, version: Version) -> None:
-    """Check the four low bits of the first byte [MQTT-2.1.3-1]; PeerError: they are not what table 2-2 says."""
+    """Check the flags in the first byte [MQTT-2.1.3-1]; raise PeerError if they differ from table 2-2."""
     kind = first >> 4
     if kind == PacketType.PUBLISH or first & 0x0F == FLAGS.get(kind, 0):
         return
@@ -34,12 +34,12 @@ def check_flags(first: int, version: Version) -> None:
 
 
 def decode_packet(first: int, body: bytes, version: Version) -> Packet:
-    """Decode one packet: its first byte, and the body that its remaining length counts.
+    """Decode one packet from its first byte and its body, the bytes counted by the remaining length.
 
-    CONNECT brings its own version.
+    `version` is ignored for CONNECT, which contains it.
 
     Raises:
-        PeerError: malformed, or not allowed by the protocol.
+        PeerError: the packet is malformed or not allowed by the protocol.
     """
     if first >> 4 == PacketType.PUBLISH:
         return decode_publish(first, body, version)
@@ -57,7 +57,7 @@ def decode_version(reader: Reader) -> Version:
     """Read protocol name and level of a CONNECT (sections 3.1.2.1 and 3.1.2.2).
 
     Raises:
-        PeerError: 0x84 for a level that is not served, malformed for another protocol.
+        PeerError: 0x84 for an unsupported level, malformed for another protocol.
     """
     name = reader.binary()
     if name not in (b"MQTT", b"MQIsdp"):
@@ -74,7 +74,7 @@ def decode_connect(reader: Reader, _version: Version = Version.V5) -> packets.Co
 
 
 def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
-    """Read what follows the protocol level of a CONNECT."""
+    """Read a CONNECT behind the protocol level."""
     flags = reader.integer(1)
     if flags & 0x01 and version is not Version.V31:
         raise malformed("the reserved connect flag is set")  # [MQTT-3.1.2-3]
@@ -109,7 +109,7 @@ def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
 
 
 def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish:
-    """Read a PUBLISH (section 3.3); the topic is empty when an alias stands for it."""
+    """Read a PUBLISH (section 3.3); the topic is empty if the packet has only an alias."""
     qos = first >> 1 & 3
     if qos == 3:
         raise malformed("QoS 3")  # [MQTT-3.3.1-4]
@@ -129,7 +129,7 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
 
 
 def decode_topic(data: bytes) -> str:
-    """Decode and check the topic of a PUBLISH; empty is left to the caller [MQTT-3.3.2-1], [MQTT-3.3.2-2]."""
+    """Decode and check the topic of a PUBLISH [MQTT-3.3.2-1], [MQTT-3.3.2-2]; the caller checks for an empty one."""
     topic = decode_name(data)
     if topic and not topics.is_valid_name(topic):
         raise malformed("the topic contains a wildcard")
@@ -288,7 +288,7 @@ def _packet_id(reader: Reader) -> int:
 def _request_id(reader: Reader) -> int:
     packet_id = reader.integer(2)
     if not packet_id:
-        raise malformed("packet identifier 0")  # [MQTT-2.2.1-3]; the code that Mosquitto gives here
+        raise malformed("packet identifier 0")  # [MQTT-2.2.1-3]; same code as Mosquitto
     return packet_id
 
 

@@ -1,4 +1,4 @@
-"""From a packet to its bytes, both versions, both directions."""
+"""Encodes packets, of all versions and both directions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_ID: Final = 0xFFFF
 
 
 class PreparedPublish(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a PUBLISH that are the same for every receiver of one version."""
+    """The encoded parts of a PUBLISH that all receivers of one version share."""
 
-    topic: bytes  # the topic with its length in front
+    topic: bytes  # with length prefix
     rest: bytes  # properties (MQTT 5.0) and payload
 
 
 def prepare_publish(topic: str, payload: bytes, properties: Properties | None, version: Version) -> PreparedPublish:
-    """Encode once what a fan-out sends many times.
+    """Encode a PUBLISH once for sending it to many receivers.
 
     Raises:
-        UsageError: a field that cannot be sent, or a topic alias: those are each connection's own.
+        UsageError: a field cannot be sent, or there is a topic alias, which only a connection can set.
     """
     if properties is not None and properties.topic_alias is not None:
         raise UsageError("topic aliases are given by the connection that sends")
@@ -39,13 +39,13 @@ def prepare_publish(topic: str, payload: bytes, properties: Properties | None, v
 
 
 def encode_prepared(message: PreparedPublish, *, retain: bool) -> bytes:
-    """The whole packet at QoS 0."""
+    """Return the complete packet at QoS 0."""
     body = message.topic + message.rest
     return bytes((0x30 | retain,)) + encode_varint(len(body)) + body
 
 
 def encode_packet(packet: Packet, version: Version) -> bytes:
-    """Encode one packet; UsageError: a field, a reason code or a property that the protocol does not allow there."""
+    """Encode one packet; raise UsageError for a field, reason code or property that is not allowed in it."""
     kind, first, encode = _ENCODERS[type(packet)]
     if kind == PacketType.PUBLISH:
         first |= packet.dup << 3 | packet.qos << 1 | packet.retain  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def _suback(packet: packets.Suback, version: Version) -> bytes:
     for code in codes:
         _check_reason(code, PacketType.SUBACK)
     if version is not Version.V5:
-        codes = tuple(min(128, code) for code in codes)  # the one failure that 3.1.1 knows
+        codes = tuple(min(128, code) for code in codes)  # 3.1.1's only failure code
     return _packet_id(packet.packet_id) + _properties(packet.properties, version, PacketType.SUBACK) + bytes(codes)
 
 
@@ -162,7 +162,7 @@ _ENCODERS: Final[dict[type, tuple[PacketType, int, Callable[[Any, Version], byte
 
 
 def _short(code: int, properties: Properties | None, version: Version, kind: PacketType) -> bytes:
-    """A reason code and properties, each left out where the standard lets them be (section 3.4.2.1)."""
+    """Encode reason code and properties, each omitted where the standard allows it (section 3.4.2.1)."""
     if version is not Version.V5:
         return b""
     _check_reason(code, kind)

@@ -1,4 +1,4 @@
-"""From a stream of bytes to whole packets: what is not whole yet waits here, in one buffer, copied once."""
+"""Buffers incomplete packets of the byte stream; each packet is copied only once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SMALLEST: Final = 2  # the first byte and a remaining length of 0
 
 
 class FrameBuffer:
-    """Bytes of a packet that is not whole yet.
+    """The bytes of an incomplete packet.
 
-    A large packet that comes in many pieces is joined once, when it is whole: `needed` remembers how long it is.
+    A large packet that arrives in many pieces is joined once, when all `needed` bytes are there.
     """
 
     __slots__ = ("_needed", "_waiting")
@@ -26,11 +26,11 @@ class FrameBuffer:
 
     @property
     def waiting(self) -> bytes:
-        """What waits, which stays."""
+        """A copy of the buffered bytes."""
         return bytes(self._waiting)
 
     def join(self, data: bytes) -> bytes:
-        """Put `data` behind what waits; give both, or b"" while the first packet is still not whole."""
+        """Append `data`; return and clear the buffer, or return b"" while the first packet is incomplete."""
         waiting = self._waiting
         if not waiting:
             return data
@@ -42,19 +42,19 @@ class FrameBuffer:
         return whole
 
     def keep(self, data: bytes, needed: int = SMALLEST) -> None:
-        """Let `data` wait until `needed` bytes are there (0: until it is taken)."""
+        """Buffer `data` until there are `needed` bytes (0: until `take`)."""
         self._waiting += data
         self._needed = needed
 
     def take(self) -> bytes:
-        """Take everything that waits."""
+        """Return and clear the buffer."""
         data = bytes(self._waiting)
         self.clear()
         return data
 
     def clear(self) -> None:
-        """Throw away what waits."""
-        self._waiting = bytearray()  # a new one: a buffer that once was large gives its memory back
+        """Discard the buffered bytes."""
+        self._waiting = bytearray()  # a new object, to free the memory of a large buffer
         self._needed = 0
 
 
@@ -62,11 +62,10 @@ def read_length(buffer: bytes, position: int, size: int) -> tuple[int, int, bool
     """Read a remaining length of two bytes or more at `position` (section 2.1.4).
 
     Returns:
-        The length, the position behind it, and whether it is longer than it needs to be; None when it is not whole
-        yet.
+        The length, the position behind it, and whether it has more bytes than needed; None if it is incomplete.
 
     Raises:
-        PeerError: it has more than four bytes.
+        PeerError: the remaining length has more than four bytes.
     """
     length = shift = 0
     while position < size:

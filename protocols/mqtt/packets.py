@@ -1,4 +1,4 @@
-"""The fifteen packets of MQTT as frozen records; `decoding` and `encoding` know their bytes."""
+"""The fifteen packets of MQTT as frozen structs; `decoding` and `encoding` convert them from and to bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Version(enum.IntEnum):
 
 
 class Will(msgspec.Struct, frozen=True, gc=False):
-    """The message that the server publishes when the client is gone (section 3.1.2.5)."""
+    """The message that the server publishes when the connection ends without DISCONNECT (section 3.1.2.5)."""
 
     topic: str
     payload: bytes
@@ -28,7 +28,7 @@ class Will(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """CONNECT (section 3.1). `client_id` is empty when the server shall choose one."""
+    """CONNECT (section 3.1). `client_id` is empty if the server must assign one."""
 
     version: Version
     client_id: str
@@ -49,7 +49,7 @@ class Connack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """PUBLISH (section 3.3). `packet_id` is 0 at QoS 0, `properties` None when there are none."""
+    """PUBLISH (section 3.3). `packet_id` is 0 at QoS 0; `properties` is None without properties."""
 
     topic: str
     payload: bytes
@@ -111,7 +111,7 @@ class Subscribe(msgspec.Struct, frozen=True, gc=False):
 
 
 class Suback(msgspec.Struct, frozen=True, gc=False):
-    """SUBACK (section 3.9), one reason code per topic filter, in their order."""
+    """SUBACK (section 3.9), with one reason code per topic filter, in order."""
 
     packet_id: int
     reason_codes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The properties of MQTT 5.0 (section 2.2.2.2) as one table; one loop decodes them, one encodes them."""
+"""The properties of MQTT 5.0 (section 2.2.2.2): one table that drives decoding and encoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocols.mqtt.codec import decode_name, decode_text, decode_varint, encode
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 
 WILL: Final = 16
-"""The will's properties are a set of their own inside CONNECT (section 3.1.3.2)."""
+"""Pseudo packet type for the will's properties, a separate set inside CONNECT (section 3.1.3.2)."""
 
 
 class Kind(enum.IntEnum):
@@ -29,10 +29,10 @@ class Kind(enum.IntEnum):
 
 
 class Properties(msgspec.Struct, frozen=True, gc=False):
-    """Properties of any packet; None is absent, which is not the same as the default value.
+    """The properties of any packet; None means absent, which differs from the default value.
 
-    `TABLE` says which packet may carry which. User properties keep their order and their duplicates
-    [MQTT-3.1.3-10]. Several subscription identifiers can only stand on a PUBLISH to a client.
+    `TABLE` lists the packets that may carry each. User properties keep their order and duplicates [MQTT-3.1.3-10].
+    Only a PUBLISH to a client may have several subscription identifiers.
     """
 
     payload_format_indicator: int | None = None
@@ -68,7 +68,7 @@ NONE: Final = Properties()
 
 
 class Property(NamedTuple):
-    """One row: identifier, name, type, the packets that may carry it, and the values that are allowed."""
+    """One row: identifier, name, type, the packets that may carry it, and the allowed values."""
 
     identifier: int
     name: str
@@ -76,7 +76,7 @@ class Property(NamedTuple):
     packets: frozenset[int]
     lowest: int = 0
     highest: int = 0xFFFFFFFF
-    fault: int = ReasonCode.PROTOCOL_ERROR  # the answer to a value outside lowest..highest
+    fault: int = ReasonCode.PROTOCOL_ERROR  # reason code for a value outside lowest..highest
 
 
 def _on(*packets: int) -> frozenset[int]:
@@ -125,7 +125,7 @@ TABLE: Final[tuple[Property, ...]] = (
 """Table 2-4, with the value ranges of the sections that define each property."""
 
 BY_IDENTIFIER: Final[list[tuple[str, int, int, int, int, Property] | None]] = [None] * (TABLE[-1].identifier + 1)
-"""The same by identifier, in plain numbers for the loops: name, kind, packets as a bit mask, lowest, highest, row."""
+"""`TABLE` by identifier, as plain values for fast decoding: name, kind, packets as bit mask, lowest, highest, row."""
 
 for _row in TABLE:
     _mask = sum(1 << packet for packet in _row.packets)
@@ -137,7 +137,7 @@ _FIELDS: Final = tuple(
     for row in TABLE
     if row.name == field
 )
-"""The same in the order of the fields of `Properties`, for the encoder."""
+"""`TABLE` in the order of the fields of `Properties`, for the encoder."""
 
 _VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[3:])
 _EMPTY: Final = ()
@@ -146,20 +146,21 @@ MISPLACED: Final[dict[int, ReasonCode]] = {
     PacketType.SUBSCRIBE: ReasonCode.MALFORMED_PACKET,
     PacketType.UNSUBSCRIBE: ReasonCode.MALFORMED_PACKET,
 }
-"""The code for a well-formed property on a packet that may not carry it. Section 2.2.2.2 calls it malformed; no
-numbered clause fixes the code, so the one that clients know from Mosquitto is sent: 0x82 but for these two."""
+"""Reason codes for a well-formed property on a packet that may not carry it, where it is not 0x82.
+
+Section 2.2.2.2 calls it malformed, but no numbered clause fixes the code, so the codes are Mosquitto's."""
 
 
 def decode_properties(data: bytes, position: int, end: int, packet: int) -> tuple[Properties | None, int]:
     """Read the property length at `position` and the properties behind it.
 
-    The packet, whose type is `packet` or `WILL`, ends at `end`.
+    `packet` is the packet's type or `WILL`; the packet ends at `end`.
 
     Returns:
-        The properties (None when there are none) and the position behind them.
+        The properties (None if there are none) and the position behind them.
 
     Raises:
-        PeerError: malformed, unknown, misplaced, repeated, or with a value that is not allowed.
+        PeerError: a property is malformed, unknown, misplaced or repeated, or its value is not allowed.
     """
     length, position = decode_varint(data, position, end)
     if not length:
@@ -173,7 +174,7 @@ def decode_properties(data: bytes, position: int, end: int, packet: int) -> tupl
     value: Any
     bit = 1 << packet
     while position < stop:
-        identifier = data[position]  # a variable byte integer, but every known one has one byte
+        identifier = data[position]  # a variable byte integer, but all known ones have one byte
         position += 1
         entry = BY_IDENTIFIER[identifier] if identifier < len(BY_IDENTIFIER) else None
         if entry is None:
@@ -202,7 +203,7 @@ def decode_properties(data: bytes, position: int, end: int, packet: int) -> tupl
                 value, position = decode_varint(data, position, stop)
             else:
                 start = position
-                position += kind  # BYTE, TWO_BYTES and FOUR_BYTES are their own size
+                position += kind  # the values of BYTE, TWO_BYTES and FOUR_BYTES are their sizes
                 if position > stop:
                     raise malformed(f"the properties end inside {name}")
                 value = int.from_bytes(data[start:position])
@@ -226,10 +227,10 @@ def decode_properties(data: bytes, position: int, end: int, packet: int) -> tupl
 
 
 def encode_properties(properties: Properties | None, packet: int) -> bytes:
-    """Encode properties with their length in front.
+    """Encode properties with their length prefix.
 
     Raises:
-        UsageError: one is not allowed on `packet`, or its value is not allowed.
+        UsageError: a property is not allowed on `packet`, or its value is not allowed.
     """
     if properties is None or properties is NONE:
         return b"\0"
@@ -269,7 +270,7 @@ def _in_range(name: str, value: int, lowest: int, highest: int) -> int:
 
 
 def _second(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
-    """Read the value of a pair."""
+    """Read the value of a user property."""
     start = position + 2
     if start > stop:
         raise malformed("the properties end inside a pair")

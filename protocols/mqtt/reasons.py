@@ -1,4 +1,4 @@
-"""Reason codes of MQTT 5.0 (section 2.4), which packet may carry which, and 3.1.1's CONNACK return codes."""
+"""Reason codes of MQTT 5.0 (section 2.4), the packets that may carry them, and CONNACK return codes of 3.1.1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PacketType(enum.IntEnum):
 
 
 class ReasonCode(enum.IntEnum):
-    """Every reason code of MQTT 5.0. From 0x80 on it tells of a failure."""
+    """All reason codes of MQTT 5.0; from 0x80 on they are errors."""
 
     SUCCESS = 0x00  # also: normal disconnection, granted QoS 0
     GRANTED_QOS_1 = 0x01
@@ -103,13 +103,13 @@ REASON_CODES: Final[dict[PacketType, frozenset[int]]] = {
     ),
     PacketType.AUTH: _codes(0x00, 0x18, 0x19),
 }  # fmt: skip
-"""Which reason codes a packet may carry (tables of sections 3.2.2.2, 3.4.2.1 to 3.7.2.1, 3.9.3, 3.11.3, 3.14.2.1,
+"""The reason codes that each packet may carry (sections 3.2.2.2, 3.4.2.1 to 3.7.2.1, 3.9.3, 3.11.3, 3.14.2.1,
 3.15.2.1)."""
 
 CLIENT_DISCONNECT_CODES: Final = _codes(
     0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99
 )
-"""The reason codes of DISCONNECT that table 3-13 gives to the client."""
+"""The reason codes that a client may send in DISCONNECT (table 3-13)."""
 
 
 class ReturnCode(enum.IntEnum):
@@ -138,14 +138,14 @@ RETURN_CODES: Final[dict[int, ReturnCode]] = {
     ReasonCode.NOT_AUTHORIZED: ReturnCode.NOT_AUTHORIZED,
     ReasonCode.BANNED: ReturnCode.NOT_AUTHORIZED,
 }
-"""What a 3.1.1 client is told; a reason that has no return code closes without one [MQTT311-3.2.2-6]."""
+"""Return codes for 3.1.1 clients; for other reasons the connection is closed without CONNACK [MQTT311-3.2.2-6]."""
 
 
 def malformed(reason: str) -> PeerError:
-    """A packet that cannot be parsed (section 4.13.1)."""
+    """Return the error for a packet that cannot be parsed (section 4.13.1)."""
     return PeerError(ReasonCode.MALFORMED_PACKET, reason)
 
 
 def protocol_error(reason: str) -> PeerError:
-    """A packet that can be parsed and is not allowed here (section 4.13.1)."""
+    """Return the error for a packet that can be parsed but is not allowed here (section 4.13.1)."""
     return PeerError(ReasonCode.PROTOCOL_ERROR, reason)

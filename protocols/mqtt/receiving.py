@@ -1,7 +1,7 @@
 """The receiving half of a server's connection: from bytes to events.
 
-A run of PUBLISH or PUBACK packets, which most packets are, is one loop over the bytes that were read; everything else
-is decoded packet by packet.
+Most packets are PUBLISH or PUBACK; runs of them are parsed in one loop over the received bytes. All others are decoded
+packet by packet.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_
 
 try:
     from protocols.mqtt._native import take_usual
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built, or switched off: `gateway.native` reports it
     from protocols.mqtt.usual import take_usual
 
-GRACE: Final = 1.5  # of the keep alive [MQTT-3.1.2-22]
-ACKNOWLEDGEMENT: Final = 4  # bytes of one that says nothing but its identifier
+GRACE: Final = 1.5  # multiple of the keep alive [MQTT-3.1.2-22]
+ACKNOWLEDGEMENT: Final = 4  # size in bytes of an acknowledgement without reason code
 PINGRESP: Final = b"\xd0\x00"
 
 
 class Receiver(Sender):
-    """What a server hears on one connection, held to `LEGAL` and to what CONNACK announced."""
+    """The receiving half of a connection; enforces `LEGAL` and what CONNACK announced."""
 
     __slots__ = (
         "_aliases", "_announced", "_draining", "_flags", "_frames", "_grace", "_limits", "_max_in", "_method", "_now",
@@ -56,15 +56,15 @@ class Receiver(Sender):
         self._now = 0.0
         self._received_at = 0.0
         self._grace: float | None = None
-        self._draining = False  # DISCONNECT came, and what was asked before it may still be answered
+        self._draining = False  # after DISCONNECT: earlier requests may still be answered
 
     @property
     def begun(self) -> bytes:
-        """What was read and is not parsed yet: the begin of a packet, or what was sent ahead of CONNACK."""
+        """Received bytes that are not parsed yet: an incomplete packet, or packets sent ahead of CONNACK."""
         return self._frames.waiting
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
-        """Parse whole packets; keep the rest."""
+        """Parse complete packets; buffer the rest."""
         position, size, needed = 0, len(buffer), SMALLEST
         try:
             while position + SMALLEST <= size:
@@ -92,9 +92,10 @@ class Receiver(Sender):
             self._frames.keep(buffer[position:] if position else buffer, needed)
 
     def _frame(self, buffer: bytes, position: int) -> tuple[int, int]:
-        """Judge a packet before it is whole: where its body begins and ends, as far as its length is there.
+        """Check a packet's header, before the packet is complete, and return where its body starts and ends.
 
-        The flags of a PUBLISH are judged when it is whole.
+        With an incomplete header the end lies beyond the buffer. The flags of a PUBLISH are checked later, when it is
+        complete.
         """
         first = buffer[position]
         if self.state is not OPEN or first & 0xF0 != 0x30:
@@ -114,13 +115,12 @@ class Receiver(Sender):
         return PeerError(ReasonCode.PACKET_TOO_LARGE, f"a packet of {size} bytes, {self._max_in} are allowed")
 
     def _parse_usual(self, buffer: bytes, position: int, found: list[Any]) -> tuple[int, int]:
-        """Take what most packets are: PUBLISH, and acknowledgements that say nothing but their identifiers.
+        """Parse a run of the usual packets: PUBLISH, and acknowledgements without reason code.
 
-        `take_usual` takes those that are good; the others, and without C all, are looked at here one by one.
+        `take_usual` (C) parses valid ones; the others, and without C all of them, are parsed here one by one.
 
         Returns:
-            Where the first other packet begins, or the first PUBLISH that is not whole; and how many bytes there must
-            be before that is looked at again.
+            The position of the first other packet or incomplete PUBLISH, and the number of bytes it needs to be parsed.
         """
         size, needed = len(buffer), SMALLEST
         inbound, outbound = self.inbound, self.outbound
@@ -152,7 +152,7 @@ class Receiver(Sender):
         return position, needed
 
     def _publish(self, first: int, buffer: bytes, start: int, end: int) -> events.PublishReceived:
-        """Read a whole PUBLISH (section 3.3)."""
+        """Decode a complete PUBLISH (section 3.3)."""
         flags = self._flags[first & 0x0F]
         if flags is None:
             raise refused_flags(first, self._announced)
@@ -188,7 +188,7 @@ class Receiver(Sender):
         return events.PublishReceived(topic, buffer[at:end], qos, retain, dup, packet_id, properties)
 
     def _plain_acknowledgement(self, first: int, buffer: bytes, position: int, found: list[Any]) -> bool:
-        """Take an acknowledgement that says nothing but its identifier; False: it needs a closer look."""
+        """Handle an awaited acknowledgement without reason code; return False for any other packet."""
         if position + ACKNOWLEDGEMENT > len(buffer) or buffer[position + 1] != 2:
             return False
         packet_id = buffer[position + 2] << 8 | buffer[position + 3]
@@ -211,7 +211,7 @@ class Receiver(Sender):
         return True
 
     def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
-        """Act on any packet but PUBLISH."""
+        """Handle any packet except PUBLISH."""
         body = buffer[start:end]
         if first >> 4 == PacketType.CONNECT:
             self._connect(first, body, found)
@@ -253,7 +253,7 @@ class Receiver(Sender):
             self.version = decode_version(reader)
         except PeerError as fault:
             if fault.code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-                # In the format of the family that was asked for: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others.
+                # Answer in the format of the requested family: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others.
                 self.version = Version.V311 if body[reader.position - 1] in (3, 4) else Version.V5
             raise
         if self.version is not Version.V31:
@@ -279,17 +279,17 @@ class Receiver(Sender):
         found.append(events.ConnectReceived(*msgspec.structs.astuple(connect)))
 
     def _acknowledged(self, packet: packets.Puback | packets.Pubrec | packets.Pubcomp, found: list[Any]) -> None:
-        """Match an acknowledgement with what is awaited; one for an identifier that is not in use says nothing."""
+        """Match an acknowledgement with the awaited one; one for an unused packet identifier is ignored."""
         awaited = self._awaited.get(packet.packet_id)
         if awaited is None or awaited is Awaits.RESERVED:
-            # Of an earlier connection, or of nothing. What is reserved is sent again and then acknowledged again.
+            # For an earlier connection or an unknown message. A reserved one is resent, and then acknowledged again.
             if type(packet) is packets.Pubrec and packet.reason_code < 0x80:
                 found.append(_event(packet))  # the session answers with PUBREL
             return
         kind = type(packet)
         refused = kind is packets.Pubrec and packet.reason_code >= 0x80
         if kind is packets.Pubrec and not refused and awaited is not Awaits.PUBREC and awaited is not Awaits.PUBACK:
-            found.append(_event(packet))  # again: the session sends PUBREL again
+            found.append(_event(packet))  # repeated: the session sends PUBREL again
             return
         if (kind, awaited) not in _ANSWERS:
             raise protocol_error(f"{kind.__name__} where {awaited.value} is awaited")
@@ -301,10 +301,10 @@ class Receiver(Sender):
                 self.outbound.release()
         found.append(_event(packet))
 
-    # the end
+    # closing
 
     def _fail(self, fault: PeerError) -> ConnectionFailed:
-        """Send the version's DISCONNECT or CONNACK for a fault [MQTT-4.13.1-1] and close."""
+        """Send DISCONNECT or CONNACK for an error, as the version allows [MQTT-4.13.1-1], and close."""
         assert isinstance(fault.code, int)
         if self.state is State.OPEN:
             self._write_disconnect(fault.code, fault.reason, NONE)

@@ -1,11 +1,11 @@
-"""The names of retained messages, found by topic filter (section 3.3.1.3 with 4.7) without looking at all of them.
+"""A trie of topic names that is searched by topic filter (sections 3.3.1.3 and 4.7), for retained messages.
 
-A trie whose edges are levels, with no node where nothing branches: a name that is alone below an edge hangs there
-itself, and levels that a whole branch has in common are the `skip` of its node. So there are fewer nodes than names,
-however many levels the names have.
+Its edges are topic levels, and it is compressed: a name that is alone below an edge is stored there as a string, and
+levels that a whole branch shares are the `skip` of its node. So there are fewer nodes than names, for any number of
+levels.
 
-A search goes on while names come and go: a node that another one takes the place of stays as it is, and shares its
-children with it.
+A search stays valid while names are added and removed: a replaced node is not changed, and shares its children with its
+replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-STEP: Final = 256  # edges that a search looks at before it gives the turn away
+STEP: Final = 256  # edges that a search follows before it yields
 
 _MULTI = "#"
 _SINGLE = "+"
@@ -24,21 +24,21 @@ _ELSEWHERE = -1
 
 
 class _Node(msgspec.Struct, eq=False):
-    """A place where names part: below it are at least two."""
+    """A branching point: at least two names are below it."""
 
-    skip: tuple[str, ...] = ()  # the levels between the edge to this node and the node, which all names below have
-    # the next level to the name that alone goes on with it, or to the node where several do
+    skip: tuple[str, ...] = ()  # levels between the edge to this node and the node, shared by all names below
+    # next level -> the only name that continues with it, or the node of several
     children: dict[str, _Node | str] = {}
     name: str | None = None  # the name that ends here
 
     def with_skip(self, skip: tuple[str, ...]) -> _Node:
-        """What takes the place of this node, which a search may have come to."""
+        """Return a replacement for this node with another `skip`; a running search may still use this one."""
         node = _Node(skip)
         node.children, node.name = self.children, self.name
         return node
 
     def hang(self, levels: Sequence[str], depth: int, name: str) -> None:
-        """Put in a name of which `depth` levels lead here, and that is alone with its next one."""
+        """Add a name whose first `depth` levels lead here and whose next level no other name has."""
         if depth == len(levels):
             self.name = name
         else:
@@ -55,34 +55,34 @@ class NameTrie:
         self._size = 0
 
     def __len__(self) -> int:
-        """How many names are in it."""
+        """Return the number of names."""
         return self._size
 
     def add(self, name: str) -> bool:
-        """Put a name in; False when it is there already."""
+        """Add a name; return False if it exists already."""
         new = self._add(name)
         self._size += new
         return new
 
     def remove(self, name: str) -> bool:
-        """Take a name out; False when it is not there."""
+        """Remove a name; return False if it does not exist."""
         removed = self._remove(name)
         self._size -= removed
         return removed
 
     def search(self, topic_filter: str) -> Iterator[list[str]]:
-        """The names that a valid topic filter matches, in pieces, in no order.
+        """Find the names that match a valid topic filter, in unordered pieces.
 
-        A piece is what the next `STEP` edges have led to, which may be nothing. Names may be put in and taken out in
-        between: what is there from begin to end is found, and found once.
+        A piece has the names found by following `STEP` edges, and may be empty. Names may be added and removed between
+        pieces; a name that exists during the whole search is found exactly once.
 
-        Wildcards at the first level match no name that begins with `$` [MQTT-4.7.2-1]. `sport/#` matches `sport`
-        as well (section 4.7.1.2).
+        Wildcards at the first level match no name that starts with `$` [MQTT-4.7.2-1]. `sport/#` also matches `sport`
+        (section 4.7.1.2).
         """
         levels = topic_filter.split("/")
         found: list[str] = []
         looked = 0
-        # Edges to be followed, and the level of the filter that is next behind them; None: everything there matches.
+        # Edges to follow, and the index of the filter's level behind them; None: everything below matches.
         waiting: list[tuple[Iterator[_Node | str], int | None]] = [(iter((self._root,)), 0)]
         while waiting:
             branches, depth = waiting[-1]
@@ -143,7 +143,7 @@ class NameTrie:
     def _remove(self, name: str) -> bool:
         levels = name.split("/")
         node, depth = self._root, 0
-        edge: tuple[_Node, str] | None = None  # the node above, and the level that leads here from it
+        edge: tuple[_Node, str] | None = None  # parent node, and the level that leads from it to `node`
         while depth < len(levels):
             level = levels[depth]
             child = node.children.get(level)
@@ -168,7 +168,7 @@ class NameTrie:
 
 
 def _part(one: str, other: str, depth: int) -> _Node:
-    """The node where two different names part, that have their first `depth` levels in common."""
+    """Create the node where two different names branch that share their first `depth` levels."""
     levels, others = one.split("/"), other.split("/")
     shared = _common(levels[depth:], others, depth)
     node = _Node(tuple(sys.intern(level) for level in levels[depth : depth + shared]))
@@ -178,7 +178,7 @@ def _part(one: str, other: str, depth: int) -> _Node:
 
 
 def _dissolve(node: _Node, above: _Node, level: str) -> None:
-    """A name was taken out of `node`: where nothing parts any more there is no node."""
+    """Replace `node`, after a name was removed, by its only name or child if it no longer branches."""
     if len(node.children) + (node.name is not None) > 1:
         return
     if node.name is not None:
@@ -189,7 +189,7 @@ def _dissolve(node: _Node, above: _Node, level: str) -> None:
 
 
 def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
-    """How many levels of `skip` are those of `levels` from `start` on."""
+    """Return how many levels at the start of `skip` equal those of `levels` from `start` on."""
     count, limit = 0, min(len(skip), len(levels) - start)
     while count < limit and skip[count] == levels[start + count]:
         count += 1
@@ -197,7 +197,7 @@ def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
 
 
 def _goes_on(levels: Sequence[str], wanted: Sequence[str], start: int) -> bool:
-    """Whether a name matches a filter from a level on."""
+    """Whether a name matches a filter from level `start` on."""
     for number in range(start, len(wanted)):
         want = wanted[number]
         if want == _MULTI:
@@ -211,7 +211,7 @@ def _pass(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
     """Match a node's `skip` from level `depth` of a filter on.
 
     Returns:
-        The level of the filter that is next; `_ELSEWHERE` when it does not match; None when everything below does.
+        The filter's next level; `_ELSEWHERE` if it does not match; None if everything below matches.
     """
     for level in node.skip:
         if depth == len(wanted):
@@ -226,7 +226,7 @@ def _pass(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
 
 
 def _branches(node: _Node, depth: int | None) -> Iterator[_Node | str]:
-    """The edges below `node` as they are now; where a wildcard is the first level, those of names without `$`."""
+    """Return a snapshot of the edges below `node`; at the first level (`depth` 0) without names that start with `$`."""
     children = list(node.children.values())
     if depth != 0:
         return iter(children)

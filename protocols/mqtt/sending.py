@@ -1,4 +1,4 @@
-"""The sending half of a server's connection: acknowledgements, messages, packet identifiers, the bytes that wait."""
+"""The sending half of a server's connection: acknowledgements, messages, packet identifiers, queued bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, State
 NO_TOPIC: Final = b"\0\0"
 _CONNACK_CODES: Final = REASON_CODES[PacketType.CONNACK]
 
-# Python 3.11 takes 0.2 us to look up a member of an enumeration, a fifth of what a PUBLISH costs.
+# Python 3.11 takes 0.2 us to look up a member of an enumeration, a fifth of the cost of a PUBLISH.
 OPEN: Final = State.OPEN
 PUBACK: Final = Awaits.PUBACK
 PUBREC: Final = Awaits.PUBREC
@@ -33,10 +33,9 @@ _V5: Final = Version.V5
 
 
 class Sender:
-    """What a server says on one connection. Two directions are two windows and two sets of packet identifiers.
+    """The sending half of a connection. Each direction has its own window and packet identifiers.
 
-    Verbs that answer the client do nothing once the connection is closed: an acknowledgement may come from Kafka
-    after DISCONNECT.
+    Methods that answer the client do nothing once the connection is closed, since Kafka may answer after DISCONNECT.
     """
 
     __slots__ = (
@@ -45,25 +44,25 @@ class Sender:
     )  # fmt: skip
 
     def __init__(self, outgoing_inflight: int) -> None:
-        self.version: Version | None = None  # of the protocol; None before CONNECT
-        self.state = State.NEW  # where the connection is
-        self.connect: packets.Connect | None = None  # the CONNECT that was received
-        # QoS 1 and 2 messages from the client that are not acknowledged, against our Receive Maximum
+        self.version: Version | None = None  # None before CONNECT
+        self.state = State.NEW
+        self.connect: packets.Connect | None = None  # the received CONNECT
+        # unacknowledged QoS 1 and 2 messages from the client, limited by our Receive Maximum
         self.inbound = Inflight(UNLIMITED)
-        # ours that the client has not acknowledged, against its Receive Maximum
+        # unacknowledged messages to the client, limited by its Receive Maximum
         self.outbound = Inflight(outgoing_inflight)
         self._max_out = LARGEST_PACKET
-        self._given: TopicAliases | None = None  # only for a client that takes aliases [MQTT-3.1.2-27]
+        self._given: TopicAliases | None = None  # None if the client accepts no aliases [MQTT-3.1.2-27]
         self._out = bytearray()
-        self._messages = self._out  # where messages go: elsewhere while they are held back
-        # Identifiers of the client between PUBLISH and PUBCOMP, and whether each has a place in `inbound`. (An empty
+        self._messages = self._out  # buffer for messages; a separate one while they are held back
+        # The client's packet identifiers between PUBLISH and PUBCOMP, and whether each counts in `inbound`. (An empty
         # set is 150 bytes larger than an empty dictionary, and there are many connections.)
         self._qos2: dict[int, bool] = {}
-        self._awaited: dict[int, Awaits] = {}  # identifiers of ours
+        self._awaited: dict[int, Awaits] = {}  # packet identifiers of messages to the client
         self._next_id = 1
 
     def data_to_send(self) -> bytes:
-        """Take the bytes that wait to be written."""
+        """Return and clear the queued bytes."""
         if not self._out:
             return b""
         data = bytes(self._out)
@@ -71,20 +70,20 @@ class Sender:
         return data
 
     def hold_messages(self) -> None:
-        """From now on our messages wait until `release_messages` or DISCONNECT; other packets leave."""
+        """Hold messages back until `release_messages` or DISCONNECT; other packets are still sent."""
         if self._messages is self._out:
             self._messages = bytearray()
 
     def release_messages(self) -> None:
-        """What waited leaves behind what was said meanwhile."""
+        """Queue the held messages behind the packets sent meanwhile."""
         if self._messages is not self._out:
             self._out += self._messages
             self._messages = self._out
 
-    # verbs: answers to the client's messages
+    # answers to the client's messages
 
     def send_pubacks(self, packet_ids: Sequence[int]) -> None:
-        """Acknowledge many QoS 1 messages with success; four bytes each."""
+        """Acknowledge many QoS 1 messages with success, in four bytes each."""
         if self.state is not OPEN or not packet_ids:
             return
         count = len(packet_ids)
@@ -96,10 +95,10 @@ class Sender:
         self._out += words.tobytes()
 
     def send_puback(self, packet_id: int, reason_code: int = 0, reason_string: str | None = None) -> None:
-        """Acknowledge a QoS 1 message [MQTT-4.3.2-4]. A failure cannot be said in 3.1.1: close instead.
+        """Acknowledge a QoS 1 message [MQTT-4.3.2-4]. 3.1.1 has no error codes here: close the connection instead.
 
         Raises:
-            UsageError: a failure for a 3.1.1 client.
+            UsageError: an error code for a 3.1.1 client.
         """
         if self.state is not OPEN:
             return
@@ -114,10 +113,10 @@ class Sender:
             self._out += b"\x40\x02" + packet_id.to_bytes(2)
 
     def send_pubrec(self, packet_id: int, reason_code: int = 0, reason_string: str | None = None) -> None:
-        """Answer a QoS 2 message [MQTT-4.3.3-8]; from 0x80 on its identifier is free again [MQTT-4.3.3-9].
+        """Answer a QoS 2 message [MQTT-4.3.3-8]; an error code frees its packet identifier [MQTT-4.3.3-9].
 
         Raises:
-            UsageError: a failure for a 3.1.1 client.
+            UsageError: an error code for a 3.1.1 client.
         """
         if self.state is not OPEN:
             return
@@ -131,10 +130,10 @@ class Sender:
             self._out += b"\x50\x02" + packet_id.to_bytes(2)
 
     def send_pubcomp(self, packet_id: int, reason_code: int = 0) -> None:
-        """Answer a PUBREL [MQTT-4.3.3-11]; the identifier is free again.
+        """Answer a PUBREL [MQTT-4.3.3-11] and free the packet identifier.
 
-        One that nobody knows is answered too. 0x92 may be said to it, and need not be: after a lost PUBCOMP it is no
-        error (section 3.7.2.1).
+        Unknown identifiers are answered too. Code 0x92 is optional for them: after a lost PUBCOMP they are no error
+        (section 3.7.2.1).
         """
         if self.state is not OPEN:
             return
@@ -145,16 +144,16 @@ class Sender:
             self._out += b"\x70\x02" + packet_id.to_bytes(2)
 
     def send_suback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
-        """Answer a SUBSCRIBE, one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every failure."""
+        """Answer a SUBSCRIBE with one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every error."""
         if self.state is OPEN:
             self._say(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     def send_unsuback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
-        """Answer an UNSUBSCRIBE [MQTT-3.10.4-4], one code per filter [MQTT-3.11.3-2]."""
+        """Answer an UNSUBSCRIBE [MQTT-3.10.4-4] with one code per filter [MQTT-3.11.3-2]."""
         if self.state is OPEN:
             self._say(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
-    # verbs: our messages
+    # messages to the client
 
     def send_prepared(
         self,
@@ -165,17 +164,18 @@ class Sender:
         dup: bool = False,
         packet_id: int | None = None,
     ) -> int | None:
-        """Send what `prepare_publish` encoded for this version.
+        """Send a PUBLISH that `prepare_publish` encoded for this version.
 
-        `dup`: it is sent again after a reconnect [MQTT-3.3.1-1], under the `packet_id` of before; by default the next
-        free one is taken.
+        `dup`: it is resent after a reconnect [MQTT-3.3.1-1] under its former `packet_id`. By default the next free
+        packet identifier is used.
 
         Returns:
-            The packet identifier (0 at QoS 0). None: larger than the client takes, so it is not sent and counts
-            as delivered to it [MQTT-3.1.2-25]; a `packet_id` that was reserved is free again.
+            The packet identifier (0 at QoS 0), or None if the packet exceeds the client's Maximum Packet Size: then it
+            is not sent and counts as delivered [MQTT-3.1.2-25], and a reserved `packet_id` is freed.
 
         Raises:
-            UsageError: not open, the client's window is full (`outbound.free`), or no packet identifier is free.
+            UsageError: the connection is not open, the client's window is full (`outbound.free`), or no packet
+                identifier is free.
         """
         if self.state is not OPEN:
             raise UsageError(f"PUBLISH in state {self.state.name}")
@@ -208,10 +208,10 @@ class Sender:
         return chosen
 
     def send_encoded(self, packets: bytes, largest: int) -> bool:
-        """Send whole PUBLISHes at QoS 0, made by `encode_prepared`; only when `gives_aliases` is false.
+        """Send complete PUBLISH packets at QoS 0 from `encode_prepared`; only if `gives_aliases` is false.
 
         Returns:
-            Whether they were sent: not when the one of `largest` bytes is larger than the client takes
+            False, without sending, if the one of `largest` bytes exceeds the client's Maximum Packet Size
             [MQTT-3.1.2-25].
         """
         if largest > self._max_out:
@@ -221,18 +221,18 @@ class Sender:
 
     @property
     def gives_aliases(self) -> bool:
-        """Whether the client takes topic aliases, so that its packets are its own."""
+        """Whether the client accepts topic aliases, so that its packets cannot be shared with other clients."""
         return self._given is not None
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait to be written, with those of messages that are held back."""
+        """Number of queued bytes, including messages held back."""
         return len(self._out) if self._messages is self._out else len(self._out) + len(self._messages)
 
     def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
-        """Send a message with a topic alias among its properties; None: larger than the client takes.
+        """Send a message with a topic alias; return None if it exceeds the client's Maximum Packet Size.
 
-        `alias` is what `TopicAliases.choose` said, not 0; `first` is the packet's first byte.
+        `alias` is the result of `TopicAliases.choose`, not 0; `first` is the packet's first byte.
         """
         assert self._given is not None
         rest = message.rest
@@ -262,11 +262,11 @@ class Sender:
         return chosen
 
     def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:
-        """Go on with a QoS 2 exchange of ours [MQTT-4.3.3-4], also with a reserved one of an earlier connection.
+        """Continue a QoS 2 exchange of ours [MQTT-4.3.3-4], possibly a reserved one from an earlier connection.
 
-        Only PUBLISH takes a place in the client's window (section 4.9), so nothing bounds how many exchanges are
-        resumed here. For an identifier that is not in use the answer to PUBREC is said, and nothing is awaited. For
-        one whose PUBLISH has no PUBREC yet nothing is said: the PUBREC came before the identifier was used for it.
+        Only PUBLISH counts in the client's window (section 4.9), so the number of resumed exchanges is not limited. For
+        an unused packet identifier PUBREL is sent and no answer is awaited. If the identifier's PUBLISH has no PUBREC
+        yet, nothing is sent: that PUBREC was for an earlier use of the identifier.
         """
         if self.state is not OPEN:
             return
@@ -283,14 +283,14 @@ class Sender:
             self._out += b"\x62\x02" + packet_id.to_bytes(2)
 
     def release_reserved(self, packet_id: int) -> None:
-        """Free an identifier that was reserved and will not be sent again; nothing for any other."""
+        """Free a reserved packet identifier whose message will not be resent; ignore any other."""
         if self._awaited.get(packet_id) is Awaits.RESERVED:
             del self._awaited[packet_id]
 
-    # words
+    # writing packets
 
     def _say(self, packet: Packet) -> None:
-        """Queue a packet, without its reason string and user properties if it is too large with them."""
+        """Queue a packet; omit reason string and user properties if it is too large with them."""
         assert self.version is not None
         data = encode_packet(packet, self.version)
         if len(data) > self._max_out:
@@ -299,7 +299,7 @@ class Sender:
                 slim = msgspec.structs.replace(properties, reason_string=None, user_properties=())
                 data = encode_packet(msgspec.structs.replace(packet, properties=slim), self.version)
             if len(data) > self._max_out:
-                return  # [MQTT-3.1.2-24]: it must not be sent at all
+                return  # must not be sent at all [MQTT-3.1.2-24]
         self._out += data
 
     def _write_disconnect(self, code: int, reason: str | None, properties: Properties) -> None:
@@ -323,7 +323,7 @@ class Sender:
         return None if reason is None else self._allowed(Properties(reason_string=reason))
 
     def _allowed(self, properties: Properties | None) -> Properties | None:
-        """Leave reason string and user properties out if the client does not want them [MQTT-3.1.2-29]."""
+        """Remove reason string and user properties if the client does not want them [MQTT-3.1.2-29]."""
         assert self.connect is not None
         if properties is None or (self.connect.properties or NONE).request_problem_information != 0:
             return properties
@@ -347,7 +347,7 @@ class Sender:
         return packet_id
 
     def _search_id(self, packet_id: int) -> int:
-        """Give the next free identifier [MQTT-2.2.1-4]."""
+        """Return the next free packet identifier [MQTT-2.2.1-4]."""
         awaited = self._awaited
         if len(awaited) >= UNLIMITED:
             raise UsageError("every packet identifier is in use")
@@ -361,7 +361,7 @@ class Sender:
 
 
 def _header(first: int, length: int) -> bytes:
-    """Encode first byte and remaining length, nearly always of one or two bytes."""
+    """Encode first byte and remaining length, which nearly always has one or two bytes."""
     if length < 0x80:
         return bytes((first, length))
     if length < 0x4000:

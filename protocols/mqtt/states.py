@@ -1,4 +1,4 @@
-"""What is legal when: the states of a connection, the packets of each, PUBLISH's flags, and the limits."""
+"""The states of a connection, the packets allowed in each, PUBLISH's flags, and the connection's limits."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from protocols.mqtt.decoding import check_flags
 from protocols.mqtt.packets import Version
 from protocols.mqtt.reasons import PacketType, malformed, protocol_error
 
-UNLIMITED: Final = 65_535  # Receive Maximum when none is given (section 3.1.2.11.3)
-LARGEST_PACKET: Final = 268_435_460  # what a remaining length can say, with the longest header
+UNLIMITED: Final = 65_535  # default Receive Maximum (section 3.1.2.11.3)
+LARGEST_PACKET: Final = 268_435_460  # the largest remaining length plus the longest header
 
 PublishFlags = tuple[tuple[int, bool, bool] | None, ...]
-"""PUBLISH's four flags as (qos, retain, dup); None where they are refused."""
+"""For each value of PUBLISH's four flags: (qos, retain, dup), or None if it is refused."""
 
 
 class State(enum.Enum):
-    """Where a connection is."""
+    """The state of a connection."""
 
     NEW = "new"
-    CONNECTING = "connecting"  # CONNECT is being judged; what the client sends ahead waits
-    AUTHENTICATING = "authenticating"  # the same, with an authentication method: AUTH goes to and fro
+    CONNECTING = "connecting"  # CONNECT waits for its answer; packets sent ahead are buffered
+    AUTHENTICATING = "authenticating"  # the same, with AUTH packets being exchanged
     OPEN = "open"
     CLOSED = "closed"
 
@@ -39,19 +39,19 @@ LEGAL: Final[dict[State, frozenset[PacketType]]] = {
             _T.PUBLISH, _T.PUBACK, _T.PUBREC, _T.PUBREL, _T.PUBCOMP, _T.SUBSCRIBE, _T.UNSUBSCRIBE, _T.PINGREQ,
             _T.DISCONNECT, _T.AUTH,
         }
-    ),  # a second CONNECT is not among them [MQTT-3.1.0-2]
+    ),  # not a second CONNECT [MQTT-3.1.0-2]
     State.CLOSED: frozenset(),
 }  # fmt: skip
-"""Which packets a client may send in which state. AUTH also needs a method in CONNECT [MQTT-4.12.0-7]."""
+"""The packets that a client may send in each state. AUTH also needs a method in CONNECT [MQTT-4.12.0-7]."""
 
 
 def check_legal(first: int, state: State, version: Version | None, method: str | None) -> None:
-    """Judge a packet by its first byte, before the rest of it is awaited.
+    """Check a packet by its first byte, before the rest is received.
 
-    Flags are judged when CONNECT has told the `version`; `method` is CONNECT's authentication method.
+    Flags are checked only with a known `version`, after CONNECT. `method` is CONNECT's authentication method.
 
     Raises:
-        PeerError: not allowed now, or with wrong flags.
+        PeerError: the packet is not allowed now, or its flags are wrong.
     """
     kind = first >> 4
     if kind not in LEGAL[state]:
@@ -66,10 +66,10 @@ def check_legal(first: int, state: State, version: Version | None, method: str |
 
 @functools.cache
 def publish_flags(maximum_qos: int = 2, retain: bool = True) -> PublishFlags:
-    """Make the table of PUBLISH's flags.
+    """Create the table of PUBLISH's flags.
 
-    No QoS 3 [MQTT-3.3.1-4], no DUP at QoS 0 [MQTT-3.3.1-2], and nothing that the server said it does not have
-    [MQTT-3.2.2-11], [MQTT-3.2.2-14].
+    Refused are QoS 3 [MQTT-3.3.1-4], DUP at QoS 0 [MQTT-3.3.1-2], and features that the server announced as not
+    available [MQTT-3.2.2-11], [MQTT-3.2.2-14].
     """
     table: list[tuple[int, bool, bool] | None] = []
     for flags in range(16):
@@ -80,7 +80,7 @@ def publish_flags(maximum_qos: int = 2, retain: bool = True) -> PublishFlags:
 
 
 class Turn(enum.Enum):
-    """Who speaks next in an exchange of AUTH (section 4.12)."""
+    """The side that sends next in an exchange of AUTH (section 4.12)."""
 
     NOBODY = "nobody"  # there is no exchange
     CLIENT = "client"
@@ -88,28 +88,28 @@ class Turn(enum.Enum):
 
 
 class Awaits(enum.Enum):
-    """What is next for a packet identifier of ours.
+    """The next packet for a packet identifier of a message to the client.
 
-    The first four have a place in the client's Receive Maximum. The others do not: they began on an earlier connection
-    of the session, and a quota is a connection's own [MQTT-4.9.0-1].
+    The first four count against the client's Receive Maximum. The others do not: they started on an earlier connection
+    of the session, and the quota is per connection [MQTT-4.9.0-1].
     """
 
     PUBACK = "PUBACK"
     PUBREC = "PUBREC"
-    PUBREL = "PUBREL"  # ours to send: PUBREC came
+    PUBREL = "PUBREL"  # to be sent by us, after PUBREC
     PUBCOMP = "PUBCOMP"
     RESERVED = "our message or PUBREL, again"
     RESUMED = "PUBCOMP of a resumed exchange"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one connection may ask of us."""
+    """The limits of one connection."""
 
-    max_connect_bytes: int = 65_536  # the largest packet before `accept`; a stranger gets no more
-    max_packet_bytes: int = 2 * 1024 * 1024  # the largest packet after it; announced in CONNACK
-    connect_timeout_s: float = 10.0  # how long CONNECT, and an exchange of AUTH, may take
-    # most QoS 1 and 2 messages on the way to the client; its Receive Maximum may be lower
+    max_connect_bytes: int = 65_536  # largest packet before `accept`, while the client is not authenticated
+    max_packet_bytes: int = 2 * 1024 * 1024  # largest packet after `accept`; announced in CONNACK
+    connect_timeout_s: float = 10.0  # for CONNECT, and for an exchange of AUTH
+    # maximum number of QoS 1 and 2 messages in flight to the client; its Receive Maximum may be lower
     outgoing_inflight: int = 1000
-    outgoing_aliases: int = 64  # most topic aliases that are handed out; the client's Topic Alias Maximum may be lower
-    enforce_receive_maximum: bool = True  # DISCONNECT 0x93 for a client that overruns ours; False tolerates it
-    max_held_bytes: int = 1024 * 1024  # most bytes that a client may send ahead while its CONNECT is judged
+    outgoing_aliases: int = 64  # maximum number of topic aliases to the client; its Topic Alias Maximum may be lower
+    enforce_receive_maximum: bool = True  # DISCONNECT 0x93 for a client that exceeds our Receive Maximum
+    max_held_bytes: int = 1024 * 1024  # maximum number of bytes that a client may send ahead of CONNACK

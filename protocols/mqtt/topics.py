@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 def is_valid_name(topic: str) -> bool:
-    """Whether `topic` can be published to.
+    """Whether `topic` is a valid topic name.
 
     It is not empty [MQTT-4.7.3-1], has no wildcard [MQTT-3.3.2-2], no U+0000 [MQTT-4.7.3-2], and is not too long
     [MQTT-4.7.3-3].
@@ -22,9 +22,9 @@ def is_valid_name(topic: str) -> bool:
 
 
 def is_valid_filter(topic_filter: str, shared: bool = True) -> bool:
-    """Whether `topic_filter` can be subscribed to.
+    """Whether `topic_filter` is a valid topic filter.
 
-    With `shared`, `$share` is judged by its parts [MQTT-4.8.2-1]; not in 3.1.1.
+    With `shared` (not in 3.1.1) a `$share` filter is checked by its parts [MQTT-4.8.2-1].
     """
     if shared and topic_filter.startswith(SHARE):
         return parse_share(topic_filter) is not None and _fits(topic_filter)
@@ -39,7 +39,7 @@ def has_wildcard(topic_filter: str) -> bool:
 
 
 def is_shared(topic_filter: str) -> bool:
-    """Whether the filter asks for a shared subscription."""
+    """Whether the filter is one of a shared subscription."""
     return topic_filter.startswith(SHARE)
 
 
@@ -51,11 +51,11 @@ class Shared(NamedTuple):
 
 
 def parse_share(topic_filter: str) -> Shared | None:
-    """Take a `$share` filter apart.
+    """Split a `$share` filter into its parts.
 
     Returns:
-        None when it is not a valid one: the share name is empty, or has a wildcard [MQTT-4.8.2-1],
-        [MQTT-4.8.2-2], or the rest is not a topic filter.
+        None if it is invalid: the share name is empty or has a wildcard [MQTT-4.8.2-1], [MQTT-4.8.2-2], or the rest is
+        not a topic filter.
     """
     if not topic_filter.startswith(SHARE):
         return None
@@ -66,7 +66,7 @@ def parse_share(topic_filter: str) -> Shared | None:
 
 
 def _wildcards_stand_alone(topic_filter: str) -> bool:
-    """`+` fills a whole level [MQTT-4.7.1-2]; `#` fills the last one [MQTT-4.7.1-1]."""
+    """Whether each `+` is a whole level [MQTT-4.7.1-2], and `#` a whole last level [MQTT-4.7.1-1]."""
     if "+" not in topic_filter and "#" not in topic_filter:
         return True
     levels = topic_filter.split("/")
@@ -84,7 +84,7 @@ def _fits(topic: str) -> bool:
 
 
 def _levels(topic_filter: str) -> tuple[list[str], bool]:
-    """The levels of a filter without a final `#`, and whether there was one."""
+    """Return the levels of a filter without a final `#`, and whether there was one."""
     levels = topic_filter.split("/")
     hashed = levels[-1] == "#"
     if hashed:
@@ -93,7 +93,7 @@ def _levels(topic_filter: str) -> tuple[list[str], bool]:
 
 
 _NOTHING: Final[dict[Any, Any]] = {}
-"""Stands for every empty dictionary of a node, and is never written to: most nodes have but one that is not empty."""
+"""Shared by all empty dictionaries of nodes, and never written to: most nodes use only one of their three."""
 
 
 class _Node(Generic[K, V]):
@@ -102,15 +102,15 @@ class _Node(Generic[K, V]):
     __slots__ = ("children", "ended", "hashed")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[K, V]] = _NOTHING  # `+` is a child like any other
+        self.children: dict[str, _Node[K, V]] = _NOTHING  # including `+`
         self.ended: dict[K, V] = _NOTHING  # filters that end here
-        self.hashed: dict[K, V] = _NOTHING  # filters that go on with `#` and end
+        self.hashed: dict[K, V] = _NOTHING  # filters that end with `#` below this level
 
     def is_empty(self) -> bool:
         return not (self.children or self.ended or self.hashed)
 
     def child(self, level: str) -> _Node[K, V]:
-        """The node of a level, made where it is missing."""
+        """Return the node of a level; create it if it is missing."""
         found = self.children.get(level)
         if found is None:
             if self.children is _NOTHING:
@@ -119,7 +119,7 @@ class _Node(Generic[K, V]):
         return found
 
     def entries(self, hashed: bool) -> dict[K, V]:
-        """The subscriptions that end here, or go on with `#`, to be written to."""
+        """Return a writable dictionary of the subscriptions that end here, or with `#` below."""
         if hashed:
             if self.hashed is _NOTHING:
                 self.hashed = {}
@@ -130,10 +130,10 @@ class _Node(Generic[K, V]):
 
 
 class SubscriptionTrie(Generic[K, V]):
-    """Who gets a message: topic filters on one side, subscribers and what they asked for on the other.
+    """Maps topic filters to subscribers and their subscriptions, and finds those that match a topic.
 
-    A subscriber has at most one subscription to a filter: the last one counts [MQTT-3.8.4-3]. Shared subscriptions
-    are put in under the filter inside them; the trie does not choose among their members.
+    A subscriber has at most one subscription to a filter: the last one counts [MQTT-3.8.4-3]. Shared subscriptions are
+    added under the filter without `$share` and group; the trie does not choose among their members.
     """
 
     __slots__ = ("_root", "_size")
@@ -143,11 +143,11 @@ class SubscriptionTrie(Generic[K, V]):
         self._size = 0
 
     def __len__(self) -> int:
-        """How many subscriptions are in it."""
+        """Return the number of subscriptions."""
         return self._size
 
     def add(self, topic_filter: str, subscriber: K, subscription: V) -> bool:
-        """Put a subscription in, or replace it; whether it is new."""
+        """Add or replace a subscription; return whether it is new."""
         node = self._root
         levels, hashed = _levels(topic_filter)
         for level in levels:
@@ -159,7 +159,7 @@ class SubscriptionTrie(Generic[K, V]):
         return new
 
     def remove(self, topic_filter: str, subscriber: K) -> bool:
-        """Take a subscription out; levels that nobody needs any more go with it; whether there was one."""
+        """Remove a subscription and the levels that no other one uses; return whether it existed."""
         path: list[tuple[_Node[K, V], str]] = []
         node = self._root
         levels, hashed = _levels(topic_filter)
@@ -180,7 +180,7 @@ class SubscriptionTrie(Generic[K, V]):
         return True
 
     def match(self, topic: str) -> list[tuple[K, V]]:
-        """Find the subscriptions that `topic` matches; a subscriber with several of them is there several times."""
+        """Return the subscriptions that match `topic`; a subscriber is listed once for each of its matches."""
         found: list[tuple[K, V]] = []
         levels = topic.split("/")
         nodes = [self._root]
@@ -204,12 +204,12 @@ class SubscriptionTrie(Generic[K, V]):
         for node in nodes:
             if node.ended:
                 found.extend(node.ended.items())
-            if node.hashed:  # `sport/#` matches `sport` as well (section 4.7.1.2)
+            if node.hashed:  # `sport/#` also matches `sport` (section 4.7.1.2)
                 found.extend(node.hashed.items())
         return found
 
     def __iter__(self) -> Iterator[tuple[str, K, V]]:
-        """Every subscription, as filter, subscriber, subscription."""
+        """Iterate over all subscriptions, as filter, subscriber, subscription."""
         waiting: list[tuple[str, _Node[K, V]]] = [("", self._root)]
         while waiting:
             prefix, node = waiting.pop()

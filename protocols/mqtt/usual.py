@@ -1,6 +1,6 @@
-"""What most packets are, taken many at a time: nothing here, `_native.c` does it (ADR 0070).
+"""The Python stand-in for `_native.c`'s `take_usual`, which parses runs of the usual packets (ADR 0070).
 
-`protocols.mqtt.receiving` says of every packet what it means, and in C nothing else comes of those that are taken.
+It takes none: `protocols.mqtt.receiving` then parses them all, with the same results as C.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from protocols.mqtt.states import Awaits, PublishFlags
 
 def take_usual(
     _buffer: bytes,
-    position: int,  # of the next packet in it
-    _found: list[Any],  # events are appended to it
+    position: int,  # of the next packet
+    _found: list[Any],  # receives the events
     _v5: bool,
-    _limit: int,  # bytes of a packet
-    _window: int,  # messages of QoS 1 and 2 that may still come
+    _limit: int,  # maximum packet size in bytes
+    _window: int,  # number of QoS 1 and 2 messages that the client may still send
     _flags: PublishFlags,
-    _alias_maximum: int,  # the one we announced
-    _aliases: dict[int, str],  # this and the next two are the connection's
+    _alias_maximum: int,  # announced in CONNACK
+    _aliases: dict[int, str],  # this and the next two belong to the connection
     _qos2: dict[int, bool],
     _awaited: dict[int, Awaits],
     /,
 ) -> tuple[int, int, int]:
-    """Take PUBLISH packets, and acknowledgements that say nothing but their identifiers, as long as they are good.
+    """Parse PUBLISH packets and acknowledgements without reason code, as long as they are valid.
 
     Returns:
-        Where the first packet begins that is left for a closer look, how many messages of the client's have begun, and
-        how many of ours have ended: the connection's windows are not told here.
+        The position of the first packet left to the caller, the number of QoS 1 and 2 messages received, and the
+        number of deliveries that have ended; the caller updates the connection's windows by these.
     """
     return position, 0, 0
