@@ -1,12 +1,12 @@
-"""A real Apache Kafka broker as a child process: KRaft, its data in a directory that survives restarts.
+"""Run a real Apache Kafka broker (KRaft) as a child process, with a data directory that survives restarts.
 
-It is alone, or a node of a cluster on this machine (`gateway.embedded.cluster`).
+It is a single broker, or a node of a cluster on this machine (`gateway.embedded.cluster`).
 
-The broker cannot outlive us, whatever kills us (`gateway.embedded.child`), and it leads a session of its own, so that
-Ctrl-C in the terminal reaches the gateway, which drains first and stops the broker last.
+The broker cannot outlive the gateway, whatever kills that (`gateway.embedded.child`). It leads its own process session,
+so that Ctrl-C in the terminal reaches only the gateway, which drains first and stops the broker last.
 
-In the directory: `data/` (Kafka's), `logs/broker.log` (the broker's log), `logs/broker.out` (what the Java machine
-prints), `server.properties`, `broker.json` (version, cluster id, ports), `lock`.
+In the directory: `data/` (Kafka's), `logs/broker.log` (the broker's log), `logs/broker.out` (output of the JVM),
+`server.properties`, `broker.json` (version, cluster id, ports), `lock`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 120.0  # without progress; after a crash Kafka reads back what it had not flushed, however long that takes
-TELL_S = 15.0  # between two lines about a start that takes its time
+PATIENCE_S = 120.0  # without progress; log recovery after a crash may take any time
+TELL_S = 15.0  # interval between log lines about a slow start
 STOP_LIMIT_S = 4.0  # SIGTERM to exit takes about one second; the whole gateway has ten
 SHORTEST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
-PORT_ATTEMPTS = 3  # a free port may be taken between the look and the broker's own bind
+PORT_ATTEMPTS = 3  # another program may take a free port between the check and the broker's bind
 
 JVM_OPTIONS = (
     "-server",
@@ -60,9 +60,9 @@ _STAMP = re.compile(r"^\S+ (?:FATAL|ERROR|WARN|INFO) ")
 
 
 class EmbeddedBroker:
-    """One broker. `start` and `stop` may be called again and again; the data and the ports stay.
+    """A broker. `start` and `stop` may be called repeatedly; the data and the ports stay.
 
-    All of it must be called from the main thread: the kernel ends the broker with the thread that started it.
+    Call it from the main thread only: the kernel kills the broker when the thread that started it ends.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class EmbeddedBroker:
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
-        `jars` is the set `kafka` of the jar lock, `heap` the most that the Java machine takes (`1g`). A port of 0 is
-        that of the last start or a free one. `settings` and `java_options` go over ours; a start that makes no progress
-        for `patience_s` is given up. `node`: its number; `cluster_id`: of the data if they are new, None for one of its
-        own; `format_options`: of Kafka's tool that makes them.
+        `jars` is the set `kafka` of the jar lock, `heap` the JVM's largest heap (`1g`). Port 0 means the port of the
+        last start, or a free one. `settings` and `java_options` override the defaults. A start without progress for
+        `patience_s` fails. `node` is the node id. New data get `cluster_id` (None: a random one) and are formatted with
+        `format_options` of Kafka's storage tool.
         """
         self.directory = directory.absolute()
         self._java = java
@@ -106,7 +106,7 @@ class EmbeddedBroker:
 
     @property
     def port(self) -> int:
-        """The client port in use; before the first start the configured one."""
+        """The client port in use; before the first start, the configured one."""
         return self._port
 
     @property
@@ -116,12 +116,12 @@ class EmbeddedBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a broker process."""
+        """Whether the broker process runs."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
-        """The process id of the Java process; RuntimeError when none runs."""
+        """The process id of the Java process. Raises RuntimeError when none runs."""
         if self._process is None or self._process.returncode is not None:
             raise RuntimeError("the embedded broker does not run")
         return self._process.pid
@@ -141,13 +141,12 @@ class EmbeddedBroker:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the broker and return when it serves clients. As long as it makes progress it is waited for.
+        """Start the broker and return when it serves clients. Waits as long as the start makes progress.
 
         Raises:
-            PortTakenError: a configured port is in use; names the key.
-            BrokerError: the directory is in use or of another version, or has more logs than we may open files, the
-                disk is full, or the broker ended, with
-                the line of its log that tells why.
+            PortTakenError: a configured port is in use; the text names the key.
+            BrokerError: the directory is in use, was written by another version or has more logs than we may open
+                files, the disk is full, or the broker has ended (with the line of its log that says why).
         """
         if self.is_running:
             raise RuntimeError("the embedded broker runs already")
@@ -155,7 +154,7 @@ class EmbeddedBroker:
             raise RuntimeError("start the broker from the main thread: it ends with the thread that started it")
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-            self.directory.chmod(0o700)  # what clients have sent lies in it
+            self.directory.chmod(0o700)  # it holds clients' messages
             storage.check_space(self.directory)
             check_descriptors(self.directory)
             descriptor = storage.lock(self.directory)
@@ -164,10 +163,10 @@ class EmbeddedBroker:
         try:
             await self._start_locked(descriptor)
         finally:
-            os.close(descriptor)  # from now on the broker alone holds the lock
+            os.close(descriptor)  # from now on only the broker holds the lock
 
     async def _start_locked(self, descriptor: int) -> None:
-        """Choose ports, format once, run; try other free ports when another program was quicker."""
+        """Choose ports, format once, run; try other free ports if another program has taken one meanwhile."""
         marker = storage.read_marker(self.directory, self._kafka)
         last = (marker.port, marker.controller_port) if marker else (0, 0)
         cluster_id = marker.cluster_id if marker else self._cluster_id or storage.new_cluster_id()
@@ -196,7 +195,7 @@ class EmbeddedBroker:
         (self.directory / name).write_text(text)
 
     async def _format_once(self, cluster_id: str, port: int, controller_port: int) -> None:
-        """Make the storage, aside first: an interrupted format leaves nothing that looks like data."""
+        """Format the storage under another name first: an interrupted format leaves nothing that looks like data."""
         data, aside = self.directory / "data", self.directory / "data.new"
         if data.exists():
             return
@@ -231,7 +230,7 @@ class EmbeddedBroker:
             raise
 
     async def _answers(self, process: asyncio.subprocess.Process) -> None:
-        """Wait until it serves clients, as long as it makes progress."""
+        """Wait until the broker serves clients, as long as the start makes progress."""
         pause = SHORTEST_PAUSE_S
         progress = StartProgress(process.pid, self.log_file, self._log_position)
         loop = asyncio.get_running_loop()
@@ -258,7 +257,7 @@ class EmbeddedBroker:
                 )  # fmt: skip
 
     async def _spawn(self, output: str, descriptors: Sequence[int], *arguments: str) -> asyncio.subprocess.Process:
-        """Start a Java child in our directory; what it prints goes to a file in `logs/`."""
+        """Start a Java child in the broker's directory, with its output in a file in `logs/`."""
         classpath = ":".join(map(str, self._jars))
         command = command_line(str(self._java), *self._java_options, "-cp", classpath, *arguments)
         with (self.directory / "logs" / output).open("wb") as file:
@@ -273,7 +272,7 @@ class EmbeddedBroker:
             )
 
     async def watch(self) -> None:
-        """Wait for the broker's end: return after `stop` or `kill`, raise BrokerError when it ended by itself."""
+        """Wait until the broker ends. Returns after `stop` or `kill`, raises BrokerError when it ended by itself."""
         process = self._process
         if process is None:
             raise RuntimeError("the embedded broker was not started")
@@ -285,7 +284,7 @@ class EmbeddedBroker:
         """Stop the broker: SIGTERM, and SIGKILL after `limit_s`. Does nothing when none runs.
 
         Returns:
-            Whether SIGTERM was enough; what it had acknowledged is safe in both cases.
+            Whether SIGTERM was enough; acknowledged records are safe in both cases.
         """
         if self._end_by(signal.SIGTERM):
             assert self._process is not None
@@ -298,13 +297,13 @@ class EmbeddedBroker:
         return True
 
     async def kill(self) -> None:
-        """End the broker at once, as a crash would. Does nothing when none runs."""
+        """Kill the broker (SIGKILL), like a crash. Does nothing when none runs."""
         if self._end_by(signal.SIGKILL):
             assert self._process is not None
             await self._process.wait()
 
     def _end_by(self, number: signal.Signals) -> bool:
-        """Send a signal that means the end; whether there was a process to send it to."""
+        """Send a signal that ends the broker. Returns whether a process was running."""
         if self._process is None or self._process.returncode is not None:
             return False
         self._is_ending = True
@@ -313,7 +312,7 @@ class EmbeddedBroker:
         return True
 
     def _failure(self, what: str, output: str) -> BrokerError:
-        """Make the error that says why, from what the broker left."""
+        """Build the error with the reason from the broker's output and log."""
         printed, _ = read_log(self.directory / "logs" / output, 0)
         logged, _ = read_log(self.log_file, self._log_position)
         lines = [line for line in printed + logged if line.strip()]
@@ -332,9 +331,9 @@ class EmbeddedBroker:
 
 
 def embedded_broker(config: EmbeddedConfig, data_dir: Path, report: Report = lambda progress: None) -> EmbeddedBroker:
-    """Make the configured broker in `data_dir`/kafka; find Java and fetch the jars first.
+    """Find Java, fetch the jars, and describe the configured broker in `data_dir`/kafka.
 
-    It may take its time: call it before the event loop runs.
+    This may take long: call it before the event loop runs.
 
     Raises:
         SetupError: JavaError or JarError.

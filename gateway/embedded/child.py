@@ -1,10 +1,10 @@
-"""The launcher of our Java children: becomes the given command, which then cannot outlive its parent.
+"""The launcher of the Java children: executes the given command such that it cannot outlive its parent.
 
-It runs as a file of its own, before the command, because this must be asked for in the child between fork and
-exec, where a threaded parent may not run Python code (docs/adr/0002-child-launcher.md). The kernel sends the
-signal when the *thread* that made the child ends: start children from the main thread.
+It is a program of its own because PR_SET_PDEATHSIG must be set in the child between fork and exec, where a threaded
+parent must not run Python code (docs/adr/0002-child-launcher.md). The kernel sends the signal when the *thread* that
+created the child ends, so start children from the main thread.
 
-Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports nothing but the standard library.
+Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ PR_SET_PDEATHSIG = 1
 
 
 def command_line(*command: str) -> list[str]:
-    """Return what to execute so that `command` runs as our child and dies with us, whatever kills us."""
+    """Return the command line that runs `command` as our child and kills it when we end, for whatever reason."""
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process's life to its parent's, take all the open files there are, then become the command."""
+    """Tie this process to its parent's life, raise the limit of open files, and execute the command."""
     import ctypes  # noqa: PLC0415 - only the child needs it
 
     parent, *command = arguments
-    # As many open files as we may have: the usual soft limit of 1,024 is for programs that use select().
+    # To the hard limit: the usual soft limit of 1,024 is for programs that use select().
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # it died before it was asked for
+    if os.getppid() != int(parent):  # the parent died before prctl
         sys.exit(PARENT_IS_GONE)
-    os.execvp(command[0], command)  # noqa: S606 - the very purpose
+    os.execvp(command[0], command)  # noqa: S606 - the purpose of this program
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The classes of Kafka and of Spark as Java has them in memory, in files that it maps (class data sharing).
+"""Class data sharing archives of Kafka and Spark: parsed classes in files that Java maps into memory.
 
-Reading and verifying classes is half of what a start of either costs. An archive is made once for each Java and set of
-jars (`class_recording`). Java compares it with itself and with the jars, and does without it where anything differs.
+Reading and verifying classes is half of the start time of either. An archive is created once for each Java and set of
+jars (`class_recording`). Java ignores an archive that does not fit its version or the jars.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.embedded.java import Java
 
 
 def archive_path(program: str, java: Java, jars: Sequence[Path], cache: Path) -> Path:
-    """Return where the archive of a program is, or would be.
+    """Return the path of a program's archive, whether it exists or not.
 
     Args:
-        program: `kafka` or `spark`: the name of its set in the lock of the jars.
-        java: its build counts, not only its release.
-        jars: that set, all of it there; Java knows them by place, size and time of change. Spark has more of its own.
+        program: `kafka` or `spark`: the name of its set in the jar lock.
+        java: the exact build matters, not only the release.
+        jars: the files of that set. Java identifies them by path, size and mtime. Spark's own jars are added.
         cache: the cache directory.
     """
     read = [*jars, *pyspark_jars()] if program == "spark" else jars
@@ -30,5 +30,5 @@ def archive_path(program: str, java: Java, jars: Sequence[Path], cache: Path) ->
 
 
 def archive_options(archive: Path) -> tuple[str, ...]:
-    """Return what Java is told that shall use the archive, if there is one."""
+    """Return the Java options for using the archive; none when it does not exist."""
     return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()

@@ -1,8 +1,8 @@
-"""Make the archives of the classes of Kafka and of Spark: let each record what it loads while it works, and stop it.
+"""Create the class data sharing archives of Kafka and Spark, by running each once while Java records its classes.
 
-`python -m gateway.embedded.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute;
-where there is an archive it does nothing, and where none can be made they start as they would without. With `kafka` as
-its argument it leaves Spark alone.
+`python -m gateway.embedded.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute.
+Existing archives are kept; without an archive the programs just start slower. With the argument `kafka` it leaves out
+Spark.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from gateway.embedded.broker import EmbeddedBroker
 
 KEPT: Final = 3
-"""How many archives of the same jars stay in the cache, the newest: each build of Java and each version has its own."""
-STOP_S: Final = 120.0  # the archive is written then: two seconds (Kafka), ten (Spark) on a machine that is not busy
-SPARK_S: Final = 240.0  # from Spark's start to its first results; fifteen seconds there
+"""How many archives of the same jars stay in the cache, the newest; each build of Java has its own."""
+STOP_S: Final = 120.0  # Java writes the archive at exit: two seconds (Kafka) or ten (Spark) on an idle machine
+SPARK_S: Final = 240.0  # from Spark's start to its first results; fifteen seconds on an idle machine
 
 Record = Callable[[Path, tuple[str, ...]], Coroutine[Any, Any, None]]
-"""Runs a program in an empty directory with these options for Java, and ends it in order."""
+"""Runs a program in an empty directory with these Java options, and stops it gracefully."""
 
 
 class RecordingError(SetupError):
-    """The program did not get so far that its classes are worth keeping."""
+    """The program failed, or gave no result in time, so that its classes were not recorded."""
 
 
 def ensure_archives(cache: Path, *, spark: bool = True) -> None:
-    """Make the archives that are not there; of several processes one does, the others wait.
+    """Create missing archives; of several processes one does, and the others wait.
 
-    They are not there afterwards when this Java makes none. Spark's is made where pyspark is installed.
+    No archive is created if this Java does not support it. Spark's is created if pyspark is installed.
 
     Raises:
         SetupError: no Java, no jars, or Spark does not run.
@@ -56,7 +56,7 @@ def ensure_archives(cache: Path, *, spark: bool = True) -> None:
     kafka = archive_path("kafka", java, kafka_jars, cache)
 
     def broker(directory: Path, options: tuple[str, ...]) -> EmbeddedBroker:
-        from gateway.embedded.broker import EmbeddedBroker  # noqa: PLC0415 - mostly there is nothing to record
+        from gateway.embedded.broker import EmbeddedBroker  # noqa: PLC0415 - usually there is nothing to record
 
         return EmbeddedBroker(directory, java=java.path, jars=kafka_jars, heap="512m", java_options=options)
 
@@ -78,7 +78,7 @@ def ensure_archives(cache: Path, *, spark: bool = True) -> None:
 
 
 def _ensure(archive: Path, jar: Path, record: Record) -> None:
-    """Make one, unless it is there; `jar`: one of those whose classes it has, and without which it is of no use."""
+    """Create an archive unless it exists. `jar` is one of its jars: without them the archive is useless."""
     if archive.exists():
         return
     program, _, _ = archive.name.partition("-")
@@ -89,7 +89,7 @@ def _ensure(archive: Path, jar: Path, record: Record) -> None:
             return
         sys.stderr.write(f"recording the classes of {program.capitalize()}, once\n")
         fresh = Path(directory, archive.name)
-        asyncio.run(record(Path(directory), (f"-XX:ArchiveClassesAtExit={fresh}",)))  # written when it ends
+        asyncio.run(record(Path(directory), (f"-XX:ArchiveClassesAtExit={fresh}",)))  # written at exit
         link = _link(archive)
         link.unlink(missing_ok=True)
         link.symlink_to(jar)
@@ -99,9 +99,9 @@ def _ensure(archive: Path, jar: Path, record: Record) -> None:
 
 
 def remove_useless(directory: Path, program: str) -> None:
-    """Remove the archives whose jars are gone (a checkout that was removed), and of the same jars all but the newest.
+    """Remove archives whose jars no longer exist (of a removed checkout), and all but the newest of the same jars.
 
-    Checkouts that are there keep theirs, however many they are: else each would record again what the next one removed.
+    Existing checkouts keep theirs, however many there are: otherwise they would remove each other's archives.
     """
     kept: Counter[str] = Counter()
     for archive in sorted(directory.glob(f"{program}-*.jsa"), key=lambda path: -path.stat().st_mtime_ns):
@@ -114,13 +114,13 @@ def remove_useless(directory: Path, program: str) -> None:
 
 
 def _link(archive: Path) -> Path:
-    """The link beside an archive that leads to one of its jars."""
+    """Return the path of the symbolic link to one of an archive's jars."""
     return archive.with_suffix(".of")
 
 
 async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tuple[str, ...], bootstrap: str) -> None:
-    """A job in real time, as `make run` has it, over its first checkpoint: with good readings and a bad one."""
-    from aiokafka import AIOKafkaProducer  # noqa: PLC0415 - as above
+    """Run a real-time job like that of `make run` past its first checkpoint, with a good and a bad reading."""
+    from aiokafka import AIOKafkaProducer  # noqa: PLC0415 - usually there is nothing to record
     from aiokafka.admin import AIOKafkaAdminClient, NewTopic  # noqa: PLC0415
 
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
@@ -138,7 +138,7 @@ async def _run_spark(directory: Path, java: Java, jars: list[Path], options: tup
         *("--die-with-parent", f"--driver-java-options={shlex.join(options)}"),
         env={
             **os.environ, "JAVA_HOME": str(java.path.resolve().parent.parent),
-            "XDG_STATE_HOME": str(directory),  # it is none of the user's jobs
+            "XDG_STATE_HOME": str(directory),  # keep it apart from the user's jobs
         },
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

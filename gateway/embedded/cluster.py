@@ -1,9 +1,9 @@
-"""Three Kafka brokers on this machine as one cluster: `make cluster`.
+"""Run a cluster of three Kafka brokers on this machine: `make cluster`.
 
-Each node is broker and controller, a child process like the embedded broker, with three copies of everything and two of
-them in sync by default. It is for trying what one broker cannot show: leaders that move, replicas that are missing.
-`python -m gateway.embedded.cluster` prints the bootstrap servers and runs until Ctrl-C or
-SIGTERM. A broker that ends meanwhile stays away until SIGHUP, which starts again whatever is away.
+Each node is a broker and controller, a child process like the embedded broker. By default topics have three replicas
+and min.insync.replicas=2. It is for testing what a single broker cannot show, such as moving leaders and missing
+replicas. `python -m gateway.embedded.cluster` prints the bootstrap servers and runs until Ctrl-C or SIGTERM. A broker
+that ends meanwhile stays down until SIGHUP, which starts all missing brokers.
 """
 
 from __future__ import annotations
@@ -37,22 +37,19 @@ SETTINGS: Final[Mapping[str, str]] = {
     "transaction.state.log.min.isr": "2",
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
-    "broker.session.timeout.ms": "9000",  # Kafka's own: three on one machine may have to wait for a processor
+    "broker.session.timeout.ms": "9000",  # Kafka's default: three brokers on one machine may have to wait for a CPU
     "broker.heartbeat.interval.ms": "2000",
 }
-"""What a cluster has in the place of what a single broker of ours has."""
+"""Settings of a cluster that differ from those of the single embedded broker."""
 ALONE: Final[Mapping[str, str]] = dict.fromkeys(
     (name for name in SETTINGS if name.endswith(("replication.factor", "min.insync.replicas", "min.isr"))), "1"
 )
-"""What a cluster of one broker has in the place of these."""
-START_ATTEMPTS: Final = 3  # free ports may be taken between the look and the brokers' own binds
+"""Settings of a cluster with one broker that differ from these."""
+START_ATTEMPTS: Final = 3  # another program may take a free port between the check and a broker's bind
 
 
 class Cluster:
-    """Three brokers, or as many as are named.
-
-    `start` and `stop` may be called again and again; the data and the ports stay.
-    """
+    """Three brokers, or those of `nodes`. `start` and `stop` may be called repeatedly; the data and the ports stay."""
 
     def __init__(
         self,
@@ -66,15 +63,15 @@ class Cluster:
         nodes: Sequence[int] = NODES,
         secured: Secured | None = None,
     ) -> None:
-        """Describe them; nothing happens before `start`. For the arguments see `EmbeddedBroker`; each has a `heap`.
+        """Describe the brokers; nothing happens before `start`. For the arguments see `EmbeddedBroker`.
 
-        `secured`: they have its listeners too, and ask who everybody is.
+        `heap` is for each broker. With `secured` they also have its listeners, which authenticate clients.
         """
         self.directory = directory.absolute()
         self.nodes = nodes
         self.secured = secured
-        self.ports: dict[int, dict[str, int]] = {}  # of the secured listeners, by broker and name
-        self.brokers: dict[int, EmbeddedBroker] = {}  # by their numbers; empty before the first start
+        self.ports: dict[int, dict[str, int]] = {}  # of the secured listeners, by node and name
+        self.brokers: dict[int, EmbeddedBroker] = {}  # by node; empty before the first start
         self._java = java
         self._jars = jars
         self._heap = heap
@@ -87,7 +84,7 @@ class Cluster:
         return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
 
     def servers(self, listener: str) -> str:
-        """The addresses of a secured listener, by its name."""
+        """Return the addresses of a secured listener for Kafka clients."""
         return ",".join(f"{HOST}:{self.ports[node][listener]}" for node in self.nodes)
 
     async def __aenter__(self) -> Self:
@@ -98,7 +95,7 @@ class Cluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Start those brokers that do not run, and return when all of them serve clients.
+        """Start the brokers that do not run, and return when all of them serve clients.
 
         Raises:
             BrokerError: see `EmbeddedBroker.start`.
@@ -115,13 +112,13 @@ class Cluster:
                     raise
 
     async def _start_missing(self) -> None:
-        """All at once: none of them serves anybody before most of them are there."""
+        """Start them at the same time: none serves clients before a majority of the controllers runs."""
         missing = [broker for broker in self.brokers.values() if not broker.is_running]
 
         async def start(broker: EmbeddedBroker) -> None:
             try:
                 await broker.start()
-            except BrokerError:  # the others would wait for it
+            except BrokerError:  # the others would wait for this one
                 await asyncio.gather(*(other.kill() for other in missing))
                 raise
 
@@ -131,7 +128,7 @@ class Cluster:
             raise min(errors, key=lambda error: not isinstance(error, PortTakenError))
 
     def _describe(self) -> dict[int, EmbeddedBroker]:
-        """The brokers with the ports of the last start where they are free, and with others where they are not."""
+        """Describe the brokers, with the ports of the last start where these are free."""
         kafka = locked_version("kafka", "kafka_2.13")
         markers = {node: storage.read_marker(self._home(node), kafka) for node in self.nodes}
         ids = [marker.cluster_id for marker in markers.values() if marker is not None]
@@ -176,16 +173,16 @@ class Cluster:
         return self.directory / str(node)
 
     async def stop(self) -> None:
-        """Stop all of them, each by SIGTERM first."""
+        """Stop all brokers, with SIGTERM first."""
         await asyncio.gather(*(broker.stop() for broker in self.brokers.values()))
 
     async def kill(self) -> None:
-        """End all of them at once, as a loss of power would."""
+        """Kill all brokers at the same time, like a power failure."""
         await asyncio.gather(*(broker.kill() for broker in self.brokers.values()))
 
 
 def _free(last: int, taken: set[int]) -> int:
-    """A port that no other node was given."""
+    """Choose a port that no other node has."""
     while (port := storage.choose_port(0, last, "the cluster's ports", 0)) in taken:
         last = 0
     taken.add(port)
@@ -200,7 +197,7 @@ def new_cluster(
     nodes: Sequence[int] = NODES,
     secured: bool = False,
 ) -> Cluster:
-    """Describe a cluster in `directory`; find Java and fetch the jars first. Raises SetupError."""
+    """Find Java, fetch the jars, and describe a cluster in `directory`. Raises SetupError."""
     java = find_java()
     with console_report() as report:
         jars = ensure_jars("kafka", report=report)
@@ -212,18 +209,18 @@ def new_cluster(
 
 
 class Command:
-    """The command: says what runs, starts again what is away on SIGHUP, ends on SIGTERM and Ctrl-C."""
+    """The command: reports the running brokers, restarts missing ones on SIGHUP, ends on SIGTERM and Ctrl-C."""
 
     def __init__(self, cluster: Cluster, ready_file: Path | None) -> None:
         self._cluster = cluster
         self._ready_file = ready_file
-        self._changed = asyncio.Event()  # a signal came, or a broker has ended
+        self._changed = asyncio.Event()  # a signal was received, or a broker has ended
         self._is_ending = self._starts_again = False
         self._starting: asyncio.Task[None] | None = None
         self._tasks = Tasks(lambda _: None)
 
     async def run(self) -> None:
-        """Run until a signal. Raises BrokerError: it cannot start."""
+        """Run until a signal. Raises BrokerError when the cluster cannot start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
@@ -241,7 +238,7 @@ class Command:
                 self._ready_file.unlink(missing_ok=True)
 
     async def _start(self) -> None:
-        """Start what does not run; a signal that means the end ends that, too."""
+        """Start the brokers that do not run; SIGTERM and Ctrl-C cancel that."""
         task = self._starting = asyncio.current_task()
         assert task is not None
         try:
@@ -261,7 +258,7 @@ class Command:
             _say(f"keys, certificates and the password of {USER}: {secured.ca.parent}")
 
     async def _watch(self) -> None:
-        watched: set[int] = set()  # by their processes
+        watched: set[int] = set()  # process ids
         while not self._is_ending:
             for node, broker in self._cluster.brokers.items():
                 if broker.is_running and broker.pid not in watched:
@@ -283,7 +280,7 @@ class Command:
         self._changed.set()
 
     def _tell_ready(self) -> None:
-        """Write which brokers run; moved into place, so that nobody reads half of it."""
+        """Write the ready file with the running brokers. It is replaced atomically."""
         if self._ready_file is None:
             return
         brokers = sorted(self._cluster.brokers.items())
@@ -317,7 +314,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """`python -m gateway.embedded.cluster`."""
+    """Run `python -m gateway.embedded.cluster`."""
     parser = argparse.ArgumentParser(prog="python -m gateway.embedded.cluster", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path(".trivium/cluster"), help="where the data are kept")
     parser.add_argument("--heap", default=HEAP, help="of each broker (default: %(default)s)")

@@ -1,7 +1,7 @@
-"""Apache Ivy as a child process: pinned modules in, files in a staging directory out.
+"""Run Apache Ivy as a child process: it fetches pinned modules into a staging directory.
 
-Ivy's own cache lies in the staging directory too, so that what an interrupted run had completed serves the next.
-Modules are not transitive: the lock names every one of them.
+Ivy's own cache is in the staging directory too, so that files of an interrupted run are used by the next. Transitive
+dependencies are off: the lock names every module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.embedded.child import command_line
 
-SILENCE_S = 120.0  # Ivy prints a dot per 16 kB; a repository that is silent for so long does not answer
+SILENCE_S = 120.0  # Ivy prints a dot per 16 kB; without any output for this long the repository does not answer
 
 _NETWORK = re.compile(
     r"UnknownHost|Host .* not found|Connection(?: was)? (?:refused|reset)|ConnectException|SocketException"
@@ -33,8 +33,8 @@ _FOUND = re.compile(r"^\s*found \S+#(\S+);(\S+) in ")
 _TELLING = re.compile(r"FAILED|ERROR|not found|Exception|UNRESOLVED|unresolved|download failed", re.IGNORECASE)
 _HEADINGS = {"ERRORS", "WARNINGS", "UNRESOLVED DEPENDENCIES"}
 
-# Ivy's own default repository, but without a look at the modules' own descriptions and their parents': that would be
-# four requests a jar instead of two, and the lock knows better anyway.
+# Ivy's default repository, but without reading the modules' POMs and parent POMs: that would be four requests a jar
+# instead of two, and the lock is authoritative anyway.
 _SETTINGS = (
     '<ivysettings><settings defaultResolver="default"/><resolvers>'
     '<ibiblio name="default" m2compatible="true" usepoms="false"/></resolvers></ivysettings>\n'
@@ -44,11 +44,11 @@ Module = tuple[str, str, str]  # group, artifact, version
 
 
 class IvyError(Exception):
-    """Ivy did not bring everything."""
+    """Ivy did not fetch everything."""
 
 
 class NetworkError(IvyError):
-    """The repository could not be reached or did not answer: a later attempt may succeed."""
+    """The repository cannot be reached or does not answer: a later attempt may succeed."""
 
 
 class DiskFullError(IvyError):
@@ -56,16 +56,16 @@ class DiskFullError(IvyError):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One module was found in the repository, or its file was fetched."""
+    """A module was found in the repository, or its file was fetched."""
 
     text: str
     is_fetched: bool
 
 
 def ivy_file(modules: Sequence[Module]) -> str:
-    """Return the Ivy file that asks for exactly these modules.
+    """Return the Ivy file that requests exactly these modules.
 
-    `master` is what a Maven module's description calls its own jar, `default` what a module without one has.
+    `master` is the configuration of a Maven module's own jar, `default` that of a module without a POM.
     """
     lines = [
         f"<dependency org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
@@ -80,12 +80,12 @@ def ivy_file(modules: Sequence[Module]) -> str:
 
 
 def retrieved(staging: Path, file_name: str) -> Path:
-    """Return where `retrieve` leaves a file."""
+    """Return the path to which `retrieve` writes a file."""
     return staging / "retrieved" / file_name
 
 
 def forget(staging: Path, group: str, artifact: str, file_name: str) -> None:
-    """Remove a module from the staging directory, so that the next run fetches it anew."""
+    """Remove a module from the staging directory, so that the next run fetches it again."""
     shutil.rmtree(staging / "ivy" / group / artifact, ignore_errors=True)
     retrieved(staging, file_name).unlink(missing_ok=True)
 
@@ -99,12 +99,12 @@ def retrieve(
     staging: Path,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Step]:
-    """Run Ivy, giving each step as it happens; afterwards the files are at `retrieved(staging, ...)`.
+    """Run Ivy and yield each step as it happens; afterwards the files are at `retrieved(staging, ...)`.
 
-    `settings` is an Ivy settings file that says where to look; None: Ivy's own default (Maven Central).
+    `settings` is an Ivy settings file with the repositories; None means Ivy's default (Maven Central).
 
     Raises:
-        NetworkError: no answer.
+        NetworkError: the repository does not answer.
         DiskFullError: no space.
         IvyError: anything else, such as a module that the repository does not have.
     """
@@ -140,7 +140,7 @@ def retrieve(
 
 
 def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Give the child's lines; NetworkError when it is silent for too long."""
+    """Yield the child's output lines. Raises NetworkError when there is none for too long."""
     assert child.stdout is not None
     rest = b""
     while True:
@@ -156,7 +156,7 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def _failure(last_lines: Sequence[str], code: int) -> IvyError:
-    """Choose the error and the line that says most."""
+    """Build the error from the most informative line."""
     for line in last_lines:
         if _FULL in line:
             return DiskFullError(line)

@@ -1,7 +1,7 @@
-"""The jars of Kafka and of Spark's Kafka source: pinned in `jars.lock`, fetched by Ivy, verified, kept in a cache.
+"""The jars of Kafka and of Spark's Kafka source: pinned in `jars.lock`, fetched by Ivy, verified and cached.
 
-A jar enters the cache only by an atomic move after its SHA-256 was found equal to the lock's. Its size and time of
-change are noted then (`verified.json`); a later start compares only these and hashes again what differs.
+A jar is moved into the cache atomically, and only after its SHA-256 was compared with the lock's. Its size and mtime
+are stored then (`verified.json`); later starts compare only these, and hash a file again if they differ.
 `python -m gateway.embedded.jars [SET...]` fetches from the command line (docs/adr/0001-jars-by-ivy.md).
 """
 
@@ -27,33 +27,33 @@ from gateway.embedded import ivy
 from gateway.embedded.java import SetupError, find_java
 
 SETS = ("kafka", "spark")
-ATTEMPTS = 3  # a repository that answers 503 or resets a connection usually serves the next one
+ATTEMPTS = 3  # a repository that answers 503 or resets a connection usually serves the next attempt
 PAUSES_S = (1.0, 4.0)
 
 
 class JarError(SetupError):
-    """The jars cannot be provided."""
+    """The jars cannot be fetched or verified."""
 
 
 class Jar(msgspec.Struct, frozen=True):
     """One pinned jar."""
 
-    group: str  # Maven's group id
-    artifact: str  # Maven's artifact id
-    version: str  # exactly this one
+    group: str  # Maven group id
+    artifact: str  # Maven artifact id
+    version: str
     sha256: str  # of the file, in hexadecimal digits
 
     @property
     def file_name(self) -> str:
-        """The name in the cache."""
+        """The file's name in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a fetch is."""
+    """The progress of a fetch."""
 
-    text: str  # what is being done, one line
-    done: int  # jars that are there
+    text: str  # the current step, one line
+    done: int  # jars in the cache
     total: int  # jars of the set
 
 
@@ -61,7 +61,7 @@ Report = Callable[[Progress], None]
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """A file's look when it was verified."""
+    """A file's hash, size and mtime when it was verified."""
 
     sha256: str
     size: int
@@ -69,7 +69,7 @@ class _Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where what was fetched is kept: `TRIVIUM_CACHE`, or `trivium` in the user's cache directory (XDG)."""
+    """Return the cache directory: `TRIVIUM_CACHE`, or `trivium` in the user's cache directory (XDG)."""
     own = environment.get("TRIVIUM_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -79,7 +79,7 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def locked_jars(set_name: str, lock: Path | None = None) -> list[Jar]:
-    """Return the pinned jars of a set, such as `kafka`, in the order of the lock; None: the product's own."""
+    """Return the pinned jars of a set, such as `kafka`, in the order of `lock`, by default the product's own."""
     file = lock or importlib.resources.files("gateway.embedded").joinpath("jars.lock")
     jars = []
     for coordinate, sha256 in tomllib.loads(file.read_text())[set_name].items():
@@ -89,7 +89,7 @@ def locked_jars(set_name: str, lock: Path | None = None) -> list[Jar]:
 
 
 def locked_version(set_name: str, artifact: str) -> str:
-    """Return the pinned version of one artifact; KeyError when the set does not hold it."""
+    """Return the pinned version of an artifact. Raises KeyError when the set does not contain it."""
     versions = {jar.artifact: jar.version for jar in locked_jars(set_name)}
     return versions[artifact]
 
@@ -108,7 +108,7 @@ def pyspark_jars() -> list[Path]:
 
 
 def ivy_jar() -> Path:
-    """Return Apache Ivy, which the pyspark package ships; JarError when it is not installed."""
+    """Return Apache Ivy, which the pyspark package ships. Raises JarError when that is not installed."""
     for jar in pyspark_jars():
         if jar.name.startswith("ivy-"):
             return jar
@@ -122,16 +122,16 @@ def ensure_jars(
     environment: Mapping[str, str] = os.environ,
     lock: Path | None = None,
 ) -> list[Path]:
-    """Return the paths of a set's jars, fetching what is not there yet.
+    """Return the paths of a set's jars, fetching those that are missing in the cache.
 
-    Quick and without Java when all is there. Two processes may call it at the same time: one fetches, the other waits.
-    What an interrupted fetch had completed is not fetched again. None: the usual cache, and the product's own lock.
-    `environment` is read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for a mirror), `JAVA_HOME`, `PATH` and the
-    cache directory.
+    If none is missing, it is fast and needs no Java. If two processes call it at the same time, one fetches and the
+    other waits. Files that an interrupted fetch has completed are not fetched again. `cache` and `lock` default to the
+    usual cache and the product's own lock. `environment` is read for `TRIVIUM_IVY_SETTINGS` (an Ivy settings file, for
+    a mirror), `JAVA_HOME`, `PATH` and the cache directory.
 
     Raises:
-        JarError: no network, a wrong hash, no space, no Ivy.
-        JavaError: no Java to run Ivy with.
+        JarError: no network, a wrong hash, no space, or no Ivy.
+        JavaError: no Java to run Ivy.
     """
     directory = (cache or cache_directory(environment)) / "jars"
     jars = locked_jars(set_name, lock)
@@ -155,7 +155,7 @@ def ensure_jars(
 def _complete(
     set_name: str, directory: Path, jars: Sequence[Jar], report: Report, environment: Mapping[str, str]
 ) -> None:
-    """Verify what is there and fetch the rest, attempt by attempt, with the lock held."""
+    """Verify the present jars and fetch the others, in several attempts. The lock is held."""
     for attempt in range(ATTEMPTS):
         missing = _verify_present(directory, jars)
         if not missing:
@@ -188,7 +188,7 @@ def _fetch(
     report: Report,
     environment: Mapping[str, str],
 ) -> None:
-    """Let Ivy fetch the missing jars into the staging directory, verify each and move it to its place."""
+    """Let Ivy fetch the missing jars into the staging directory, verify each and move it into the cache."""
     settings = environment.get("TRIVIUM_IVY_SETTINGS")
     if settings and not Path(settings).is_file():
         raise JarError(f"TRIVIUM_IVY_SETTINGS names {settings}, which is not a file")
@@ -222,7 +222,7 @@ def _fetch(
 
 
 def _verify_present(directory: Path, jars: Sequence[Jar]) -> list[Jar]:
-    """Hash what is there without a valid stamp; delete what is wrong; return what is missing."""
+    """Hash present jars without a valid stamp, delete wrong ones, and return the missing ones."""
     missing = []
     stamps = _read_stamps(directory)
     for jar in jars:
@@ -238,7 +238,7 @@ def _verify_present(directory: Path, jars: Sequence[Jar]) -> list[Jar]:
 
 
 def _is_verified(directory: Path, jar: Jar, stamps: Mapping[str, _Stamp]) -> bool:
-    """Whether the file looks as it did when its hash was found right."""
+    """Whether the file has the size and mtime that it had when it was verified."""
     stamp = stamps.get(jar.file_name)
     if stamp is None or stamp.sha256 != jar.sha256:
         return False
@@ -250,13 +250,13 @@ def _is_verified(directory: Path, jar: Jar, stamps: Mapping[str, _Stamp]) -> boo
 
 
 def _move_into_place(staged: Path, directory: Path, jar: Jar) -> None:
-    """Put a verified file where it belongs: wholly or not at all."""
-    os.replace(staged, directory / jar.file_name)  # noqa: PTH105 - the word says it: it replaces
+    """Move a verified file into the cache atomically."""
+    os.replace(staged, directory / jar.file_name)  # noqa: PTH105 - the name says that it replaces
     _note(directory, jar)
 
 
 def _note(directory: Path, jar: Jar) -> None:
-    """Remember that the file in place was verified; with the lock held."""
+    """Store the stamp of a verified file in the cache. The lock is held."""
     look = (directory / jar.file_name).stat()
     stamps = {**_read_stamps(directory), jar.file_name: _Stamp(jar.sha256, look.st_size, look.st_mtime_ns)}
     fresh = directory / "verified.json.new"
@@ -265,7 +265,7 @@ def _note(directory: Path, jar: Jar) -> None:
 
 
 def _read_stamps(directory: Path) -> dict[str, _Stamp]:
-    """Return what was noted; nothing when there is no note or it cannot be read (then all is hashed again)."""
+    """Return the stored stamps; none when they are missing or cannot be read, so that all jars are hashed again."""
     try:
         return msgspec.json.decode((directory / "verified.json").read_bytes(), type=dict[str, _Stamp])
     except (FileNotFoundError, msgspec.DecodeError):
@@ -273,7 +273,7 @@ def _read_stamps(directory: Path) -> dict[str, _Stamp]:
 
 
 def _staging(directory: Path, set_name: str) -> Path:
-    """Return where a set is fetched to: on the same file system, so that a move is atomic."""
+    """Return the staging directory of a set: on the cache's file system, so that a move is atomic."""
     return directory / f".fetch-{set_name}"
 
 
@@ -283,7 +283,7 @@ def _disk_full(directory: Path) -> JarError:
 
 @contextlib.contextmanager
 def _held(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a file lock, which the kernel lets go of when the process ends in whatever way."""
+    """Hold a file lock, which the kernel releases when the process ends in any way."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -295,9 +295,9 @@ def _held(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def console_report() -> Iterator[Report]:
-    """Show progress on standard error: a bar on a terminal, a line every tenth of the way otherwise.
+    """Show progress on standard error: a bar on a terminal, otherwise a line per ten percent.
 
-    The console is made with the first report: mostly there is none, and to make it is half of a warm start's time.
+    The console is created for the first report: usually there is none, and creating it takes half of a warm start.
     """
     with contextlib.ExitStack() as stack:
         opened: list[Report] = []
@@ -311,7 +311,7 @@ def console_report() -> Iterator[Report]:
 
 
 def _open_console(stack: contextlib.ExitStack) -> Report:
-    from rich.console import Console  # noqa: PLC0415 - see above
+    from rich.console import Console  # noqa: PLC0415 - see `console_report`
     from rich.progress import Progress as Bar  # noqa: PLC0415
 
     console = Console(stderr=True, highlight=False)
@@ -331,7 +331,7 @@ def _open_console(stack: contextlib.ExitStack) -> Report:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fetch the given sets, or all; one line on standard error and 1 when that fails."""
+    """Fetch the given sets, or all. Returns the exit code; an error is one line on standard error."""
     unknown = [name for name in arguments if name not in SETS]
     if unknown:
         sys.stderr.write(f"no such set of jars: {unknown[0]} (there are {', '.join(SETS)})\n")

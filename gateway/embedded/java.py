@@ -1,6 +1,6 @@
-"""Java on this machine: which one, and whether it is new enough for Kafka 4 and Spark 4.
+"""Find Java on this machine, and check that it is new enough for Kafka 4 and Spark 4.
 
-Needs nothing but the standard library: `make setup` runs this file before anything is installed.
+Uses only the standard library: `make setup` runs this file before anything is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUILD = re.compile(r"\(build ([^,)]+)")
 
 
 class SetupError(Exception):
-    """Something on this machine is missing or in the way; the text is one line that says what to do."""
+    """This machine lacks something, or something is in the way; the text is one line that says what to do."""
 
 
 class JavaError(SetupError):
@@ -30,7 +30,7 @@ class JavaError(SetupError):
 
 
 class Java(NamedTuple):
-    """A Java that can run what we start."""
+    """A Java that is new enough."""
 
     path: Path  # the `java` command
     version: int  # the feature release, such as 17
@@ -38,10 +38,10 @@ class Java(NamedTuple):
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Find Java by `JAVA_HOME`, or else on `PATH`, and ask for its version.
+    """Find Java by `JAVA_HOME`, or else on `PATH`, and read its version.
 
     Raises:
-        JavaError: there is none, it does not answer, or it is older than `OLDEST_JAVA`.
+        JavaError: there is none, it does not run, or it is older than `OLDEST_JAVA`.
     """
     home = environment.get("JAVA_HOME")
     if home:

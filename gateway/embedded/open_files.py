@@ -1,7 +1,7 @@
-"""The embedded broker's open files: how many it has, how many it may have, and whether more partitions fit.
+"""The embedded broker's open files and their limit, and whether more partitions fit.
 
-Every partition keeps a log file open for as long as it exists, and two maps of its indexes. A broker that runs into its
-limit ends, and cannot start again on its data: so topics are refused long before.
+Every partition keeps a log file open for as long as it exists, and has two memory maps of its indexes. A broker that
+reaches its limit ends, and cannot start again with its data, so topics are refused long before.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from gateway.embedded.storage import BrokerError
 from gateway.statistics import gauge
 
 SHARE: Final = 0.7
-"""Of the limit, for what there is with the new topic: the rest is for clients, new segments and compaction."""
+"""Share of the limit that all partitions may use, the new ones included. The rest is for clients, new segments and
+compaction."""
 BESIDE_LOGS: Final = 300
-"""Open files of a broker without data: jars, sockets, its own topics."""
+"""Open files of a broker without data: jars, sockets, internal topics."""
 _MAPS_OF_A_LOG: Final = 2
 _MAP_LIMIT: Final = Path("/proc/sys/vm/max_map_count")
 _USUAL_MAP_LIMIT: Final = 65530
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """Of the embedded broker; 0 while it does not run."""
+    """Open files of the embedded broker; 0 while it does not run."""
 
     open_files: Annotated[int, gauge("open files of the embedded Kafka; 0 while it does not run")]
     open_files_limit: Annotated[int, gauge("open files that the embedded Kafka may have")]
 
 
 class BrokerCapacity:
-    """Watches one broker; a `gateway.kafka.cluster.topic_creation.PartitionCapacity`."""
+    """Observes one broker; a `gateway.kafka.cluster.topic_creation.PartitionCapacity`."""
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
-        """`pid` gives the broker's process id, None while it does not run."""
+        """`pid` returns the broker's process id, or None while it does not run."""
         self._pid = pid
 
     def __call__(self, partitions: int, more: int) -> str | None:
-        """Why `more` partitions do not fit beside those that there are; None when they do."""
+        """Return why `more` partitions do not fit in addition to the existing ones; None when they do."""
         found = self.statistics()
         most = int(SHARE * found.open_files_limit)
-        # It opens a new partition's log a moment after it tells of it.
+        # The broker opens a new partition's log shortly after the partition appears in metadata.
         files = max(found.open_files, BESIDE_LOGS + partitions)
         if not found.open_files_limit or files + more <= most:
             return None
@@ -53,19 +54,19 @@ class BrokerCapacity:
         )
 
     def statistics(self) -> Statistics:
-        """As of now."""
+        """Return the current statistics."""
         pid = self._pid()
         if pid is None:
             return Statistics(0, 0)
         try:
             limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
             return Statistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, most_logs()))
-        except OSError:  # it has just ended
+        except OSError:  # the broker has just ended
             return Statistics(0, 0)
 
 
 def most_logs() -> int:
-    """How many logs the kernel lets one process map."""
+    """Return how many partition logs the kernel lets one process map."""
     try:
         maps = int(_MAP_LIMIT.read_text())
     except (OSError, ValueError):
@@ -74,7 +75,7 @@ def most_logs() -> int:
 
 
 def check_descriptors(directory: Path) -> None:
-    """Raise BrokerError when the data in `directory` have more logs than a broker of ours may open."""
+    """Raise BrokerError when the data in `directory` have more logs than the broker may open."""
     logs = sum(1 for _ in directory.glob("data/*/*.log"))
     needed = logs + BESIDE_LOGS
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Whether a Kafka broker serves clients, asked over the wire in one request and without a client library."""
+"""Check whether a Kafka broker serves clients, by one request, without a client library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import struct
 
 METADATA = 3
-VERSION = 1  # the oldest in which an empty list asks for no topic
+VERSION = 1  # the oldest in which an empty list requests no topic
 CORRELATION = 1
 LARGEST_ANSWER = 1024 * 1024
 
@@ -14,15 +14,14 @@ _REQUEST_BODY = struct.pack(">hhih7si", METADATA, VERSION, CORRELATION, 7, b"tri
 REQUEST = struct.pack(">i", len(_REQUEST_BODY)) + _REQUEST_BODY
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">ii")  # correlation id, number of brokers
-_NODE = struct.Struct(">ih")  # of a broker: its number, how long the name of its host is
-_PORT_AND_RACK = struct.Struct(">ih")  # its port, how long the name of its rack is; -1: it has none
+_NODE = struct.Struct(">ih")  # of a broker: node id, length of the host name
+_PORT_AND_RACK = struct.Struct(">ih")  # of a broker: port, length of the rack's name (-1 for null)
 
 
 async def broker_answers(host: str, port: int, timeout_s: float = 2.0, node: int | None = None) -> bool:
-    """Whether the broker answers a metadata request and counts itself as serving, or any broker without `node`.
+    """Whether the broker answers a metadata request that lists `node`, or any broker if `node` is None.
 
-    A KRaft broker listens before the controller has unfenced it; until then it does not name itself. `node`: its
-    number.
+    A KRaft broker listens before the controller has unfenced it; until then its answer does not list itself.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -44,7 +43,7 @@ async def broker_answers(host: str, port: int, timeout_s: float = 2.0, node: int
 
 
 def _nodes(answer: bytes, count: int) -> set[int]:
-    """The numbers of the brokers that an answer names; none where it is none of Kafka's."""
+    """Return the node ids of the brokers in an answer; none when it is not a valid Kafka answer."""
     nodes, at = set(), _HEAD.size
     try:
         for _ in range(count):

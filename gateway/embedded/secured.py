@@ -1,12 +1,12 @@
-"""What makes a broker of this machine a secured one, to try logins and ACLs on: `make cluster ARGS=--secured`.
+"""Secured listeners for brokers on this machine, for testing logins and ACLs: `make cluster ARGS=--secured`.
 
-Beside its plain listener, on which everybody is the administrator, it has
+In addition to its plain listener, on which every client is the administrator, a broker has
 
-- `TLS`: asks for a client certificate; who it is, is the certificate's common name;
-- `SASL`: over TLS: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, and OAUTHBEARER with tokens that nobody has signed;
-- `TOKENS`: over TLS: OAUTHBEARER with tokens that the key in `issuer.pem` has signed.
+- `TLS`: requires a client certificate; the principal is its common name;
+- `SASL`: over TLS: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, and OAUTHBEARER with unsigned tokens;
+- `TOKENS`: over TLS: OAUTHBEARER with tokens that are signed by the key in `issuer.pem`.
 
-Beyond the plain listener nobody may do anything but by ACLs. Keys and passwords are made once and kept.
+Clients of these listeners have no rights except by ACLs. Keys and passwords are created once and kept.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gateway.embedded.storage import HOST
 
 LISTENERS: Final = ("TLS", "SASL", "TOKENS")
 USER: Final = "gateway"
-"""Who logs in: the common name of the client certificate, the user of PLAIN and SCRAM."""
+"""The common name of the client certificate, and a user of PLAIN and SCRAM."""
 CLIENTS: Final = ("ann", "bob")
-"""Users of PLAIN and SCRAM with the same password, to try ACLs on that rule a gateway's clients."""
+"""More users of PLAIN and SCRAM, with the same password, for testing ACLs of a gateway's clients."""
 ISSUER: Final = "https://issuer.example"
 AUDIENCE: Final = "kafka"
 KEY_ID: Final = "issuer"
@@ -50,12 +50,11 @@ class Secured:
     """The keys, passwords and settings.
 
     Attributes:
-        ca, certificate, key: files in PEM: whom to believe, and what a client shows.
-        password: of `USER`; in the file `password` alone.
+        ca, certificate, key: PEM files for a client: the authority, its certificate and its key.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Nothing is made before `prepare`."""
+        """Nothing is written before `prepare`."""
         self._directory = directory.absolute()
         self.ca = self._directory / "ca.pem"
         self.certificate = self._directory / "client.pem"
@@ -64,11 +63,11 @@ class Secured:
 
     @property
     def password(self) -> str:
-        """The password of `USER`."""
+        """The password of `USER` and `CLIENTS`."""
         return (self._directory / "password").read_text().strip()
 
     def prepare(self) -> None:
-        """Make what is not there."""
+        """Create all files unless they exist."""
         if self._issuer.exists():
             return
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ class Secured:
         self._write("issuer.pem", _private(issuer))
 
     def _write(self, name: str, content: bytes) -> None:
-        """A file that nobody else may read."""
+        """Write a file that only its owner may read."""
         path = self._directory / name
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -96,7 +95,7 @@ class Secured:
             file.write(content)
 
     def token(self, lasts_s: float = 3600, *, signed: bool = True, name: str = USER) -> str:
-        """A token for `TOKENS`, or without a signature for `SASL`."""
+        """Create a token for `TOKENS`, or an unsigned one for `SASL`."""
         now = time.time()
         claims: dict[str, Any] = {"iss": ISSUER, "aud": AUDIENCE, "sub": name, "iat": now, "exp": now + lasts_s}
         if signed:
@@ -108,7 +107,7 @@ class Secured:
 
     @property
     def java_options(self) -> Sequence[str]:
-        """Kafka takes keys from nowhere that is not named so."""
+        """Java options that allow Kafka to read the signing keys from `keys.json`."""
         return (f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._keys_url}",)
 
     @property
@@ -117,7 +116,7 @@ class Secured:
 
     @property
     def format_options(self) -> Sequence[str]:
-        """What the storage is formatted with: SCRAM's users are records in it."""
+        """Options for formatting the storage, which holds the SCRAM users."""
         words = []
         for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
             for user in (USER, *CLIENTS):
@@ -125,7 +124,7 @@ class Secured:
         return words
 
     def settings(self, port: int, controller_port: int, ports: Mapping[str, int]) -> dict[str, str]:
-        """The broker's; `ports` by `LISTENERS`."""
+        """Return the broker's settings; `ports` has a port for each of `LISTENERS`."""
         addresses = {"PLAINTEXT": port, **ports}
         told = [f"{name}://{HOST}:{number}" for name, number in addresses.items()]
         scram = f"{_MODULES}.scram.ScramLoginModule required;"
@@ -139,7 +138,7 @@ class Secured:
             ),
             "inter.broker.listener.name": "PLAINTEXT",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",  # whoever comes to the plain listener
+            "super.users": "User:ANONYMOUS",  # clients of the plain listener
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self._directory / "broker.pem"),
             "ssl.truststore.type": "PEM",
@@ -170,7 +169,6 @@ class Authority:
     """
 
     def __init__(self) -> None:
-        """A new one."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a trial cluster")])
         builder = self._builder(self._name, self._key.public_key(), YEARS * 365)
@@ -180,7 +178,7 @@ class Authority:
         self.pem = certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def issue(self, name: str, *, server: bool = False, days: float = YEARS * 365) -> tuple[bytes, bytes]:
-        """The key and the certificate of a name, in PEM. `days` below zero: it has ended so long ago."""
+        """Return a key and a certificate for `name`, in PEM. With negative `days` it has expired that long ago."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         use = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH

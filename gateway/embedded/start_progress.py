@@ -1,4 +1,4 @@
-"""Whether a starting broker makes progress: after a crash it reads back its logs, for as long as that takes."""
+"""Detect whether a starting broker makes progress: log recovery after a crash may take any time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Final
 
 LEAST_BYTES: Final = 64 * 1024
-"""Read or written since the last look, below which a process only idles."""
+"""Bytes read or written between two checks below which a process counts as idle."""
 
 
 class StartProgress:
-    """What a starting broker has done, from outside.
+    """Observes a starting broker from outside.
 
-    Progress is a line of its log at level INFO (it names each log that it loads; warnings that are repeated are no
-    progress), or input and output of the process: a large log is recovered without a word. CPU time is none: a
-    broker that spins would be waited for for ever.
+    Progress is an INFO line in its log (there is one for each partition log that is loaded; warnings may repeat without
+    progress), or I/O of the process, since a large log is recovered silently. CPU time is no progress: a spinning
+    broker would be waited for for ever.
     """
 
     def __init__(self, pid: int, log: Path, position: int) -> None:
-        """`position`: where the log of this start begins."""
+        """`position` is where this start's lines begin in `log`."""
         self._io = Path(f"/proc/{pid}/io")
         self._log = log
         self._position = position
@@ -27,7 +27,7 @@ class StartProgress:
         self.last_line = ""
 
     def made(self) -> bool:
-        """Whether it got on since the last call."""
+        """Whether the broker has made progress since the last call."""
         lines, self._position = read_log(self._log, self._position)
         self.last_line = lines[-1] if lines else self.last_line
         moved = self._moved()
@@ -37,7 +37,7 @@ class StartProgress:
         return got_on
 
     def _moved(self) -> int:
-        """Bytes that the process has read and written; 0 where the kernel does not tell."""
+        """Return the bytes that the process has read and written; 0 when the kernel does not report them."""
         try:
             counts = dict(line.split(": ") for line in self._io.read_text().splitlines())
         except (OSError, ValueError):
@@ -46,7 +46,7 @@ class StartProgress:
 
 
 def read_log(path: Path, position: int) -> tuple[list[str], int]:
-    """A log's lines from a position on, all when it was rolled over meanwhile; and where it ends."""
+    """Return a log's lines from `position` on, and its end. After a rollover that is all lines."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

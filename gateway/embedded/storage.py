@@ -1,4 +1,4 @@
-"""What lies beside the embedded broker's data: its ports, its settings, and who wrote it with which version."""
+"""The files next to the embedded broker's data: settings, ports, lock, and the version that wrote the data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import msgspec
 
 from gateway.embedded.java import SetupError
 
-LAYOUT = 1  # of our own files; raised when an older Trivium could not use them
+LAYOUT = 1  # version of our own files; incremented when an older Trivium could not use them
 HOST = "127.0.0.1"
-LEAST_SPACE_BYTES = 64 * 1024 * 1024  # Kafka stops in the middle of a write when the disk is full: say it before
+LEAST_SPACE_BYTES = 64 * 1024 * 1024  # Kafka stops in the middle of a write when the disk is full: fail before
 
-# Free ports are taken from below the range that the kernel gives to clients (from 32768 on Linux): there a client that
-# hammers the port of a killed broker would in the end connect to itself and keep the broker from coming back.
+# Free ports are chosen below the kernel's ephemeral range (from 32768 on Linux). Within it, a client that keeps
+# connecting to the port of a killed broker would eventually connect to itself, and the broker could not bind any more.
 FREE_PORTS = (20_000, 32_000)
 
 
@@ -34,17 +34,17 @@ class PortTakenError(BrokerError):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """`broker.json`: what a later start must know."""
+    """`broker.json`: what the next start needs to know."""
 
-    layout: int  # of these files
+    layout: int  # `LAYOUT`
     kafka: str  # the version that wrote the data
-    cluster_id: str  # Kafka's own
+    cluster_id: str  # Kafka's
     port: int  # of the last start
     controller_port: int  # of the last start
 
 
 def read_marker(directory: Path, kafka: str) -> Marker | None:
-    """Return what the last start left, None when there was none.
+    """Return the last start's marker, or None when there was no start.
 
     Raises:
         BrokerError: the data were written by another version, or not by us.
@@ -68,14 +68,14 @@ def read_marker(directory: Path, kafka: str) -> Marker | None:
 
 
 def write_marker(directory: Path, marker: Marker) -> None:
-    """Replace `broker.json`, wholly or not at all."""
+    """Replace `broker.json` atomically."""
     fresh = directory / "broker.json.new"
     fresh.write_bytes(msgspec.json.encode(marker))
     fresh.replace(directory / "broker.json")
 
 
 def new_cluster_id() -> str:
-    """Return a random cluster id as Kafka writes them: 16 bytes in URL-safe base64, not beginning with a dash."""
+    """Return a random cluster id in Kafka's format: 16 bytes in URL-safe base64, not starting with a dash."""
     while True:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
         if not text.startswith("-"):
@@ -83,9 +83,9 @@ def new_cluster_id() -> str:
 
 
 def lock(directory: Path) -> int:
-    """Take the data directory for us alone and return the lock's file descriptor, which the broker inherits.
+    """Lock the data directory and return the lock's file descriptor, which the broker inherits.
 
-    So the lock lasts as long as either lives. Closing the descriptor and the broker's end release it.
+    The lock is held until the descriptor is closed and the broker has ended.
 
     Raises:
         BrokerError: a running broker uses the directory.
@@ -104,13 +104,13 @@ def lock(directory: Path) -> int:
 
 
 def note_holder(descriptor: int, pid: int) -> None:
-    """Write into the lock file who holds it, for the error that another start gets."""
+    """Write the holder's process id into the lock file, for the error message of another start."""
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {pid}\n".encode(), 0)
 
 
 def check_space(directory: Path) -> None:
-    """Raise BrokerError when the disk is all but full."""
+    """Raise BrokerError when the disk is nearly full."""
     free = shutil.disk_usage(directory).free
     if free < LEAST_SPACE_BYTES:
         raise BrokerError(
@@ -132,9 +132,9 @@ def is_free(port: int) -> bool:
 
 
 def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[int, int], int] = random.randint) -> int:
-    """Return the port to listen on, which the configuration calls `key`, but not the one that is `taken`.
+    """Return the port to listen on, other than `taken`. `key` is its configuration key.
 
-    For 0 it is that of the last start, so that clients find the broker, or a free one.
+    If `wanted` is 0, it is the port of the last start, so that clients find the broker, or else a free one.
 
     Raises:
         PortTakenError: `wanted` is in use.
@@ -156,9 +156,9 @@ def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[in
 
 
 def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str], *, node: int = 1) -> str:
-    """Return the broker's settings: a node that is alone, on one machine, small internal topics, nothing by accident.
+    """Return the broker's settings: a single node on this machine, with small internal topics.
 
-    `data` is relative to the broker's working directory, so that no path needs quoting. `extra` goes over ours.
+    `data` is relative to the broker's working directory, so that no path needs quoting. `extra` overrides the defaults.
     """
     settings = {
         "process.roles": "broker,controller",
@@ -172,7 +172,7 @@ def server_properties(port: int, controller_port: int, data: str, extra: Mapping
         "auto.create.topics.enable": "false",  # the gateway decides (kafka.create_topics)
         "compression.type": "producer",
         "message.max.bytes": "10485760",  # kafka.max_request_bytes: Kafka's 1 MiB is less than the protocols' limits
-        "log.retention.hours": "168",  # by time only: a bound in bytes would lose what a load test has yet to read
+        "log.retention.hours": "168",  # by time only: a limit in bytes could delete what a load test has yet to read
         "log.cleaner.dedupe.buffer.size": "33554432",  # the default takes an eighth of the heap
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
@@ -182,8 +182,8 @@ def server_properties(port: int, controller_port: int, data: str, extra: Mapping
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "4",
-        "group.initial.rebalance.delay.ms": "0",  # it waits for members that start together; here they come singly
-        "broker.session.timeout.ms": "3000",  # a restart after a crash waits for it: the node fences its former self
+        "group.initial.rebalance.delay.ms": "0",  # for members that start together; here they start one by one
+        "broker.session.timeout.ms": "3000",  # a restart after a crash waits until the node's former session expires
         "broker.heartbeat.interval.ms": "500",
         **extra,
     }
