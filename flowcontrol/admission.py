@@ -1,4 +1,4 @@
-"""How many may be at work at once: of all, and of one client, so that no client can take every place."""
+"""Limit concurrent work in total and per client, so that no client can take all places."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import enum
 
 
 class AdmissionError(Exception):
-    """More left than had entered. Our bug, never a peer's."""
+    """`leave` was called more often than `enter`. A bug of ours, never the peer's fault."""
 
 
 class Refusal(enum.Enum):
-    """Why somebody is not let in."""
+    """Why a client gets no place."""
 
     FULL = "all places are taken"
     GREEDY = "the client has its share of the places"
 
 
 class Admission:
-    """The places, and who has them.
+    """Counts the places of all clients.
 
-    Invariant: `active` is the sum of what the clients have; it is at most `limit`, and none has more than
-    `limit_per_client`. A client that has no place is not remembered.
+    Invariant: `active` is the sum of the clients' places and at most `limit`; no client has more than
+    `limit_per_client`. A client without a place takes no memory.
     """
 
     __slots__ = ("_clients", "active", "limit", "limit_per_client")
@@ -30,11 +30,11 @@ class Admission:
             raise ValueError(f"limits must be positive, got {limit} and {limit_per_client} of one client")
         self.limit = limit
         self.limit_per_client = limit_per_client
-        self.active = 0  # places that are taken
+        self.active = 0  # places in use
         self._clients: dict[str, int] = {}
 
     def enter(self, client: str) -> Refusal | None:
-        """Take a place for a client; why there is none, and then nothing was counted."""
+        """Take a place for a client. Returns None, or why there is none."""
         if self.active >= self.limit:
             return Refusal.FULL
         taken = self._clients.get(client, 0)
@@ -48,7 +48,7 @@ class Admission:
         """Give a client's place back.
 
         Raises:
-            AdmissionError: it has none; nothing was counted.
+            AdmissionError: the client has none; nothing changes.
         """
         taken = self._clients.get(client, 0)
         if not taken:
@@ -61,5 +61,5 @@ class Admission:
 
     @property
     def clients(self) -> int:
-        """How many clients have a place."""
+        """Number of clients that have a place."""
         return len(self._clients)

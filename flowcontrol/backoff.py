@@ -9,10 +9,10 @@ from collections.abc import Callable
 class Backoff:
     """The delay before attempt n: `base * factor**n`, at most `cap`, less a random part of it.
 
-    Jitter only shortens: `cap` stays a promise, and those who failed together do not come back together.
+    Jitter only shortens a delay, so `cap` always holds, and clients that failed together do not retry together.
 
-    Invariant: a delay is above 0 unless jitter may take all of it, at most `cap`, and without chance never shorter than
-    the one before.
+    Invariant: a delay is above 0 (unless `jitter` is 1), at most `cap`, and without jitter never shorter than the one
+    before.
     """
 
     __slots__ = ("_base", "_cap", "_factor", "_jitter", "_random", "_steps")
@@ -26,17 +26,17 @@ class Backoff:
         factor: float = 2.0,
         jitter: float = 0.2,
     ) -> None:
-        """Fix the curve.
+        """Set the parameters.
 
         Args:
             base: seconds before the first retry (attempt 0).
             cap: the longest delay in seconds.
-            random: gives a float in [0, 1), such as `random.random`.
+            random: returns a float in [0, 1), such as `random.random`.
             factor: growth from one attempt to the next, above 1.
-            jitter: the largest part of a delay that chance may take away, 0 to 1.
+            jitter: the largest part of a delay that is taken off at random, 0 to 1.
 
         Raises:
-            ValueError: the values contradict each other.
+            ValueError: a value is out of its range, or `base` exceeds `cap`.
         """
         if not (0 < base <= cap and factor > 1 and 0 <= jitter <= 1):
             raise ValueError(f"no backoff with {base=}, {cap=}, {factor=}, {jitter=}")
@@ -45,11 +45,11 @@ class Backoff:
         self._factor = factor
         self._jitter = jitter
         self._random = random
-        # From this attempt on the cap holds; kept apart so that no power overflows.
+        # From this attempt on the delay is `cap`; known in advance so that no power overflows.
         self._steps = math.ceil(math.log(cap / base, factor))
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after failure number `attempt`, counted from 0.
+        """Return the seconds to wait after failure number `attempt`, counted from 0.
 
         Raises:
             ValueError: `attempt` is negative.

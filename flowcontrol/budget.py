@@ -1,12 +1,12 @@
-"""What was submitted and is not answered yet: bytes and records, counted exactly, and shared between who sends.
+"""Budgets of unsettled bytes and records: counted exactly, and shared fairly between senders.
 
-**Nobody may have more on the way than is free.** That is max-min fair without a list of who wants what (ADR 0044): n
-who want everything end up with the same share, one part in n + 1, and as much stays free for whoever comes; who asks
-for less gets it. It needs one comparison. What is free is counted up to seven eighths of the limit; the rest is a
-reserve for those who have nothing on the way.
+**No sender may have more in flight than is free.** That is max-min fair without a list of demands (ADR 0044): n greedy
+senders end up with equal shares of 1 / (n + 1), the same amount stays free for newcomers, and senders that need less
+get what they need. It takes one comparison. Free space is counted up to seven eighths of the limit; the rest is a
+reserve for senders that have nothing in flight.
 
-A budget refuses nothing: what was promised is honoured. It never clamps either: giving back more than was taken is our
-bug and raises.
+A budget refuses nothing: promised credit is honoured. It never clamps either: giving back more than was taken is a bug
+of ours and raises.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Final
 from flowcontrol.gate import Gate
 
 RESERVE: Final = 8
-"""One part in so many of a budget is for those who have nothing on the way, and to open again after it was full."""
+"""1 / RESERVE of a budget is reserved for senders with nothing in flight; a full budget opens when it is free again."""
 
 UNCOUNTED: Final = 16 * 1024
-"""Bytes that a receiver may hold uncounted."""
+"""Bytes that a receiver may hold without being counted."""
 
 
 class BudgetError(Exception):
-    """More was given back than had been taken: a record was settled twice. Our bug, never a peer's."""
+    """More was given back than had been taken: a record was settled twice. A bug of ours, never the peer's fault."""
 
 
 class Budget:
-    """Bytes and records on the way of all who share them: those of the process, or of a topic.
+    """The bytes and records in flight of the whole process, of a topic, or of another set of senders.
 
     Invariant: `bytes` and `records` are what was taken and not given back, here and by every child; neither is
     negative. The gate shuts when one of them reaches its limit, and opens when both are at seven eighths or below.
 
     Attributes:
         parent: counts everything that its children count, in the same call.
-        gate: shut: nobody may send; who has nothing on the way neither.
+        gate: while it is shut no sender may send, not even one with nothing in flight.
         bytes: taken and not given back.
         records: taken and not given back.
-        promised: bytes that senders may send at any moment, by credit that they use; counted as if they were taken.
+        promised: bytes of credit that active senders hold and may use at any moment; counted as if taken.
     """
 
     __slots__ = (
@@ -59,10 +59,10 @@ class Budget:
         self.records = 0
         self.promised = 0
         self._waiting: dict[ConnectionBudget, None] = {}
-        self._wake_at = 0  # free bytes at which one of those who wait may go on
+        self._wake_at = 0  # free bytes at which at least one waiter may continue
 
     def take(self, size: int, records: int = 1) -> None:
-        """Count `records` records of `size` bytes together as in flight, here and in the parents."""
+        """Count `records` records with a total of `size` bytes as in flight, here and in the parents."""
         if size < 0 or records < 0:
             raise BudgetError(f"cannot take {size} bytes, {records} records")
         self.bytes += size
@@ -73,7 +73,7 @@ class Budget:
             self.parent.take(size, records)
 
     def give(self, size: int, records: int = 1) -> None:
-        """Count `records` records of `size` bytes together as answered, here and in the parents.
+        """Count `records` records with a total of `size` bytes as settled, here and in the parents.
 
         Raises:
             BudgetError: more than was taken; nothing is counted then.
@@ -93,10 +93,10 @@ class Budget:
             self._wake()
 
     def promise(self, size: int) -> None:
-        """Count so many bytes as promised, here and in the parents; below zero: as not promised any more.
+        """Count `size` more bytes as promised, here and in the parents; a negative size takes promises back.
 
         Raises:
-            BudgetError: less than nothing would be promised; nothing is counted then.
+            BudgetError: more would be taken back than was promised; nothing is counted then.
         """
         if self.promised + size < 0:
             raise BudgetError(f"cannot take back a promise of {-size} bytes of {self.promised}")
@@ -107,7 +107,7 @@ class Budget:
             self._wake()
 
     def allows(self, size: int, records: int) -> bool:
-        """Whether somebody may have so much on the way: no more than is free, here and in the parents."""
+        """Whether one sender may have this much in flight: no more than is free, here and in the parents."""
         return (
             self.bytes + self.promised + size <= self._most_bytes
             and self.records + records <= self._most_records
@@ -115,55 +115,55 @@ class Budget:
         )
 
     def fits(self, size: int) -> bool:
-        """Whether so many bytes of somebody who has nothing on the way fit in, here and in the parents."""
+        """Whether `size` bytes of a sender with nothing in flight fit in, here and in the parents."""
         return self.bytes + self.promised + size <= self.bytes_limit and (self.parent is None or self.parent.fits(size))
 
     @property
     def free(self) -> int:
-        """How many bytes anybody may have on the way, here and in the parents; none: 0."""
+        """How many bytes one sender may have in flight: what is free here and in the parents, at least 0."""
         free = max(0, self._most_bytes - self.bytes - self.promised)
         return free if self.parent is None else min(free, self.parent.free)
 
-    # Those who wait for their share
+    # Connections that wait for their share
 
     def lacks(self, size: int) -> bool:
-        """Whether so many bytes are not free here."""
+        """Whether fewer than `size` bytes are free here."""
         return self._most_bytes - self.bytes - self.promised < size
 
     def tightest(self, size: int) -> Budget:
-        """This one or a parent: where so many bytes are not free."""
+        """Return this budget or the parent in which `size` bytes are not free."""
         parent = self.parent
         return self if parent is None or self.lacks(size) or not parent.lacks(size) else parent.tightest(size)
 
     def enter(self, waiter: ConnectionBudget, size: int) -> None:
-        """Have `waiter` look again when `size` bytes are free."""
+        """Call `waiter.look` when `size` bytes are free."""
         self._wake_at = min(self._wake_at, size) if self._waiting else size
         self._waiting[waiter] = None
 
     def leave(self, waiter: ConnectionBudget) -> None:
-        """It does not wait any more."""
+        """Remove a waiter, if it waits."""
         self._waiting.pop(waiter, None)
 
     @property
     def waiting(self) -> int:
-        """How many wait because of this budget."""
+        """Number of waiters."""
         return len(self._waiting)
 
     def _wake(self) -> None:
-        """Have all look again who wait. With less on the way each looks by itself."""
+        """Let all waiters check again. A waiter whose own level falls checks by itself."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             waiter.look()
         free = self._most_bytes - self.bytes - self.promised
-        if self._wake_at <= free:  # what somebody lacks is not bytes: no look at everybody for each record
+        if self._wake_at <= free:  # a waiter lacks records, not bytes: do not check all waiters for each record
             self._wake_at = min(self._most_bytes, free + self._most_bytes // 16)
 
 
 class GroupBudget(Budget):
-    """A group that counts as one among those who share the parent, such as all topics of a tenant.
+    """A group that counts as one sender in the parent, such as all topics of a tenant.
 
-    The group may have no more on the way than is free in the parent, and of its members nobody more than is left of
-    that: so groups have equal shares, whatever number of senders each has, and senders equal shares of their group's.
+    The group may have no more in flight than is free in the parent, and each member no more than is left of that. So
+    groups have equal shares, however many senders each has, and senders have equal shares of their group's.
     """
 
     __slots__ = ("_whole",)
@@ -190,11 +190,11 @@ class GroupBudget(Budget):
         return self._whole.lacks(self._held + size)
 
     def tightest(self, size: int) -> Budget:
-        """It is the group's share that is used up."""
+        """Return this budget: it is the group's share that is used up."""
         return self
 
     def enter(self, waiter: ConnectionBudget, size: int) -> None:
-        """See `Budget.enter`: what the group gives back is free for it, and the group has less; so half of it does."""
+        """See `Budget.enter`. Each byte the group gives back counts twice: more is free, and the group holds less."""
         self._whole.enter(waiter, (self._held + size + self._whole.free) // 2)
 
     def leave(self, waiter: ConnectionBudget) -> None:
@@ -203,24 +203,24 @@ class GroupBudget(Budget):
 
 
 UNBOUNDED: Final = Budget(sys.maxsize, sys.maxsize)
-"""For who is bounded by nothing but what is its own."""
+"""For senders that have only their own limit."""
 
 
 class ConnectionBudget:
-    """What one connection has on the way, against its own limit and its share of what others use too.
+    """One connection's bytes and records in flight, limited by its own limit and its share of the common budgets.
 
-    The gate shuts when the connection has more on the way than is free in the budgets that it takes from, or as much as
-    its own limit; it opens at four fifths of what is free and half of the limit, or with nothing on the way. Where it
-    takes from several topics, all that it has on the way is compared with what is free in the one it has last sent to:
-    a socket cannot be stopped for one of them.
+    The gate shuts when the connection has more in flight than is free in the budgets that it takes from, or reaches its
+    own limit; it opens at four fifths of what is free and half of its limit, or with nothing in flight. If it takes
+    from several topics, all its bytes in flight are compared with what is free in the topic it has last sent to: a
+    socket cannot be paused for one topic only.
 
-    Invariant: `bytes` and `records` are what was taken and not given back. With nothing on the way the gate is open.
+    Invariant: `bytes` and `records` are what was taken and not given back. With nothing in flight the gate is open.
 
     Attributes:
-        gate: shut: read no more from this connection.
-        promised: bytes that its links have credit for, as far as something of them is on the way.
-        senders: of its links, how many have something on the way; they share what it may have.
-        waits_for: while the gate is shut, the budget of which it has more than its share; None: its own limit.
+        gate: while it is shut, read no more from this connection.
+        promised: bytes of credit of those of its links that have something in flight.
+        senders: how many of its links have something in flight; they divide its share.
+        waits_for: while the gate is shut, the budget whose share is used up, or None for its own limit.
     """
 
     __slots__ = (
@@ -241,9 +241,9 @@ class ConnectionBudget:
         self._source: Budget | None = None
 
     def take(self, size: int, records: int = 1, source: Budget | None = None) -> None:
-        """Count `records` records of `size` bytes together as on the way.
+        """Count `records` records with a total of `size` bytes as in flight.
 
-        `source`: the budget that counts them too, in a call of its own; None: none does yet.
+        `source` is the common budget, in which they are counted by a separate call, or None.
         """
         if size < 0 or records < 0:
             raise BudgetError(f"cannot take {size} bytes, {records} records")
@@ -259,7 +259,7 @@ class ConnectionBudget:
             self.gate.change(False)
 
     def give(self, size: int, records: int = 1) -> None:
-        """Count `records` records of `size` bytes together as answered.
+        """Count `records` records with a total of `size` bytes as settled.
 
         Raises:
             BudgetError: more than was taken; nothing is counted then.
@@ -274,7 +274,7 @@ class ConnectionBudget:
             self.look()
 
     def look(self) -> None:
-        """Open the gate if there is enough of everything by now."""
+        """Open the gate if enough is free now."""
         if self.gate.is_open:
             return
         if not self.records or (
@@ -307,29 +307,29 @@ class ConnectionBudget:
 
 
 def _spaced(held: int) -> int:
-    """What must be free to go on with so much on the way: a quarter more, so that nobody is stopped at once again."""
+    """Return what must be free to continue with `held` in flight: a quarter more, so that the gate does not flap."""
     return held + held // 4
 
 
 class Holding(ConnectionBudget):
-    """What one receiver holds of what is on its way to all: sent, and neither read nor settled.
+    """One receiver's part of all messages in flight to receivers: sent, and neither read nor settled.
 
-    It is told as a whole, when something was sent or settled, not for each message. So that it costs nothing to keep
-    up, `UNCOUNTED` bytes are everybody's, whatever others hold: who holds less is not counted, and never waits.
+    The total is updated by `hold` when something was sent or settled, not for each message. To keep that cheap, every
+    receiver may hold `UNCOUNTED` bytes, whatever others hold: with less it is not counted and never waits.
 
-    Invariant: `bytes` is what the receiver held when it was last counted, less than `UNCOUNTED` from what it holds,
-    and 0 when it holds less than that. `records` is 1 if it is counted, so that a budget's are its receivers.
+    Invariant: `bytes` differs by less than `UNCOUNTED` from what the receiver holds, and is 0 when it holds less than
+    that. `records` is 1 if the receiver is counted, so that a budget's `records` are its receivers.
     """
 
     __slots__ = ("_budget",)
 
     def __init__(self, budget: Budget) -> None:
-        """Nothing is held; `budget` is that of all receivers."""
+        """`budget` is shared by all receivers."""
         super().__init__(budget.bytes_limit, budget.records_limit)
         self._budget = budget
 
     def hold(self, size: int) -> None:
-        """The receiver holds `size` bytes now."""
+        """Set what the receiver holds now to `size` bytes."""
         if size < UNCOUNTED:
             size = 0
         change = size - self.bytes
@@ -346,5 +346,5 @@ class Holding(ConnectionBudget):
 
     @property
     def more(self) -> int:
-        """How many more bytes it may hold."""
+        """How many more bytes the receiver may hold."""
         return max(0, self._budget.free - self.bytes)

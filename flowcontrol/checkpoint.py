@@ -1,8 +1,8 @@
-"""What may be committed when deliveries settle out of order: the contiguous settled prefix.
+"""Find the offset to commit when deliveries settle out of order: the end of the contiguous settled prefix.
 
-Offsets are tracked in the order in which they were read and settled in any order. Gaps between offsets are
-normal in Kafka (compaction, transaction markers), so the prefix is counted over what was tracked, never by
-adding one to what was settled last.
+Offsets are tracked in the order in which they are read, and settled in any order. Gaps between offsets are normal in
+Kafka (compaction, transaction markers), so the prefix is counted over the tracked offsets, never by adding one to the
+offset that was settled last.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Collection, Sequence
 
 
 class UntrackedOffsetError(ValueError):
-    """An offset was settled that is not outstanding: never tracked, or settled before."""
+    """An offset was settled that is not outstanding: it was never tracked, or is settled already."""
 
 
 class Checkpoint:
-    """The outstanding offsets of one partition, and how far it may be committed.
+    """The outstanding offsets of one partition, and the offset to commit.
 
-    Invariant: all that was tracked below `committable` is settled, and the first tracked offset from there on is
-    outstanding; it never goes back. Each offset settles once.
+    Invariant: all tracked offsets below `committable` are settled, and the first one from there on is outstanding.
+    `committable` never decreases. Each offset settles once.
     """
 
     __slots__ = ("_committable", "_open", "_order")
 
     def __init__(self) -> None:
-        self._order: deque[int] = deque()  # everything past the prefix, as tracked
-        self._open: set[int] = set()  # the part of it that is not settled
+        self._order: deque[int] = deque()  # tracked offsets after the prefix, in order
+        self._open: set[int] = set()  # those of them that are not settled
         self._committable: int | None = None
 
     def track(self, *offsets: int) -> None:
-        """Add offsets, each of which must lie above everything tracked before.
+        """Add offsets, each above all tracked before.
 
         Raises:
-            ValueError: one does not, and none was added; the caller has mixed up its reads.
+            ValueError: one is not, and none was added; the caller has mixed up its reads.
         """
         last = self._order[-1] if self._order else (self._committable or 0) - 1
         for offset in offsets:
@@ -51,7 +51,7 @@ class Checkpoint:
             did not grow.
 
         Raises:
-            UntrackedOffsetError: `offset` is not outstanding; nothing was changed.
+            UntrackedOffsetError: `offset` is not outstanding; nothing changes.
         """
         still_open = self._open
         try:
@@ -68,10 +68,10 @@ class Checkpoint:
         return self._committable
 
     def settle_all(self, offsets: Sequence[int]) -> int | None:
-        """As `settle` for each of different offsets, at once.
+        """Settle several different offsets in one call; see `settle`.
 
         Raises:
-            UntrackedOffsetError: one of them is not outstanding; nothing was changed.
+            UntrackedOffsetError: one of them is not outstanding; nothing changes.
         """
         still_open = self._open
         if not still_open.issuperset(offsets):
@@ -92,22 +92,22 @@ class Checkpoint:
 
     @property
     def open(self) -> Collection[int]:
-        """The offsets that are tracked and not settled, in no order."""
+        """The outstanding offsets, in no particular order."""
         return self._open
 
     @property
     def end(self) -> int:
-        """The offset behind all that were tracked; 0 when there were none."""
+        """The offset after the last tracked one; 0 when there were none."""
         return self._order[-1] + 1 if self._order else self._committable or 0
 
     @property
     def outstanding(self) -> int:
-        """How many offsets are tracked and not settled."""
+        """Number of outstanding offsets."""
         return len(self._open)
 
     @property
     def span(self) -> int:
-        """How many offsets are kept: from the first outstanding one on, settled or not."""
+        """Number of offsets kept in memory: from the first outstanding one on, settled or not."""
         return len(self._order)
 
     @property

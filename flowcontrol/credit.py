@@ -1,22 +1,22 @@
-"""Windows that count what is on the way. They raise where a clamp would hide a lost or doubled settlement."""
+"""A window that counts messages in flight. It raises where clamping would hide a lost or repeated settlement."""
 
 from __future__ import annotations
 
 
 class WindowError(Exception):
-    """A window was left below zero or above its limit: something was settled twice, or sent without leave."""
+    """A window would fall below zero or exceed its limit: a message was settled twice, or sent without permission."""
 
 
 class Inflight:
-    """How many messages of one direction are on the way, against a limit.
+    """Counts the messages in flight in one direction, against a limit.
 
-    MQTT's Receive Maximum (MQTT 5.0 section 4.9): each direction of a connection has a window of its own.
+    MQTT's Receive Maximum (MQTT 5.0 section 4.9): each direction of a connection has its own window.
 
     Invariant: `0 <= used <= limit`; a call that would break it raises and changes nothing.
 
     Attributes:
-        limit: how many may be on the way.
-        used: how many are.
+        limit: how many messages may be in flight.
+        used: how many are in flight.
     """
 
     __slots__ = ("limit", "used")
@@ -29,14 +29,14 @@ class Inflight:
 
     @property
     def free(self) -> int:
-        """How many more may be on the way."""
+        """How many more messages may be sent."""
         return self.limit - self.used
 
     def take(self, count: int = 1) -> None:
-        """Put `count` more on the way.
+        """Count `count` more messages as in flight.
 
         Raises:
-            WindowError: the limit would be passed; nothing is taken.
+            WindowError: the limit would be exceeded; nothing is taken.
         """
         used = self.used + count
         if count < 0 or used > self.limit:
@@ -44,10 +44,10 @@ class Inflight:
         self.used = used
 
     def release(self, count: int = 1) -> None:
-        """Take `count` off the way.
+        """Count `count` messages as no longer in flight.
 
         Raises:
-            WindowError: fewer are on the way; nothing is released.
+            WindowError: fewer are in flight; nothing is released.
         """
         used = self.used - count
         if count < 0 or used < 0:

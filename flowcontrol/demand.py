@@ -1,8 +1,8 @@
-"""How those share records who would all take them: how many are wanted, whose turn it is, and who keeps what.
+"""Share records among takers: how many records they want, whose turn it is, and which takers keep too much.
 
-A record goes to one taker of a pool, to the one with capacity that has waited longest. A taker may be in several pools;
-its turn is one, wherever it was served. What is kept to one taker (a partition, for the order of its records) is taken
-from those that have more of it than an equal part.
+A record goes to one taker of a pool: to the one with capacity that has waited longest. A taker may be in several pools,
+but has a single turn. If things are bound to one taker each (partitions, for the order of their records), takers that
+have more than an equal part lose the surplus.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ P = TypeVar("P", bound="TakerPool[Any]")
 
 
 class Taker(Generic[P]):
-    """One that takes records of its pools, while it has capacity.
+    """Takes records of its pools while it has capacity.
 
-    Invariant: it is among `free` of each of its pools while it is not `full`, and else of none.
+    Invariant: it is in `free` of all of its pools while it is not `full`, else in none.
 
     Attributes:
-        pools: whose records it gets.
-        full: from "no capacity" until it is woken.
+        pools: the pools from which it gets records.
+        full: has no capacity, until `wake`.
         served: the number of its last record; see `Turns`.
     """
 
@@ -34,17 +34,17 @@ class Taker(Generic[P]):
         self.served = 0
 
     def selects(self, record: Any) -> bool:
-        """Whether a record is for it, if it has capacity."""
+        """Whether the taker wants this record, if it has capacity."""
         raise NotImplementedError
 
     def fill(self) -> None:
-        """It has no capacity: it is not asked again before it is woken."""
+        """Mark the taker as without capacity; it gets no records until `wake`."""
         self.full = True
         for pool in self.pools:
             pool.free.pop(self, None)
 
     def wake(self) -> None:
-        """It has capacity again, and comes behind those that have it already."""
+        """Mark the taker as having capacity again, after all that have it already."""
         if self.full:
             self.full = False
             for pool in self.pools:
@@ -54,8 +54,8 @@ class Taker(Generic[P]):
 class TakerPool(Generic[T]):
     """Takers of the same records.
 
-    Invariant: `free` are those of `members` that are not full, in the order of their turn: who was served, came or was
-    woken last is the last.
+    Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
+    served or was woken last comes last.
     """
 
     __slots__ = ("free", "members")
@@ -65,17 +65,17 @@ class TakerPool(Generic[T]):
         self.free: dict[T, None] = {}
 
     def join(self, taker: T) -> None:
-        """A taker with capacity comes."""
+        """Add a taker that has capacity."""
         taker.pools.append(self)
         self.members[taker] = self.free[taker] = None
 
     def leave(self, taker: T) -> None:
-        """It has left; the taker still names its pools."""
+        """Remove a taker; its `pools` do not change."""
         del self.members[taker]
         self.free.pop(taker, None)
 
     def next(self, record: Any) -> T | None:
-        """Whose turn it is among those that select a record; None: nobody's."""
+        """Return the taker whose turn it is among those that select the record, or None."""
         for taker in self.free:
             if taker.selects(record):
                 return taker
@@ -85,8 +85,8 @@ class TakerPool(Generic[T]):
 class Turns(Generic[T]):
     """The turns of the takers of many pools.
 
-    Invariant: `served` of the takers are the numbers of their last records, in one sequence: no two are equal but 0.
-    While they have capacity and take everything, no taker of a pool gets two records before another has one.
+    Invariant: `served` of each taker is the number of its last record in one sequence, so no two are equal except 0.
+    While all have capacity and select everything, no taker of a pool gets two records before another gets one.
     """
 
     __slots__ = ("_numbers",)
@@ -95,7 +95,7 @@ class Turns(Generic[T]):
         self._numbers = itertools.count(1)
 
     def choose(self, pool: TakerPool[T], others: TakerPool[T] | None, record: Any) -> T | None:
-        """The next taker for a record of `pool`, of `others` too: the one served longest ago. It counts as served."""
+        """Choose the taker of `pool` or `others` that was served longest ago, and count it as served."""
         found = pool.next(record)
         if others is not None:
             other = others.next(record)
@@ -103,13 +103,13 @@ class Turns(Generic[T]):
                 found = other
         if found is not None:
             found.served = next(self._numbers)
-            for one in found.pools:  # to the end of the turns
+            for one in found.pools:  # move it to the end
                 del one.free[found]
                 one.free[found] = None
         return found
 
     def serve(self, takers: Sequence[T], count: int) -> None:
-        """Count takers of a pool whose turns are the next as served: `count` records in turn, one each at least."""
+        """Count the pool's next takers as served with `count` records in turn, at least one each."""
         turn = count % len(takers)
         for taker in (*takers[turn:], *takers[:turn]):
             taker.served = next(self._numbers)
@@ -119,10 +119,10 @@ class Turns(Generic[T]):
 
 
 def total_demand(pools: Iterable[TakerPool[T]], most: int, demand: Callable[[T], int | None]) -> int:
-    """How many more records the takers would get together, at most `most`; one of many pools counts once.
+    """Return how many more records all takers want, at most `most`. A taker of several pools counts once.
 
-    `demand`: of one taker; None: none of the records that are to come, though it has capacity. Those without any are
-    full from now on: there may be thousands, and each is asked once.
+    `demand` returns how many a taker wants, or None if it has capacity but wants none of the coming records. A taker
+    with a demand of 0 is marked full: there may be thousands, and each is asked only once.
     """
     total = 0
     for pool in pools:
@@ -147,9 +147,10 @@ def total_demand(pools: Iterable[TakerPool[T]], most: int, demand: Callable[[T],
 
 
 def surplus(keepers: Sequence[T | None], takers: int) -> list[int]:
-    """Which of some things, each kept to a taker or to nobody, are above the equal part of theirs, by their positions.
+    """Return the positions of the things that their keepers have beyond an equal part.
 
-    What is left to each of `takers` is at most one part in so many of all things, rounded up.
+    `keepers` has the taker that each thing is bound to, or None. An equal part is 1 / `takers` of all things, rounded
+    up.
     """
     share = -(-len(keepers) // takers)
     kept: dict[T, int] = {}

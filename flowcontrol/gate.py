@@ -1,21 +1,22 @@
-"""Open or shut, with two marks, so that a level near one mark does not flap."""
+"""A gate that is open or shut, with two thresholds (hysteresis), so that it does not flap."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Callback = Callable[[bool], None]
-"""Told the new state: True when the gate has opened, False when it has shut."""
+"""Called with the new state: True when the gate has opened, False when it has shut."""
 
 
 class Gate:
     """Shuts when the level reaches the high mark, opens when it is back at or below the low mark.
 
-    The gate owns no level: whoever counts calls `level` after each change. It refuses nothing; it says when to stop
-    asking for more.
+    The gate does not count: its owner calls `level` after each change. It refuses nothing; it signals when to stop
+    requesting more.
 
-    Invariant: it is shut from a level of `high` or more on, until one of `low` or less. Each transition is told once,
-    to those that are subscribed, in their order; after one from within a call, the rest are told the latest alone.
+    Invariant: it is shut from a level of `high` or more on, until one of `low` or less. Each transition calls the
+    callbacks once, in the order of subscription. If a callback causes another transition, the remaining callbacks are
+    called only for the latest one.
     """
 
     __slots__ = ("_callbacks", "_open", "high", "low")
@@ -30,11 +31,11 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether more may be asked for."""
+        """Whether more may be requested."""
         return self._open
 
     def level(self, level: int) -> None:
-        """Tell the level after a change; callbacks run before this returns, once per transition."""
+        """Set the level after a change; callbacks run before this returns, once per transition."""
         if self._open:
             if level >= self.high:
                 self.change(False)
@@ -42,13 +43,13 @@ class Gate:
             self.change(True)
 
     def change(self, is_open: bool) -> None:
-        """Open or shut whatever the level is (a budget of two levels decides by itself); idempotent."""
+        """Open or shut regardless of the level (a budget with two levels decides itself); idempotent."""
         if is_open == self._open:
             return
         self._open = is_open
         for callback in self._callbacks:
-            # A callback may have unsubscribed a later one, or changed the level and so the state again: the
-            # nested change has told everybody already.
+            # A callback may have unsubscribed a later one, or changed the level and so the state again. Then the
+            # nested call of `change` has called the rest already.
             if self._open != is_open:
                 return
             if callback in self._callbacks:
@@ -58,7 +59,7 @@ class Gate:
         """Call `callback(is_open)` at each transition from now on, after those subscribed before.
 
         Raises:
-            ValueError: it is subscribed already; being called twice would be nobody's intent.
+            ValueError: it is subscribed already.
         """
         if callback in self._callbacks:
             raise ValueError("this callback is subscribed already")

@@ -1,11 +1,11 @@
-"""Offsets of a partition that are still open, however far apart they lie, and how to write down which they are.
+"""A compact set of a partition's open (unsettled) offsets, and its text form for the metadata of a committed offset.
 
-A queue's records settle in any order, and some nobody may want for days. Which of them are open is kept in blocks of
-`BLOCK` offsets, only those in which one is, so that what it costs depends on the blocks and not on what lies between.
+A queue's records settle in any order, and some may stay open for days. The set stores bitmaps for blocks of `BLOCK`
+offsets, only for blocks that have an open one, so its size does not depend on the gaps between them.
 
-`write_ledger` makes a short text of it, for the metadata of a committed offset (Kafka takes 4,096 bytes): the lengths
-of the runs of open and settled offsets in turn, beginning with the committed one, which is open. Each is a varint
-(LEB128), all of them raw deflate, and that base64url without padding, behind `LEDGER`.
+`write_ledger` makes a short text of it (Kafka limits commit metadata to 4,096 bytes): the lengths of the alternating
+runs of open and settled offsets, starting at the committed one, which is open. Each length is a varint (LEB128); all
+together are compressed with raw deflate, encoded as base64url without padding, and prefixed with `LEDGER`.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 BLOCK: Final = 1024
-"""Offsets of a block: few enough that a block with one open offset costs some 250 bytes, many enough that a million
-open ones in a row cost a quarter of a megabyte."""
+"""Offsets in a block: few enough that a block with one open offset costs some 250 bytes, many enough that a million
+consecutive open ones cost a quarter of a megabyte."""
 
 LEDGER: Final = "trivium-settled-1:"
 LEDGER_LIMIT: Final = 4000
-"""Characters of a ledger: below Kafka's default of `offset.metadata.max.bytes`, 4,096."""
+"""Largest length of a ledger in characters: below Kafka's default of `offset.metadata.max.bytes`, 4,096."""
 
-EXACT: Final = 32_768  # runs written as they are; what is behind them is written in whole blocks
+EXACT: Final = 32_768  # runs written exactly; later offsets are rounded to whole blocks
 RUNS_LIMIT: Final = 1 << 19
-BLOCKS_LIMIT: Final = 1 << 17  # nobody who writes a ledger keeps that many
+BLOCKS_LIMIT: Final = 1 << 17  # more than any writer of a ledger keeps
 
 
 class OffsetSet:
     """A set of offsets from 0 on.
 
-    Invariant: what was added and not discarded since; it has as many blocks as have an offset in them.
+    Invariant: it contains what was added and not discarded since, and only blocks with at least one offset.
     """
 
     __slots__ = ("_blocks", "_count", "_keys", "_queued")
 
     def __init__(self) -> None:
-        self._blocks: dict[int, int] = {}  # by number of the block, a bit for each offset; never 0
-        self._keys: list[int] = []  # a heap of all its keys, and of some that are no more
-        self._queued: set[int] = set()  # what is in the heap
+        self._blocks: dict[int, int] = {}  # by block number, a bit for each offset; never 0
+        self._keys: list[int] = []  # a heap of all block numbers, and some of removed blocks
+        self._queued: set[int] = set()  # the content of the heap
         self._count = 0
 
     def copy(self) -> OffsetSet:
-        """Another set with the same offsets."""
+        """Return another set with the same offsets."""
         twin = OffsetSet()
         twin._blocks = self._blocks.copy()
         twin._keys = self._keys.copy()
@@ -55,7 +55,7 @@ class OffsetSet:
         return twin
 
     def add(self, offset: int) -> None:
-        """Add an offset that may be there already."""
+        """Add an offset, which may be in the set already."""
         self._put(offset // BLOCK, 1 << offset % BLOCK)
 
     def add_range(self, begin: int, end: int) -> None:
@@ -64,11 +64,11 @@ class OffsetSet:
             self._put(key, mask)
 
     def discard(self, offset: int) -> bool:
-        """Remove an offset; whether it was there."""
+        """Remove an offset. Returns whether it was in the set."""
         return self._take(offset // BLOCK, 1 << offset % BLOCK)
 
     def discard_range(self, begin: int, end: int) -> int:
-        """Remove all offsets from `begin` to before `end`; how many there were."""
+        """Remove all offsets from `begin` to before `end`. Returns how many were in the set."""
         if begin >= end:
             return 0
         before = self._count
@@ -90,12 +90,12 @@ class OffsetSet:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are: what the set costs."""
+        """Number of blocks, which determine the memory that the set takes."""
         return len(self._blocks)
 
     @property
     def first(self) -> int | None:
-        """The lowest offset; None when there is none."""
+        """The lowest offset, or None when the set is empty."""
         keys, blocks = self._keys, self._blocks
         while keys:
             key = keys[0]
@@ -105,10 +105,10 @@ class OffsetSet:
         return None
 
     def runs(self, *, exact: int | None = None) -> Iterator[tuple[int, int]]:
-        """The runs of offsets in order, each from where to before which.
+        """Yield the runs of consecutive offsets in order, as half-open ranges.
 
         Args:
-            exact: after so many runs, whole blocks in which there is an offset; None is never.
+            exact: how many runs are exact; later ones are rounded to whole blocks. None means that all are exact.
         """
         begin = end = -1
         count = 0
@@ -148,11 +148,11 @@ class OffsetSet:
 
 
 class Ledger(NamedTuple):
-    """What is settled behind a committed offset.
+    """Which offsets after a committed offset are settled.
 
     Attributes:
         open: the offsets that are not settled.
-        end: of the offsets before this one all others are; about later ones it says nothing.
+        end: all other offsets before this one are settled; nothing is known about later ones.
     """
 
     open: OffsetSet
@@ -160,18 +160,18 @@ class Ledger(NamedTuple):
 
 
 def write_ledger(opened: OffsetSet, end: int, limit: int = LEDGER_LIMIT) -> str:
-    """The text of a ledger that begins at the first open offset.
+    """Encode a ledger, which starts at the first open offset.
 
-    When it does not fit, it says less: first that whole blocks are open in which some offset is, then nothing about
-    the end. Whoever reads it takes too many offsets for open then, never too few.
+    If it is too long, it loses detail: first later open offsets are rounded to whole blocks, then its end is cut off.
+    A reader then takes too many offsets for open, never too few.
 
     Args:
         opened: not empty.
-        end: behind all of them; everything before it that is not open is settled.
-        limit: the most characters.
+        end: after all open offsets; everything before it that is not open is settled.
+        limit: the largest length in characters.
 
     Returns:
-        "" when there is nothing to say.
+        "" when no offset after the first open run is settled, or nothing of it fits.
     """
     exact = EXACT
     while True:
@@ -189,7 +189,7 @@ def write_ledger(opened: OffsetSet, end: int, limit: int = LEDGER_LIMIT) -> str:
 
 
 def read_ledger(first: int, text: str) -> Ledger | None:
-    """What a text says that was committed with offset `first`; None when it is not a ledger."""
+    """Decode a text that was committed with offset `first`; None when it is not a ledger."""
     if not text.startswith(LEDGER):
         return None
     packed = text[len(LEDGER) :]
@@ -213,7 +213,7 @@ def read_ledger(first: int, text: str) -> Ledger | None:
 
 
 def _lengths(opened: OffsetSet, end: int, exact: int) -> list[int]:
-    """The lengths of the runs, open and settled in turn, up to `end`."""
+    """Return the lengths of the alternating open and settled runs, up to `end`."""
     lengths: list[int] = []
     at = opened.first or 0
     for begin, until in opened.runs(exact=exact):
@@ -240,7 +240,7 @@ def _pack(lengths: Iterable[int]) -> str:
 
 
 def _varints(data: bytes) -> Iterator[int]:
-    """The numbers; one that is cut off is left out."""
+    """Decode varints; a truncated one is left out. An overlong one gives -1."""
     value = shift = 0
     for byte in data:
         value |= (byte & 0x7F) << shift
@@ -268,7 +268,7 @@ def _lowest(bits: int) -> int:
 
 
 def _runs_of(bits: int) -> Iterator[tuple[int, int]]:
-    """The runs of ones in a block."""
+    """Yield the runs of ones in a block, as half-open ranges."""
     at = 0
     while bits:
         skipped = _lowest(bits)

@@ -1,4 +1,4 @@
-"""How late failed attempts are answered: later each time, counted for each name, and forgotten after a while."""
+"""Delay the answers to failed attempts: longer with each failure of a name, until the name is forgotten."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class Penalty:
 
     def __init__(self) -> None:
         self.failures = 0
-        self.last = 0.0  # when the last one was
-        self.delay = 0.0  # of the last one, seconds
-        self.waiting = 0  # that were not told yet
+        self.last = 0.0  # time of the last failure
+        self.delay = 0.0  # of the last failure, in seconds
+        self.waiting = 0  # failures that are not answered yet
 
 
 class Penalties:
-    """The names that failed of late.
+    """The names that have failed recently.
 
-    Invariant: at most `names` are remembered, those that failed last; a delay is `base_s * 2**n`, at most `limit_s` but
-    never below `base_s`, n being the failures before it without a pause of `forget_s` between two.
+    Invariant: the last `names` names are remembered. A delay is `base_s * 2**n`, at most `limit_s` but never below
+    `base_s`, where n is the number of failures before it without a pause of more than `forget_s` between two.
     """
 
     __slots__ = ("_base_s", "_forget_s", "_limit_s", "_names", "_penalties")
 
     def __init__(self, base_s: float, limit_s: float, *, forget_s: float, names: int) -> None:
-        """Nobody has failed. All times are seconds."""
+        """All times are in seconds."""
         self._base_s = base_s
         self._limit_s = limit_s
         self._forget_s = forget_s
@@ -35,16 +35,16 @@ class Penalties:
         self._penalties: collections.OrderedDict[str, Penalty] = collections.OrderedDict()
 
     def __len__(self) -> int:
-        """How many names are remembered."""
+        """Return the number of remembered names."""
         return len(self._penalties)
 
     def waiting(self, name: str) -> int:
-        """How many failures of a name were not told yet, as far as it is remembered."""
+        """Return how many failures of a name are not answered yet; 0 if it is not remembered."""
         penalty = self._penalties.get(name)
         return 0 if penalty is None else penalty.waiting
 
     def fail(self, name: str, now: float) -> Penalty:
-        """Count a failure, to be told after the penalty's delay; then the caller takes it out of `waiting`."""
+        """Count a failure. The caller answers it after the penalty's delay, and then decrements `waiting`."""
         penalty = self._penalties.get(name)
         if penalty is None:
             penalty = self._penalties[name] = Penalty()
