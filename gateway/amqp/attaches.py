@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +21,7 @@ from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.nodes import Node
 from gateway.amqp.services import Services
-from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of
+from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of, supported
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
@@ -46,14 +45,14 @@ from protocols.amqp.transactions import LOCAL_TRANSACTIONS
 
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 """To a sender they are all the same: its messages are stored."""
-ATTACHING: Final = 256
+MAX_ATTACHES: Final = 256
 """Attaches of one connection that are answered concurrently, each by a task.
 
 They share their requests to Kafka, so one round trip can answer all of them.
 """
 NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # shared by all connections without senders, to save memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
-JOINING: Final = 16  # concurrent joins of consumer groups per connection: each starts a Kafka consumer
+MAX_JOINS: Final = 16  # concurrent joins of consumer groups per connection: each starts a Kafka consumer
 
 
 class AttachingPeer(Peer):
@@ -86,11 +85,11 @@ class AttachingPeer(Peer):
         incoming.link.context = incoming
         if self._incoming is NO_SENDERS:
             self._incoming = {}
-            self.budget.gate.subscribe(self._own_gate)
+            self.budget.gate.subscribe(self._own_gate_changed)
         self._incoming[incoming] = None
         self.services.gates.senders += 1
 
-    def _own_gate(self, is_open: bool) -> None:
+    def _own_gate_changed(self, is_open: bool) -> None:
         """Record the start or end of a pause when the connection's budget or its share is used up or free again.
 
         The effect on credit is in each link's window.
@@ -115,12 +114,12 @@ class AttachingPeer(Peer):
             terminus = link.target if link.incoming else link.source
             what = "publish" if link.incoming else "subscribe"
             self.audit_denied(what, terminus.address or "", error.description)
-        if not self.is_lost(link):
+        if not self.is_detached(link):
             self.engine.refuse_link(
                 link, msgspec.structs.replace(error, description=self.grant.names.text(error.description))
             )
 
-    def is_lost(self, link: Link) -> bool:
+    def is_detached(self, link: Link) -> bool:
         """Whether the peer has detached or disconnected while its attach was being answered."""
         return not link.attached or not self.alive
 
@@ -128,10 +127,10 @@ class AttachingPeer(Peer):
 class AttachQueue:
     """The unanswered attaches of one connection; one read may bring thousands."""
 
-    __slots__ = ("_answering", "_asked", "_joining")
+    __slots__ = ("_answering", "_joining", "_queued")
 
     def __init__(self) -> None:
-        self._asked: deque[Link] = deque()
+        self._queued: deque[Link] = deque()
         self._answering = 0  # running `answer` tasks
         self._joining: asyncio.Semaphore | None = None
 
@@ -139,13 +138,13 @@ class AttachQueue:
     def joining(self) -> asyncio.Semaphore:
         """The semaphore to hold while joining a consumer group."""
         if self._joining is None:
-            self._joining = asyncio.Semaphore(JOINING)
+            self._joining = asyncio.Semaphore(MAX_JOINS)
         return self._joining
 
     def add(self, link: Link) -> bool:
         """Queue an attach; return whether to start one more task with `answer`."""
-        self._asked.append(link)
-        if self._answering >= ATTACHING:
+        self._queued.append(link)
+        if self._answering >= MAX_ATTACHES:
             return False
         self._answering += 1
         return True
@@ -153,12 +152,12 @@ class AttachQueue:
     async def answer(self, services: Services, peer: AttachingPeer) -> None:
         """Answer queued attaches until none is left."""
         try:
-            while self._asked and not peer.gone:
+            while self._queued and not peer.gone:
                 await services.attaching.rest()
-                if not self._asked:
+                if not self._queued:
                     break
-                link = self._asked.popleft()
-                if peer.is_lost(link):
+                link = self._queued.popleft()
+                if peer.is_detached(link):
                     continue
                 try:
                     await Attach(services, peer, link).answer()
@@ -212,9 +211,9 @@ class Attach:
         peer, link, services = self._peer, self._link, self._services
         publish = peer.grant.publish
         limit = services.config.max_message_bytes
-        honest = _honest(link.target.capabilities)
+        capabilities = supported(link.target.capabilities, *TARGET_CAPABILITIES)
         if link.target.kind is TerminusKind.TARGET and not link.target.address:
-            self._accept_sender(RelayLink(services.ingress, peer, link, allowed=publish), limit, honest)
+            self._accept_sender(RelayLink(services.ingress, peer, link, allowed=publish), limit, capabilities)
             return
         address = peer.target(link.target.address)
         if not publish.some(address.topic):
@@ -222,12 +221,12 @@ class Attach:
         info = await services.publisher.topic(address.topic, principal=peer.principal)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
-        if peer.is_lost(link):
+        if peer.is_detached(link):
             return
         destination = peer.destination(link.target.address or "", address, info)
         allowed = None if publish.uniform(address.topic) else publish
         incoming = IncomingLink(services.ingress, peer, link, destination, allowed=allowed)
-        self._accept_sender(incoming, min(limit, info.max_message_bytes), honest)
+        self._accept_sender(incoming, min(limit, info.max_message_bytes), capabilities)
 
     def _accept_sender(
         self, incoming: IncomingLink, limit: int, capabilities: tuple[str, ...], dynamic: str | None = None
@@ -242,7 +241,7 @@ class Attach:
         peer, link, services = self._peer, self._link, self._services
         filters = Filters() if link.incoming else filters_of_node(link, peer.container_id, peer.now_ms())
         node, info = await services.nodes(peer.grant.names).create(peer, capabilities)
-        if peer.is_lost(link):
+        if peer.is_detached(link):
             node.delete()
             return
         peer.nodes[link] = node
@@ -279,9 +278,10 @@ class Attach:
             source = await self._resume()
             found = peer.grant.names.own(source.topic)
         else:
-            source = source_of(link, peer.container_id, peer.now_ms(), services.kinds).whole(peer.grant.names)
+            source = source_of(link, peer.container_id, peer.now_ms(), services.address_types)
+            source = source.with_tenant(peer.grant.names)
         if source.group is not None:
-            await services.subscriptions.ended(source.group)
+            await services.subscriptions.wait_deleted(source.group)
         if not peer.grant.subscribe.whole_topic(source.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
         info = await services.publisher.topic(source.topic, principal=peer.principal)
@@ -291,13 +291,13 @@ class Attach:
             await services.names.admit(peer.grant, source.group, source.topic)
         if source.browses is not None:
             source = await self._browse(source, source.browses)
-        if peer.is_lost(link):
+        if peer.is_detached(link):
             return
         outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
         if source.exclusive and source.group is not None:
-            services.subscriptions.take(source.group, outgoing)
+            services.subscriptions.claim(source.group, outgoing)
         await self._connect(outgoing, source)
-        if peer.is_lost(link):
+        if peer.is_detached(link):
             outgoing.leave()
             return
         if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
@@ -326,12 +326,12 @@ class Attach:
         container_id, names = self._peer.container_id, self._peer.grant.names
         own = subscription_of(self._link, container_id)
         group = names.group(own)
-        await self._services.subscriptions.ended(group)
+        await self._services.subscriptions.wait_deleted(group)
         there = await self._services.groups.admin.topics(group)
         topics = sorted(name for name in there if is_topic_name(name) and names.has(name))
         if not topics:
             raise AddressError(NOT_FOUND, f"there is no subscription {own!r}")
-        return resumed(self._link, container_id, names.own(topics[0])).whole(names)
+        return resumed(self._link, container_id, names.own(topics[0])).with_tenant(names)
 
     async def _browse(self, source: Source, queue: str) -> Source:
         """Let a browser start at the queue's committed position and see only records that are not settled there."""
@@ -373,10 +373,6 @@ class Attach:
                 outgoing,
                 offset_reset=reset,
                 wants=source.condition,
-                queue=source.stays,
+                queue=source.kept_for_others,
             )
         outgoing.joined(membership)
-
-
-def _honest(wanted: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in TARGET_CAPABILITIES if name in wanted)

@@ -18,7 +18,14 @@ from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
-from gateway.amqp.present import BY_PEER, LOST, closed_by_us, failed, tell_offline, tell_online
+from gateway.amqp.present import (
+    CLOSED_BY_PEER,
+    CONNECTION_LOST,
+    closed_by_gateway,
+    failed,
+    report_offline,
+    report_online,
+)
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
@@ -84,7 +91,7 @@ class AmqpConnection(AttachingPeer):
         self._expiry: Expiry | None = None  # of the login's token, if it has one
         self._limits: ClientLimits | None = None  # None before the login, and without limits
         self._closed_in_order = False  # a close was sent or received
-        self._ended = LOST  # how the connection ended, for the presence topic
+        self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
         self._now_ms = 0
 
     @property
@@ -93,7 +100,7 @@ class AmqpConnection(AttachingPeer):
         return log.bind(protocol="amqp", peer=self.pump.peer, client=self.container_id or None)
 
     @property
-    def _present_as(self) -> str:
+    def _presence_name(self) -> str:
         """The container-id with its tenant's prefix."""
         return self.grant.names.mqtt(self.container_id)
 
@@ -153,22 +160,22 @@ class AmqpConnection(AttachingPeer):
         self._register.discard(self)
         self._end_limits()
         if self._incoming is not NO_SENDERS:
-            self.budget.gate.unsubscribe(self._own_gate)
-            self._own_gate(True)
+            self.budget.gate.unsubscribe(self._own_gate_changed)
+            self._own_gate_changed(True)
         for task in tuple(self._tasks):
             task.cancel()
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
-            coordinator.lost()
-        in_turns(self._lose_all())
+            coordinator.detached()
+        in_turns(self._end_all_links())
         if self.container_id:
             self._log.info("connection closed", reason=reason)
             if self.services.presence is not None:
-                tell_offline(self.services.presence, self, self._present_as, self._ended)
+                report_offline(self.services.presence, self, self._presence_name, self._ended)
 
-    def _lose_all(self) -> Iterator[None]:
+    def _end_all_links(self) -> Iterator[None]:
         """End the remaining links one by one, then free the engine's memory."""
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
-        yield from self._lose(links, failed=not self._closed_in_order)
+        yield from self._end_links(links, failed=not self._closed_in_order)
         self._connection.release()
 
     # Owner
@@ -215,7 +222,7 @@ class AmqpConnection(AttachingPeer):
             else:
                 self.refuse(link, error)
             self.pump.flush_soon()
-        self._lost(link, link.context)
+        self._link_ended(link, link.context)
 
     # called by the server
 
@@ -227,7 +234,7 @@ class AmqpConnection(AttachingPeer):
             if destination is None or incoming.link in self.nodes:
                 continue  # an anonymous relay, which checks each message, or the peer's own node
             if publish.some(destination.topic):
-                incoming.judge_by(None if publish.uniform(destination.topic) else publish)
+                incoming.set_allowed(None if publish.uniform(destination.topic) else publish)
             else:
                 reason = f"no right any more to publish to {destination.topic}"
                 self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))
@@ -256,7 +263,7 @@ class AmqpConnection(AttachingPeer):
 
     def leave(self) -> None:
         """Close the connection because the gateway stops; receivers' unsettled records return to their groups."""
-        self._close(self.services.farewell(), stopping=True)
+        self._close(self.services.closing_error(), stopping=True)
 
     @property
     def load(self) -> int:
@@ -334,7 +341,7 @@ class AmqpConnection(AttachingPeer):
     def _close(self, error: Error, *, stopping: bool = False) -> None:
         if not self.gone and not self._connection.closing:
             self._closed_in_order = True
-            self._ended = closed_by_us(error, stopping=stopping)
+            self._ended = closed_by_gateway(error, stopping=stopping)
             self._connection.close(error)
             self.pump.flush()
 
@@ -346,7 +353,7 @@ class AmqpConnection(AttachingPeer):
                 if link.context is not None:  # else it is not accepted yet, and the credit is read then
                     link.context.credit_changed(credit, drain)
             case TransactionalTransfer(link=link) | TransferOversized(link=link):
-                self._take(event)
+                self._receive_one(event)
                 touched.append(link.context)
             case Retired(link=link, txn_id=txn_id):
                 transaction = self.transactions.get(txn_id)
@@ -364,9 +371,9 @@ class AmqpConnection(AttachingPeer):
             case LinkDetached(link=link):
                 if event.by_us:
                     self._log.info("link detached", link=link.name, error=event.error)
-                self._lost(link, link.context, for_good=event.closed and not event.by_us)
+                self._link_ended(link, link.context, closed=event.closed and not event.by_us)
             case SessionEnded(links=links):
-                in_turns(self._lose(links, failed=False))
+                in_turns(self._end_links(links, failed=False))
             case ConnectionFailed(reason=reason, code=code):
                 self.services.counts.broken += 1
                 self._ended = failed(event)
@@ -375,11 +382,11 @@ class AmqpConnection(AttachingPeer):
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
                 self._closed_in_order = True  # the engine has answered; the pump closes the socket
-                self._ended = BY_PEER
+                self._ended = CLOSED_BY_PEER
             case _:
                 pass  # SessionOpened: the engine has answered it
 
-    def _take(self, event: TransactionalTransfer | TransferOversized) -> None:
+    def _receive_one(self, event: TransactionalTransfer | TransferOversized) -> None:
         """Handle a message of a transaction, or an oversized message of a transaction or of none."""
         link, delivery = event.link.context, event.delivery
         if self.crediting is not None:
@@ -390,7 +397,7 @@ class AmqpConnection(AttachingPeer):
         elif transaction is not None:
             link.post(transaction, delivery, event.data, self._now_ms)
         else:
-            link.stray(delivery, len(event.data))
+            link.post_to_unknown(delivery, len(event.data))
 
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
         login = self._login
@@ -429,7 +436,7 @@ class AmqpConnection(AttachingPeer):
 
     def _opened(self, event: ConnectionOpened) -> None:
         if self.services.is_closed:
-            self._connection.close(self.services.farewell())
+            self._connection.close(self.services.closing_error())
             return
         identity = self._identity if event.with_sasl else self.pump.entrance.anonymous()
         if identity is None:
@@ -455,7 +462,7 @@ class AmqpConnection(AttachingPeer):
         self.pump.identified()
         try:
             limits = self.services.limits.enter(identity, address_of(self.pump.peer), self.pump.entrance.name)
-            self._hold_to_limits(limits)
+            self._apply_limits(limits)
         except LimitExceeded as exceeded:
             self._log.info("connection refused", principal=identity.name, reason=str(exceeded))
             self._connection.close(Error(RESOURCE_LIMIT_EXCEEDED, str(exceeded)))
@@ -467,9 +474,11 @@ class AmqpConnection(AttachingPeer):
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
-            tell_online(self.services.presence, self, self._present_as, identity.name, self.pump.peer, self.now_ms())
+            report_online(
+                self.services.presence, self, self._presence_name, identity.name, self.pump.peer, self.now_ms()
+            )
 
-    def _hold_to_limits(self, limits: ClientLimits | None) -> None:
+    def _apply_limits(self, limits: ClientLimits | None) -> None:
         """Apply the client's rate limits to messages in both directions."""
         self._limits = limits
         if limits is not None and limits.incoming is not None:
@@ -484,16 +493,16 @@ class AmqpConnection(AttachingPeer):
         if self._limits is not None:
             self._limits.leave()
 
-    def _lose(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
+    def _end_links(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine drops them at the end of this turn
         for link, context in zip(links, contexts, strict=True):
-            self._lost(link, context, failed=failed)
+            self._link_ended(link, context, failed=failed)
             yield
 
-    def _lost(self, link: Link, context: Any, *, for_good: bool = False, failed: bool = False) -> None:
+    def _link_ended(self, link: Link, context: Any, *, closed: bool = False, failed: bool = False) -> None:
         """Release a link that has ended.
 
-        `for_good`: the peer has closed it, and with it its terminus. `failed`: its connection was lost.
+        `closed`: the peer has closed it, and with it its terminus. `failed`: its connection was lost.
         """
         if isinstance(context, IncomingLink):
             if context in self._incoming:
@@ -502,10 +511,10 @@ class AmqpConnection(AttachingPeer):
                 self.services.gates.forget(context)
                 context.leave()
         elif isinstance(context, Coordinator):
-            context.lost()
+            context.detached()
         elif isinstance(context, OutgoingLink):
             self._outgoing.pop(context, None)
-            context.leave(unsubscribe=for_good, failed=failed)
+            context.leave(unsubscribe=closed, failed=failed)
         node = self.nodes.pop(link, None)
         if node is not None:
             for receiver in node.links:

@@ -86,13 +86,13 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
     for one in filters:
         match _KINDS.get(one.name if one.descriptor is None else one.descriptor):
             case _Kind.PARTITION:
-                _once(one, partition)
+                _refuse_second(one, partition)
                 partition = _number(one, _PARTITIONS)
             case _Kind.OFFSET:
-                _once(one, start)
+                _refuse_second(one, start)
                 start = AtOffset(_number(one, _OFFSETS))
             case _Kind.OFFSET_SPEC:
-                _once(one, start)
+                _refuse_second(one, start)
                 start = _offset_spec(one, now_ms)
             case _Kind.NO_LOCAL:
                 foreign = _not_from(container_id)
@@ -100,10 +100,10 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
                 text = _text(one)
                 position = _event_hubs_position(text)
                 if position is not None:
-                    _once(one, start)
+                    _refuse_second(one, start)
                     start = position
                 elif text.strip():
-                    _once(one, selected)
+                    _refuse_second(one, selected)
                     selected = _selector(one, text)
             case None:
                 continue
@@ -111,7 +111,7 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
     return Filters(start, partition, both(selected, foreign), tuple(applied))
 
 
-def _once(one: Filter, former: object) -> None:
+def _refuse_second(one: Filter, former: object) -> None:
     if former is not None:
         raise _invalid(one, "another filter says the same or something else")
 

@@ -30,7 +30,7 @@ class AmqpServer(ProtocolServer):
         super().__init__("amqp", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._open: set[AmqpConnection] = set()
-        services.access.watch(lambda changed: in_turns(self._judge_again(changed)))
+        services.access.watch(lambda changed: in_turns(self._recheck_links(changed)))
         self._limits = Limits(
             max_frame_bytes=config.max_frame_bytes,
             channel_max=config.channel_max,
@@ -46,7 +46,7 @@ class AmqpServer(ProtocolServer):
         connection = Connection(services.container_id, self._limits, open_timeout_s=services.config.open_timeout_s)
         return connection, AmqpConnection(services, connection, self._open)
 
-    def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
+    def _recheck_links(self, changed: AbstractSet[Grant]) -> Iterator[None]:
         """Recheck the links of the connections whose grant has changed."""
         for connection in tuple(self._open):
             if connection.alive and getattr(connection, "grant", None) in changed:  # no grant before the peer's open

@@ -33,7 +33,7 @@ class Login:
             self._exchange = self._entrance.exchange(event.mechanism, peer=self._peer)
             if self._exchange is None:
                 try:
-                    identity = await self._prove(event.mechanism, event.response)
+                    identity = await self._authenticate(event.mechanism, event.response)
                 except Busy as busy:
                     return Failed(str(busy), busy=True)
                 return Failed(f"{event.mechanism} proved nothing") if identity is None else Done(identity, b"")
@@ -41,7 +41,7 @@ class Login:
             return Failed("a response that nobody asked for")
         return await self._exchange.step(event.response)
 
-    async def _prove(self, mechanism: str, response: bytes | None) -> Identity | None:
+    async def _authenticate(self, mechanism: str, response: bytes | None) -> Identity | None:
         """Authenticate with a mechanism of one message; return the identity, or None when the login is refused.
 
         Acting for another user is not supported: an authorization identity that differs from the authenticated one is

@@ -87,7 +87,7 @@ class Node:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record to the queue's next receiver with capacity; see `Subscriber`."""
-        return record.key != self.key or self._hand(record, 0)
+        return record.key != self.key or self._hand_over(record, 0)
 
     def wake(self, consumer: NodeConsumer) -> None:
         """Resume reading for a receiver that has capacity again."""
@@ -95,7 +95,7 @@ class Node:
             self._nodes.live_reader.resume(consumer)
             return
         if self._timer is None:
-            self._hand_returned()
+            self._hand_over_returned()
         self._nodes.live_reader.resume(self)
 
     @property
@@ -136,13 +136,13 @@ class Node:
 
     def _return(self) -> None:
         self._timer = None
-        self._hand_returned()
+        self._hand_over_returned()
 
-    def _hand_returned(self) -> None:
-        while self._returned and self._hand(*self._returned[0]):
+    def _hand_over_returned(self) -> None:
+        while self._returned and self._hand_over(*self._returned[0]):
             self._returned.popleft()
 
-    def _hand(self, record: Received, attempts: int) -> bool:
+    def _hand_over(self, record: Received, attempts: int) -> bool:
         """Hand a record to the next receiver that selects it and has capacity; drop it if no receiver selects it."""
         wanted = not self._consumers
         for consumer in self._consumers:

@@ -12,7 +12,7 @@ from gateway.amqp.links.incoming import Ingress
 from gateway.amqp.links.outgoing import Egress
 from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import Nodes
-from gateway.amqp.sources import Kinds
+from gateway.amqp.sources import AddressTypes
 from gateway.amqp.transactions import Coordinators
 from gateway.config import AmqpConfig
 from gateway.kafka.groups.membership import Groups
@@ -62,7 +62,7 @@ class Services:
         self.limits = limits
         self.presence = presence  # None when the presence topic is off
         self.wall_clock = wall_clock
-        self.kinds = Kinds(config.addresses)
+        self.address_types = AddressTypes(config.addresses)
         self.counts = Counts()
         self.gates = CreditGates(publisher)
         self.subscriptions = Subscriptions()
@@ -109,7 +109,7 @@ class Services:
         for nodes in self._nodes.values():
             nodes.close()
 
-    def farewell(self) -> Error:
+    def closing_error(self) -> Error:
         """Return the error for closing connections when the gateway stops, with a redirect if set (part 2.8.16)."""
         target = self.config.redirect
         if target is None:

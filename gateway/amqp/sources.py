@@ -65,14 +65,14 @@ class Source(msgspec.Struct, frozen=True):
     browses: str | None = None  # the queue whose unsettled records a browser is shown
 
     @property
-    def stays(self) -> Condition | None:
+    def kept_for_others(self) -> Condition | None:
         """Which records stay in the queue if no receiver selects them; None (subscriptions) drops them."""
         if self.group is None or self.at_end:
             return None
         key = self.key
         return everything if key is None else lambda record: record.key == key
 
-    def whole(self, names: Names) -> Source:
+    def with_tenant(self, names: Names) -> Source:
         """Return the source with the tenant's prefix in all names (`mapping.tenants`)."""
         if not names.prefix:
             return self
@@ -91,7 +91,7 @@ def everything(_record: Received) -> bool:
     return True
 
 
-class Kinds:
+class AddressTypes:
     """Decides by the setting `amqp.addresses` whether a plain address is a queue: the first matching pattern counts."""
 
     def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
@@ -105,13 +105,13 @@ class Kinds:
         return next((queue for pattern, queue in self._rules if matches(pattern, levels)), False)
 
 
-NO_KINDS: Final = Kinds()
+NO_ADDRESS_TYPES: Final = AddressTypes()
 
 
-def source_of(link: Link, container_id: str, now_ms: int, kinds: Kinds = NO_KINDS) -> Source:
+def source_of(link: Link, container_id: str, now_ms: int, address_types: AddressTypes = NO_ADDRESS_TYPES) -> Source:
     """Interpret the source of a peer's receiving link at `now_ms` (epoch). Raises AddressError."""
     address = parse_source(link.source.address)
-    if kinds.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
+    if address_types.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
         address = msgspec.structs.replace(address, queue=True)
     queue = address.queue or QUEUE in link.source.capabilities
     if address.key is not None and not queue:
@@ -167,20 +167,20 @@ def _reader(link: Link, address: SourceAddress) -> Source:
             NOT_ALLOWED,
             "a consumer group has its own position and partitions; receive from the topic, or from T/partitions/N",
         )
-    return Source(address.topic, capabilities=_true(asked.capabilities, TOPIC))
+    return Source(address.topic, capabilities=supported(asked.capabilities, TOPIC))
 
 
 def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> Source:
     asked = link.source
     wanted = asked.capabilities
     if address.group is not None:
-        return Source(address.topic, address.group, at_end=address.subscription, capabilities=_true(wanted, QUEUE))
+        return Source(address.topic, address.group, at_end=address.subscription, capabilities=supported(wanted, QUEUE))
     if address.queue or QUEUE in wanted:
-        return Source(address.topic, _queue_of(address), capabilities=_true(wanted, QUEUE))
+        return Source(address.topic, _queue_of(address), capabilities=supported(wanted, QUEUE))
     shared = SHARED in wanted
     durable = _is_durable(asked)
     if not shared and not durable:
-        return Source(address.topic, capabilities=_true(wanted, TOPIC))
+        return Source(address.topic, capabilities=supported(wanted, TOPIC))
     group = subscription_name(link.name, container_id, shared=shared, everywhere=GLOBAL in wanted)
     if not durable:
         group += VOLATILE_SUFFIX
@@ -191,7 +191,7 @@ def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> Source
         subscription=True,
         exclusive=not shared,
         volatile=not durable,
-        capabilities=_true(wanted, TOPIC, SHARED, GLOBAL),
+        capabilities=supported(wanted, TOPIC, SHARED, GLOBAL),
     )
 
 
@@ -226,5 +226,6 @@ def subscription_name(link_name: str, container_id: str, *, shared: bool, everyw
     return group
 
 
-def _true(wanted: tuple[str, ...], *true: str) -> tuple[str, ...]:
-    return tuple(name for name in true if name in wanted)
+def supported(wanted: tuple[str, ...], *known: str) -> tuple[str, ...]:
+    """Return the `wanted` capabilities that are among the `known` ones."""
+    return tuple(name for name in known if name in wanted)

@@ -106,7 +106,7 @@ class Coordinators:
         """Roll back the open transactions in the background; running commits continue."""
         self._stopping = True
         for transaction in tuple(self.open):
-            transaction.give_up(Error(ROLLED_BACK, "the gateway is stopping"))
+            transaction.roll_back(Error(ROLLED_BACK, "the gateway is stopping"))
 
     async def wait_ended(self, timeout: float) -> None:
         """Wait for running commits and rollbacks."""
@@ -140,9 +140,9 @@ class Coordinator:
 
     def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
-        self.stray(delivery, len(data))
+        self.post_to_unknown(delivery, len(data))
 
-    def stray(self, delivery: Any, size: int) -> None:
+    def post_to_unknown(self, delivery: Any, size: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
         self._unanswered += 1
         self._end(Error(NOT_ALLOWED, "a command within a transaction"))
@@ -166,10 +166,10 @@ class Coordinator:
         self.top_up()
         self.peer.flush_soon()
 
-    def lost(self) -> None:
+    def detached(self) -> None:
         """Roll back the link's transactions: the link has ended (part 4.3)."""
         for transaction in [one for one in self.known.values() if one.coordinator is self]:
-            transaction.give_up(Error(ROLLED_BACK, "the coordinator's link is gone"))
+            transaction.roll_back(Error(ROLLED_BACK, "the coordinator's link is gone"))
             transaction.forget()
 
     def _command(self, delivery: Any, data: bytes) -> None:
@@ -222,7 +222,7 @@ class Coordinator:
         if self.link.attached:
             self.peer.engine.close_link(self.link, error)
             self.peer.flush_soon()
-            self.lost()
+            self.detached()
 
 
 def _settle(tokens: Sequence[Any], result: Result) -> None:
@@ -270,7 +270,7 @@ class Transaction:
 
     # Posting (part 4.4.1).
 
-    def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+    def count_arrival(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
         """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
         incoming.window.arrive(size)
         if self.error is not None:
@@ -291,7 +291,7 @@ class Transaction:
         incoming.window.settle()
         incoming.audit(outcome, reason)
         self._coordinators.counts.incoming[outcome] += 1
-        self._doom(Error(ROLLED_BACK, f"a message was refused: {reason}"))
+        self._set_rollback_only(Error(ROLLED_BACK, f"a message was refused: {reason}"))
         if delivery is not None and peer.alive:
             state = rejected(condition, reason) if condition else delivery_state(incoming.link, outcome, reason)
             peer.engine.settle_posted(incoming.link, delivery, self.id, state)
@@ -313,7 +313,7 @@ class Transaction:
         self._coordinators.counts.incoming[outcome] += len(tokens)
         stored = outcome is Outcome.STORED
         if not stored:
-            self._doom(Error(ROLLED_BACK, f"a message was not stored: {result.reason}"))
+            self._set_rollback_only(Error(ROLLED_BACK, f"a message was not stored: {result.reason}"))
         alive = peer.alive
         for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
             state = STATE_ACCEPTED if stored else delivery_state(incoming.link, outcome, result.reason)
@@ -349,7 +349,7 @@ class Transaction:
             if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
                 place = retirement.link.place(retirement.record)
                 if place is None:
-                    self._doom(Error(ROLLED_BACK, "a record that it retires is no longer this receiver's"))
+                    self._set_rollback_only(Error(ROLLED_BACK, "a record that it retires is no longer this receiver's"))
                 else:
                     places.append((*place, retirement.record.offset))
         return places
@@ -376,7 +376,7 @@ class Transaction:
                 and peer.engine.settle_retired(link.link, delivery, state)  # False if it is settled already
             ):
                 link.disposition(retirement.record, state)
-            link.unretire()
+            link.retirement_ended()
         peer.flush_soon()
 
     # The end.
@@ -385,17 +385,17 @@ class Transaction:
         """Start the commit, or the rollback if `fail`, and answer the discharge."""
         self._spawn(self._discharge(delivery, fail))
 
-    def give_up(self, error: Error) -> None:
+    def roll_back(self, error: Error) -> None:
         """Start a rollback by the gateway; a later discharge is rejected with `error`."""
-        self._doom(error)
-        self._spawn(self._roll_back())
+        self._set_rollback_only(error)
+        self._spawn(self._abort())
 
     def forget(self) -> None:
         """Remove the transaction: it can no longer be discharged."""
         self.coordinator.known.pop(self.id, None)
         self._coordinators.open.discard(self)
 
-    def _doom(self, error: Error) -> None:
+    def _set_rollback_only(self, error: Error) -> None:
         if self.error is None:
             self.error = error
 
@@ -409,7 +409,7 @@ class Transaction:
 
     def _expire(self) -> None:
         self._coordinators.counts.transactions_timed_out += 1
-        self.give_up(Error(TIMED_OUT, f"not discharged within {self._coordinators.timeout_s:g} s"))
+        self.roll_back(Error(TIMED_OUT, f"not discharged within {self._coordinators.timeout_s:g} s"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task that is not cancelled with the connection."""
@@ -430,8 +430,8 @@ class Transaction:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await self._posted()
-            self._doom(Error(ROLLED_BACK, "the peer has rolled it back"))
-            await self._roll_back()
+            self._set_rollback_only(Error(ROLLED_BACK, "the peer has rolled it back"))
+            await self._abort()
             error = None
         else:
             await self._posted()
@@ -456,13 +456,13 @@ class Transaction:
                 try:
                     await self._kafka.commit(places)
                 except TransactionFailed as failed:
-                    self._doom(Error(ROLLED_BACK, failed.reason))
+                    self._set_rollback_only(Error(ROLLED_BACK, failed.reason))
                 else:
                     self._conclude(committed=True)
                     return
-        await self._roll_back()
+        await self._abort()
 
-    async def _roll_back(self) -> None:
+    async def _abort(self) -> None:
         """Roll back; idempotent."""
         self._stop_timer()
         async with self._ending:

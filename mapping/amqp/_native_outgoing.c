@@ -5,9 +5,9 @@
  */
 #include "mapping/amqp/_native.h"
 
-#define FEW 4                  /* a record with more headers is left to the reference */
-#define REMEMBERED 4096        /* cached tuples of headers, and cached partitions; a power of two */
-#define REMEMBERED_BYTES 100   /* the size of a cached header */
+#define USUAL_HEADERS 4        /* a record with more headers is left to the reference */
+#define CACHE_SLOTS 4096       /* cached tuples of headers, and cached partitions; a power of two */
+#define CACHED_BYTES 100       /* the size of a cached header */
 #define COORDINATES 7          /* annotations of a usual message */
 
 /* Objects that are imported once from the Python modules. */
@@ -20,13 +20,13 @@ static struct {
     PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* constant bytes */
 } out;
 
-static PyObject *known_headers; /* cache: headers -> the bare message's sections; many records share their headers */
+static PyObject *cached_headers; /* cache: headers -> the bare message's sections; many records share their headers */
 
 /* Cache: the annotations before the offset, by topic and partition. */
 static struct {
     PyObject *topic, *head;
     int64_t partition;
-} known_heads[REMEMBERED];
+} cached_heads[CACHE_SLOTS];
 
 /* Fields of a record, owned. */
 typedef struct {
@@ -63,7 +63,7 @@ read_fields(PyObject *record, Fields *found)
     }
     int usual = PyUnicode_CheckExact(found->topic) && PyBytes_CheckExact(found->value)
         && (found->key == Py_None || PyBytes_CheckExact(found->key)) && PyTuple_CheckExact(found->headers)
-        && PyTuple_GET_SIZE(found->headers) <= FEW && found->offset >= 0;
+        && PyTuple_GET_SIZE(found->headers) <= USUAL_HEADERS && found->offset >= 0;
     return usual ? TAKEN : LEFT;
 }
 
@@ -81,17 +81,17 @@ static PyObject *
 head_of(const Fields *fields)
 {
     uint64_t hash = (uint64_t)PyObject_Hash(fields->topic) ^ (uint64_t)fields->partition * 31;
-    size_t place = (size_t)((hash ^ hash >> 12) % REMEMBERED);
-    PyObject *known = known_heads[place].topic;
-    if (known && known_heads[place].partition == fields->partition
+    size_t place = (size_t)((hash ^ hash >> 12) % CACHE_SLOTS);
+    PyObject *known = cached_heads[place].topic;
+    if (known && cached_heads[place].partition == fields->partition
         && (known == fields->topic || PyUnicode_Compare(known, fields->topic) == 0)) {
-        return Py_NewRef(known_heads[place].head);
+        return Py_NewRef(cached_heads[place].head);
     }
     PyObject *head = PyObject_CallFunction(out.partition_head, "OL", fields->topic, (long long)fields->partition);
     if (head && PyBytes_CheckExact(head)) {
-        Py_XSETREF(known_heads[place].topic, Py_NewRef(fields->topic));
-        Py_XSETREF(known_heads[place].head, Py_NewRef(head));
-        known_heads[place].partition = fields->partition;
+        Py_XSETREF(cached_heads[place].topic, Py_NewRef(fields->topic));
+        Py_XSETREF(cached_heads[place].head, Py_NewRef(head));
+        cached_heads[place].partition = fields->partition;
     }
     return head;
 }
@@ -103,7 +103,7 @@ are_small(PyObject *headers)
         PyObject *header = PyTuple_GET_ITEM(headers, index);
         PyObject *content = PyTuple_GET_ITEM(header, 1);
         Py_ssize_t size = PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(header, 0));
-        if (size + (content == Py_None ? 0 : PyBytes_GET_SIZE(content)) > REMEMBERED_BYTES) {
+        if (size + (content == Py_None ? 0 : PyBytes_GET_SIZE(content)) > CACHED_BYTES) {
             return 0;
         }
     }
@@ -128,7 +128,7 @@ are_headers(PyObject *headers)
 static PyObject *
 bare_of(PyObject *headers)
 {
-    PyObject *known = PyDict_GetItemWithError(known_headers, headers);
+    PyObject *known = PyDict_GetItemWithError(cached_headers, headers);
     if (known || PyErr_Occurred()) {
         return Py_XNewRef(known);
     }
@@ -141,10 +141,10 @@ bare_of(PyObject *headers)
         return NULL;
     }
     if (bare && are_small(headers)) {
-        if (PyDict_GET_SIZE(known_headers) >= REMEMBERED) {
-            PyDict_Clear(known_headers);
+        if (PyDict_GET_SIZE(cached_headers) >= CACHE_SLOTS) {
+            PyDict_Clear(cached_headers);
         }
-        if (PyDict_SetItem(known_headers, headers, bare) < 0) {
+        if (PyDict_SetItem(cached_headers, headers, bare) < 0) {
             Py_CLEAR(bare);
         }
     }
@@ -319,6 +319,6 @@ look_up_outgoing(PyObject *Py_UNUSED(module))
             return -1;
         }
     }
-    known_headers = PyDict_New();
-    return known_headers && look_up("mapping.record", "Received", &out.received) == 0 ? 0 : -1;
+    cached_headers = PyDict_New();
+    return cached_headers && look_up("mapping.record", "Received", &out.received) == 0 ? 0 : -1;
 }

@@ -1,12 +1,12 @@
 /* Mapping the sections before the body to the record's headers, key, partition and timestamp. */
 #include "mapping/amqp/_native.h"
 
-#define NAMES_KNOWN 256 /* slots of the name cache; a power of two */
+#define NAME_SLOTS 256 /* slots of the name cache; a power of two */
 
 /* Cache of application properties' names: applications use few. A new name replaces the former one in its slot. */
 static struct {
     PyObject *raw, *name;
-} known_names[NAMES_KNOWN];
+} cached_names[NAME_SLOTS];
 
 /* Sections */
 
@@ -332,11 +332,11 @@ name_of(const Simple *raw)
     for (size_t index = 0; index < raw->size; index++) {
         hash = hash * 31 + raw->at[index];
     }
-    hash = (hash ^ hash >> 8) % NAMES_KNOWN;
-    PyObject *known = known_names[hash].raw;
+    hash = (hash ^ hash >> 8) % NAME_SLOTS;
+    PyObject *known = cached_names[hash].raw;
     if (known && (size_t)PyBytes_GET_SIZE(known) == raw->size
         && !memcmp(PyBytes_AS_STRING(known), raw->at, raw->size)) {
-        return Py_NewRef(known_names[hash].name);
+        return Py_NewRef(cached_names[hash].name);
     }
     if (!is_utf8(raw->at, raw->size)) {
         return NULL;
@@ -347,9 +347,9 @@ name_of(const Simple *raw)
         Py_XDECREF(fresh);
         return NULL;
     }
-    PyObject *old_raw = known_names[hash].raw, *old_name = known_names[hash].name; /* the call may have replaced them */
-    known_names[hash].raw = fresh;
-    known_names[hash].name = Py_NewRef(name);
+    PyObject *old_raw = cached_names[hash].raw, *old_name = cached_names[hash].name; /* the call may have replaced them */
+    cached_names[hash].raw = fresh;
+    cached_names[hash].name = Py_NewRef(name);
     Py_XDECREF(old_raw);
     Py_XDECREF(old_name);
     return name;

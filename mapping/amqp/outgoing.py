@@ -69,7 +69,7 @@ _PLACE: Final = Struct(f">q{len(AFTER_OFFSET)}sq{len(AFTER_SEQUENCE)}sq{len(EVEN
 _pack_place: Final = _PLACE.pack
 ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
 _ANNOTATIONS_HEAD: Final = Struct(">4sII")
-_REMEMBERED_BYTES: Final = 100  # annotations up to this size are cached
+_CACHED_BYTES: Final = 100  # annotations up to this size are cached
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
@@ -200,7 +200,7 @@ def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _few_without_coordinates(kept: bytes) -> tuple[bytes, int]:
+def _cached_without_coordinates(kept: bytes) -> tuple[bytes, int]:
     """Like `_without_coordinates`, cached: many messages share the same short map."""
     return _without_coordinates(kept)
 
@@ -215,7 +215,7 @@ def _open_sidecar(data: bytes) -> _Sidecar | None:
                 header = data[start:end]
                 _header_items(header)
             elif code == MESSAGE_ANNOTATIONS:
-                without = _few_without_coordinates if end - at <= _REMEMBERED_BYTES else _without_coordinates
+                without = _cached_without_coordinates if end - at <= _CACHED_BYTES else _without_coordinates
                 annotations, count = without(data[at:end])
             elif code in (PROPERTIES, APPLICATION_PROPERTIES):
                 bare += data[start:end]

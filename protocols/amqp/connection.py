@@ -24,7 +24,7 @@ class Connection:
     """One AMQP connection."""
 
     __slots__ = (
-        "_buffer", "_container_id", "_dead", "_deadline", "_limits", "_now", "_open_by", "_open_timeout_s", "_output",
+        "_buffer", "_closed", "_container_id", "_deadline", "_limits", "_now", "_open_by", "_open_timeout_s", "_output",
         "_passed", "_sasl", "allow_without_sasl", "engine", "mechanisms",
     )  # fmt: skip
 
@@ -53,26 +53,26 @@ class Connection:
         self._output = b""  # from the layers before AMQP
         self._sasl: SaslLayer | None = None
         self._passed = False  # the SASL outcome was OK
-        self._dead = False
+        self._closed = False
 
     def receive_data(self, data: bytes) -> list[Any]:
         """Process received bytes, split anywhere."""
         if self._buffer is None:
             return self.engine.receive_data(data)
-        if self._dead:
+        if self._closed:
             return []
         self._buffer += data
         if len(self._buffer) > EARLY_LIMIT:
-            return self._die(f"more than {EARLY_LIMIT} bytes before the SASL outcome")
+            return self._fail(f"more than {EARLY_LIMIT} bytes before the SASL outcome")
         return self._advance()
 
     def receive_eof(self) -> list[Any]:
         """Handle the end of the peer's stream."""
         if self._buffer is None:
             return self.engine.receive_eof()
-        if self._dead:
+        if self._closed:
             return []
-        return self._die("the peer left before it opened")
+        return self._fail("the peer left before it opened")
 
     def data_to_send(self) -> bytes:
         """Return the bytes to write, and forget them."""
@@ -97,13 +97,13 @@ class Connection:
             self._open_by = self._deadline = now + self._open_timeout_s
         elif now >= self._open_by and not self.closing:
             self._deadline = None
-            return self._die(f"no open within {self._open_timeout_s:g} s", RESOURCE_LIMIT_EXCEEDED)
+            return self._fail(f"no open within {self._open_timeout_s:g} s", RESOURCE_LIMIT_EXCEEDED)
         return []
 
     @property
     def closing(self) -> bool:
         """Whether nothing more is to be read."""
-        return self._dead or (self._buffer is None and self.engine.closing)
+        return self._closed or (self._buffer is None and self.engine.closing)
 
     def open(self, offered: Sequence[str], properties: Sequence[tuple[str, str]]) -> None:
         """Answer the peer's open; from now on the idle time-out applies."""
@@ -115,28 +115,28 @@ class Connection:
         """Close, whichever layer is reading."""
         if self._buffer is None:
             self.engine.close(error)
-        self._dead = True
+        self._closed = True
 
     def give_up(self) -> list[Any]:
         """See `protocols.connection.Connection`; before the AMQP layer there is no frame that could report an error."""
-        return [] if self.closing else self._die("internal error", INTERNAL_ERROR)
+        return [] if self.closing else self._fail("internal error", INTERNAL_ERROR)
 
     def release(self) -> None:
         """Free the engine: the socket is closed, and no other method will be called."""
-        self._dead = True
+        self._closed = True
         if self._buffer is None:
             self.engine.release()
 
     def sasl_challenge(self, data: bytes) -> list[Any]:
         """Send a SASL challenge; frames that the peer has sent ahead may give events."""
-        if self._sasl is None or self._dead:
+        if self._sasl is None or self._closed:
             return []
         self._sasl.challenge(data)
         return self._advance()
 
     def sasl_outcome(self, code: SaslCode, additional: bytes | None = None) -> list[Any]:
         """Send the SASL outcome; frames that the peer has sent ahead may give events."""
-        if self._sasl is None or self._dead:
+        if self._sasl is None or self._closed:
             return []
         self._sasl.outcome(code, additional)
         return self._advance()
@@ -158,12 +158,12 @@ class Connection:
             else:
                 # Part 2.2: answer with the header that would have been right, and close.
                 self._output += SASL_HEADER if first and not self.allow_without_sasl else AMQP_HEADER
-                return self._die(f"protocol header {header.hex()} is not served here")
+                return self._fail(f"protocol header {header.hex()} is not served here")
         sasl = self._sasl
         assert sasl is not None
         events = sasl.receive(buffer)
         if sasl.failure is not None:
-            events += self._die(sasl.failure)
+            events += self._fail(sasl.failure)
         elif sasl.done:
             self._passed = True
             events += self._advance()
@@ -181,6 +181,6 @@ class Connection:
         self.engine = Engine(self._container_id, self._limits, with_sasl=self._passed)
         return self.engine.receive_data(data)
 
-    def _die(self, reason: str, code: str = FRAMING_ERROR) -> list[Any]:
+    def _fail(self, reason: str, code: str = FRAMING_ERROR) -> list[Any]:
         self.close(Error(code, reason))
         return [ConnectionFailed(reason, code)]

@@ -1,4 +1,4 @@
-"""The work per delivery: read it from proton's events, accept it, send it.
+"""The work per delivery with proton: receive, accept, send.
 
 This is the reference, and it runs where no C extension was built: `_native.c` has the same functions, and reads whole
 runs of deliveries in one call. Deliveries and links are identified by their addresses.

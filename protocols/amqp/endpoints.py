@@ -65,7 +65,7 @@ class Endpoints:
         self._sent: dict[int, tuple[Link, Any, int]] = {}  # unsettled deliveries by address: link, token, size in bytes
         self._stale = 0  # entries of `_sent` whose link is detached
         self._stalled: list[Link] = []
-        self._untidy: list[Link] = []  # links whose termini, or which themselves, can be freed after the next output
+        self._to_free: list[Link] = []  # links whose termini, or which themselves, can be freed after the next output
         self._ended: list[Session] = []
         self._partial_bytes = 0
         self._unanswered = 0  # see `UNANSWERED_LIMIT`
@@ -188,7 +188,7 @@ class Endpoints:
         self._links.clear()
         self._sent.clear()
         self._stalled.clear()
-        self._untidy.clear()
+        self._to_free.clear()
 
     # handlers of proton's events
 
@@ -340,7 +340,7 @@ class Endpoints:
             self.close(Error(outcomes.FRAME_SIZE_TOO_SMALL, f"the answer to an attach takes {size} bytes"))
             return False
         lib.pn_link_open(handle)
-        self._untidy.append(link)
+        self._to_free.append(link)
         return True
 
     def _drop_partial(self, link: Link) -> bytearray:
@@ -351,7 +351,7 @@ class Endpoints:
         self._partial_bytes -= len(parts)
         return parts
 
-    def _violated(self, link: Link, condition: str, description: str, events: list[Any]) -> None:
+    def _detach_with_error(self, link: Link, condition: str, description: str, events: list[Any]) -> None:
         error = Error(condition, description)
         self.close_link(link, error)
         events.append(LinkDetached(link, True, error, by_us=True))
@@ -371,12 +371,12 @@ class Endpoints:
         """Mark a link as detached by both sides; its memory is freed when none of its deliveries is in use."""
         link.finished = True
         if not link.held:
-            self._untidy.append(link)
+            self._to_free.append(link)
 
-    def _tidy(self) -> None:
+    def _free_unused(self) -> None:
         """Free the memory of answered and finished links and of ended sessions; all output must have been taken."""
-        untidy, self._untidy = self._untidy, []
-        for link in untidy:
+        links, self._to_free = self._to_free, []
+        for link in links:
             if link.finished and not link.held:
                 if self._links.pop(link.address, None) is not None:
                     link.session.links.pop(link, None)

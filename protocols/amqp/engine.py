@@ -100,8 +100,8 @@ class Engine(Transacting):
             _peek_output(io, _scratch, size)
             parts.append(_unpack(_scratch, size))
             _pop_output(io, size)
-        if self._untidy or self._ended:
-            self._tidy()
+        if self._to_free or self._ended:
+            self._free_unused()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def schedule(self, now: float) -> float | None:
@@ -140,14 +140,14 @@ class Engine(Transacting):
         if link.attached:
             accept(deliveries)
         elif link.finished and not link.held:
-            self._untidy.append(link)
+            self._to_free.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
         """Settle one received delivery with `state`."""
         link.held -= 1
         if not link.attached:
             if link.finished and not link.held:
-                self._untidy.append(link)
+                self._to_free.append(link)
             return
         handle = native.delivery_at(delivery)
         local = lib.pn_delivery_local(handle)
@@ -239,7 +239,8 @@ class Engine(Transacting):
     def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
         if link.partial is None:
             if link.credit <= 0:
-                self._violated(link, outcomes.TRANSFER_LIMIT_EXCEEDED, "a transfer beyond the link's credit", events)
+                reason = "a transfer beyond the link's credit"
+                self._detach_with_error(link, outcomes.TRANSFER_LIMIT_EXCEEDED, reason, events)
                 return
             link.credit -= 1
             link.partial, link.partial_size = bytearray(), 0
@@ -272,12 +273,13 @@ class Engine(Transacting):
             return
         total = link.partial_size
         if total > link.limit * REFUSABLE_FACTOR:
-            self._violated(link, outcomes.MESSAGE_SIZE_EXCEEDED, f"a message of more than {total} bytes", events)
+            reason = f"a message of more than {total} bytes"
+            self._detach_with_error(link, outcomes.MESSAGE_SIZE_EXCEEDED, reason, events)
             return
         if _partial(delivery):
             if self._partial_bytes > self._limits.partial_bytes:
                 reason = f"more than {self._limits.partial_bytes} bytes of messages that are not complete"
-                self._violated(link, outcomes.RESOURCE_LIMIT_EXCEEDED, reason, events)
+                self._detach_with_error(link, outcomes.RESOURCE_LIMIT_EXCEEDED, reason, events)
             return
         parts = self._drop_partial(link)
         txn_id = None

@@ -33,7 +33,7 @@ class Transacting(Endpoints):
         link.held -= 1
         if not link.attached:
             if link.finished and not link.held:
-                self._untidy.append(link)
+                self._to_free.append(link)
             return
         handle = native.delivery_at(delivery)
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)
@@ -60,7 +60,7 @@ class Transacting(Endpoints):
         try:
             return self._read_txn(delivery)[0]
         except DecodeError as error:
-            self._violated(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
+            self._detach_with_error(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
             return None
 
     def _on_retirement(self, link: Link, delivery: Any, settled: bool, events: list[Any]) -> None:
@@ -73,7 +73,7 @@ class Transacting(Endpoints):
         try:
             txn_id, state = self._read_txn(delivery)
         except DecodeError as error:
-            self._violated(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
+            self._detach_with_error(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
             return
         if settled:
             del self._sent[address]

@@ -24,9 +24,9 @@ from mapping.tenants import Names
 log = structlog.get_logger(__name__)
 
 
-Told = Callable[[Received, bool], None]
+OnResult = Callable[[Received, bool], None]
 """Called with a record and whether its dead letter was stored."""
-Token = tuple[Told, Received, str]
+Token = tuple[OnResult, Received, str]
 
 
 class DeadLetters:
@@ -39,10 +39,10 @@ class DeadLetters:
         self._submit = publisher.submit
         self._sender = Sender(lasting=True)  # one for all, which keeps the order: dead letters are few
         self._template = template
-        self._troubled: set[str] = set()  # topics whose last dead letter could not be stored; logged once
+        self._failing_topics: set[str] = set()  # topics whose last dead letter could not be stored; logged once
 
-    def take(self, record: Received, cause: Cause, told: Told, names: Names) -> bool:
-        """Store a record's dead letter in a topic of its receivers' tenant (`names`); `told` is called with the result.
+    def store(self, record: Received, cause: Cause, on_result: OnResult, names: Names) -> bool:
+        """Store a record's dead letter in a topic of its receivers' tenant (`names`), then call `on_result`.
 
         Returns:
             False when there is no dead-letter topic for it.
@@ -53,20 +53,20 @@ class DeadLetters:
             return False
         topic = names.topic(own)
         cause = msgspec.structs.replace(cause, group=names.own(cause.group))
-        self._submit(dead_letter(shown, topic, cause), self, (told, record, topic), self._sender)
+        self._submit(dead_letter(shown, topic, cause), self, (on_result, record, topic), self._sender)
         return True
 
     def settle(self, tokens: Sequence[Token], offsets: Sequence[int], result: Result) -> None:
         """Report Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         stored = result.outcome is Outcome.STORED
-        for told, record, topic in tokens:
+        for on_result, record, topic in tokens:
             if stored:
                 self._counts.dead_letters += 1
-                self._troubled.discard(topic)
+                self._failing_topics.discard(topic)
             else:
                 self._counts.dead_letters_failed += 1
-                if topic not in self._troubled:
-                    self._troubled.add(topic)
+                if topic not in self._failing_topics:
+                    self._failing_topics.add(topic)
                     log.warning("a dead letter could not be stored", topic=topic, origin=record.topic,
                                 outcome=result.outcome.value, reason=result.reason)  # fmt: skip
-            told(record, stored)
+            on_result(record, stored)

@@ -33,7 +33,7 @@ Allowed = Callable[[str, bytes | None], bool]
 class OpenTransaction(Protocol):
     """A transaction that messages are posted to; a protocol, because `gateway.amqp.transactions` imports the links."""
 
-    def admits(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+    def count_arrival(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
         """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
@@ -97,7 +97,7 @@ class IncomingLink:
         self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
         self.touched = False  # has received or settled messages since the last `top_up`
 
-    def judge_by(self, allowed: Allowed | None) -> None:
+    def set_allowed(self, allowed: Allowed | None) -> None:
         """Check each record from now on with `allowed`; see `__init__`."""
         self._allowed = allowed
 
@@ -132,7 +132,7 @@ class IncomingLink:
 
     def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Post one received message in a transaction."""
-        if transaction.admits(self, delivery, len(data)):
+        if transaction.count_arrival(self, delivery, len(data)):
             self._post(transaction, delivery, data, now_ms)
 
     def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
@@ -151,7 +151,7 @@ class IncomingLink:
             return
         transaction.post(self, delivery, record)
 
-    def stray(self, delivery: Any, size: int) -> None:
+    def post_to_unknown(self, delivery: Any, size: int) -> None:
         """Refuse a message that is posted in an unknown transaction."""
         self.window.arrive(size)
         self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)

@@ -47,14 +47,14 @@ DEAD_LETTER_S: Final = 5.0
 
 BURST: Final = 64
 """Records sent before credit, session window, the receiver's share of the budget and the clock are read again."""
-LARGE: Final = 1024
+BYTES_PER_RECORD: Final = 1024
 """This many bytes of messages count as one more record of a burst."""
 UNSETTLED_COST: Final = 512
 """Bytes of memory for an unsettled delivery besides its message, in proton and here."""
 
 DRAIN_S: Final = 8.0
 """How long a drain (part 2.6.7) waits without progress in reading before it is answered; the usual wait for Kafka."""
-DRAIN_LOOKS_S: Final = (0.01, 0.2)
+DRAIN_POLL_S: Final = (0.01, 0.2)
 """The first and the longest poll interval of a drain: thousands of links may wait for one busy Kafka."""
 
 
@@ -74,9 +74,9 @@ class OutgoingLink:
     """One link on which a peer receives: a `contracts.Subscriber` and, for the live reader, its own `Fanout`."""
 
     __slots__ = (
-        "_burst", "_condition", "_dead_letters", "_draining", "_egress", "_engine", "_holding", "_left",
-        "_membership", "_names", "_none_pending", "_now_ms", "_partition", "_peer", "_pending",
-        "_released", "_selected", "_settled", "_source", "_waits", "link", "lossy", "retiring", "topic", "unsettled",
+        "_burst", "_condition", "_dead_letters", "_dead_letters_done", "_dead_letters_pending", "_draining", "_egress",
+        "_ended", "_engine", "_holding", "_membership", "_names", "_now_ms", "_partition", "_peer", "_reader_waits",
+        "_selected", "_settled", "_source", "_transactions_done", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
@@ -92,14 +92,15 @@ class OutgoingLink:
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.Task[None] | None = None
         self._holding: Holding | None = None  # the unsettled bytes in the shared budget; None until they are many
-        self._left = False
+        self._ended = False
         self._dead_letters = egress.dead_letters
-        self._pending = 0  # in-flight dead letters
-        self._none_pending: asyncio.Event | None = None  # after the link's end: set when no dead letter is in flight
-        self._released: asyncio.Event | None = None  # after the link's end: set when no transaction holds its records
+        self._dead_letters_pending = 0  # in-flight dead letters
+        # Only after the link's end: set when no dead letter is in flight, and when no transaction holds its records.
+        self._dead_letters_done: asyncio.Event | None = None
+        self._transactions_done: asyncio.Event | None = None
         self._burst = 0  # records that may be sent before demand and clock are read again
         self._now_ms = 0
-        self._waits = True  # the reader waits for `wake`
+        self._reader_waits = True  # the reader waits for `wake`
         self.link = link  # the engine's
         self.topic = source.topic  # the Kafka topic
         self.lossy = False  # a record is offered until it is sent
@@ -118,7 +119,7 @@ class OutgoingLink:
     def joined(self, membership: Membership | NodeConsumer) -> None:
         """Set the membership in the consumer group or the dynamic node from which this link receives."""
         self._membership = membership
-        if self._left:
+        if self._ended:
             self._peer.pump.spawn(membership.leave())
 
     # Subscriber and Fanout
@@ -128,7 +129,7 @@ class OutgoingLink:
         """The credit, up to the limit of unsettled deliveries; 0 while the socket, the budget or a rate blocks it."""
         peer, holding = self._peer, self._holding
         shut = holding is not None and not holding.gate.is_open
-        if self._left or shut or not self.link.accepted or peer.gone or not peer.takes_more:
+        if self._ended or shut or not self.link.accepted or peer.gone or not peer.can_send:
             return 0
         return max(0, min(self._engine.credit_of(self.link), self._egress.max_unsettled - self.unsettled))
 
@@ -141,9 +142,9 @@ class OutgoingLink:
 
     def _paused(self) -> Pause | None:
         """Return why there is no demand now, or None."""
-        if self.demand > 0 or self._left:
+        if self.demand > 0 or self._ended:
             return None
-        if not self._peer.takes_more:
+        if not self._peer.can_send:
             return self._peer.paused
         if self._holding is not None and not self._holding.gate.is_open:
             return pauses.since(OUTGOING_BUDGET, self)
@@ -167,7 +168,7 @@ class OutgoingLink:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Send the record if there is credit; see `Subscriber`."""
-        if self._left:
+        if self._ended:
             return True
         membership = self._membership
         if self._condition is not None and not self._condition(record):
@@ -180,7 +181,7 @@ class OutgoingLink:
             and membership is not None
             and membership.failures(record) >= self._dead_letters.max_attempts
         ):
-            if self._room() <= 0:
+            if self._capacity() <= 0:
                 return False
             cause = Cause(self._source.group or "", attempts, CONDITION_ATTEMPTS, "receivers failed or were lost")
             if self._dead_letter(record, cause):
@@ -193,27 +194,27 @@ class OutgoingLink:
 
     def _offer(self, records: Sequence[Received], attempts: int) -> int:
         """Send records while there is credit, and return how many; each has had `attempts` failed attempts before."""
-        if self._left:
+        if self._ended:
             return len(records)
         taken = 0
-        while taken < len(records) and (room := self._room()) > 0:
-            taken += self._send(records[taken : taken + room], attempts)
+        while taken < len(records) and (capacity := self._capacity()) > 0:
+            taken += self._send(records[taken : taken + capacity], attempts)
         return taken
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """Return how many records may be sent now; the limits are checked again in each turn that sends something."""
         pump = self._peer.pump
         if self._burst <= 0 or not pump.flushing or not pump.writable:
             self._burst = self._next_burst()
             if self._burst <= 0:
-                self._waits = True
+                self._reader_waits = True
                 return 0
             self._now_ms = self._peer.now_ms()
         return self._burst
 
     def _send(self, records: Sequence[Received], attempts: int) -> int:
         """Send the first of the records, up to the burst, and return how many; this includes the unsendable ones."""
-        found = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * LARGE)
+        found = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * BYTES_PER_RECORD)
         messages = cast("list[bytes]", found)
         count = len(messages)
         records = records[:count]
@@ -230,7 +231,7 @@ class OutgoingLink:
             else:
                 self.unsettled += len(messages)
                 size = self._engine.send(self.link, messages, records)
-            self._burst -= size // LARGE
+            self._burst -= size // BYTES_PER_RECORD
             if self._peer.sending is not None:
                 self._peer.sending.spend(len(messages), size)
             self._peer.wrote(size)
@@ -263,7 +264,7 @@ class OutgoingLink:
             self._count()
         burst = min(self.demand, BURST)
         if burst > 0 and self._holding is not None:
-            burst = min(burst, 1 + self._holding.more // LARGE)
+            burst = min(burst, 1 + self._holding.more // BYTES_PER_RECORD)
         return burst
 
     def _count(self) -> None:
@@ -301,7 +302,7 @@ class OutgoingLink:
             self._count()
         if self._membership is not None:
             self._membership.done_all(records)
-        if self._waits or was_full:
+        if self._reader_waits or was_full:
             self.wake()
 
     def disposition(self, record: Received, state: State | None) -> None:
@@ -324,7 +325,7 @@ class OutgoingLink:
                 membership.again(record, failed=False)
             else:
                 self._refused(membership, record, state)
-        if self._waits or was_full:
+        if self._reader_waits or was_full:
             self.wake()
 
     @property
@@ -350,7 +351,7 @@ class OutgoingLink:
         """
         membership = self._membership
         again = self._dead_letters.max_attempts > 1
-        if self._left:
+        if self._ended:
             self.unsettled -= 1  # the group gets it back together with the link's other records
         elif again and isinstance(membership, Membership) and not membership.attempts(record):
             self.unsettled -= 1
@@ -359,11 +360,11 @@ class OutgoingLink:
         else:
             self.disposition(record, STATE_FAILED)
 
-    def unretire(self) -> None:
+    def retirement_ended(self) -> None:
         """Count down: a transaction that had retired one of the deliveries has ended."""
         self.retiring -= 1
-        if self._released is not None and not self.retiring:
-            self._released.set()
+        if self._transactions_done is not None and not self.retiring:
+            self._transactions_done.set()
 
     def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State) -> None:
         """Handle a rejected or modified record: dead letter, another receiver, or another attempt."""
@@ -391,31 +392,33 @@ class OutgoingLink:
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; return False when there is no topic for it."""
-        if self._source.group is None or not self._dead_letters.take(record, cause, self._dead_lettered, self._names):
+        if self._source.group is None:
             return False
-        self._pending += 1
+        if not self._dead_letters.store(record, cause, self._dead_letter_answered, self._names):
+            return False
+        self._dead_letters_pending += 1
         self._burst = 0
         self.unsettled += 1  # counts against the limit like an unsettled delivery
         return True
 
-    def _dead_lettered(self, record: Received, stored: bool) -> None:
+    def _dead_letter_answered(self, record: Received, stored: bool) -> None:
         """Finish the record whose dead letter was stored, or return it to the group if that failed."""
-        self._pending -= 1
+        self._dead_letters_pending -= 1
         self.unsettled -= 1
         if self._membership is not None:
             if stored:
                 self._membership.done(record)
             else:
                 self._membership.again(record, failed=False)
-        if self._none_pending is not None and not self._pending:
-            self._none_pending.set()
+        if self._dead_letters_done is not None and not self._dead_letters_pending:
+            self._dead_letters_done.set()
         self.wake()
 
     def wake(self) -> None:
         """Resume the reader if there is demand."""
         if self.demand <= 0:
             return
-        self._waits = False
+        self._reader_waits = False
         if self._membership is not None:
             self._membership.wake()
         else:
@@ -432,9 +435,9 @@ class OutgoingLink:
         `unsubscribe`: the peer has closed the terminus, which deletes its subscription. `failed`: the connection was
         lost, which counts as a failed attempt of each record.
         """
-        if self._left:
+        if self._ended:
             return
-        self._left = True
+        self._ended = True
         self._selected = ()  # it refers to this link: break the cycle
         if self._holding is not None:
             self._holding.gate.unsubscribe(self._share_changed)
@@ -453,16 +456,16 @@ class OutgoingLink:
         ends = source.subscription and (unsubscribe or source.volatile)
         departure = self._peer.pump.spawn(self._depart(group, ends=ends, failed=failed))
         if ends:
-            egress.subscriptions.ends(group, departure)
+            egress.subscriptions.deleting(group, departure)
 
     async def _depart(self, group: str, *, ends: bool, failed: bool) -> None:
         if self.retiring:  # wait for transactions, which outlive the links that take part in them
-            self._released = asyncio.Event()
-            await self._released.wait()
-        if self._pending:
-            self._none_pending = asyncio.Event()
+            self._transactions_done = asyncio.Event()
+            await self._transactions_done.wait()
+        if self._dead_letters_pending:
+            self._dead_letters_done = asyncio.Event()
             with contextlib.suppress(TimeoutError):  # wait, or the records rejected last would be offered again
-                await asyncio.wait_for(self._none_pending.wait(), DEAD_LETTER_S)
+                await asyncio.wait_for(self._dead_letters_done.wait(), DEAD_LETTER_S)
         try:
             if self._membership is not None:
                 await self._membership.leave(failed=failed)
@@ -488,8 +491,8 @@ class OutgoingLink:
             if self._partition is not None:
                 ends = {place: end for place, end in ends.items() if place.partition == self._partition}
             left, until = -1, 0.0
-            pause, longest = DRAIN_LOOKS_S
-            while (now := self._unread(ends)) and not self._left:
+            pause, longest = DRAIN_POLL_S
+            while (now := self._unread(ends)) and not self._ended:
                 if now != left:
                     left, until = now, loop.time() + DRAIN_S
                 elif loop.time() > until:
@@ -498,14 +501,14 @@ class OutgoingLink:
                 pause = min(2 * pause, longest)
         finally:
             self._draining = None
-        if not self._left:
+        if not self._ended:
             self._burst = 0
             self._engine.drained(self.link)
             self._peer.flush_soon()
 
     def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
         """Return how many records below `ends` were not offered to this link yet; 0 when it cannot send more."""
-        if self.demand <= 0 and self._peer.takes_more:
+        if self.demand <= 0 and self._peer.can_send:
             return 0  # no credit is left, or the limit of unsettled deliveries is reached
         if self._membership is not None:
             return self._membership.unread(ends)

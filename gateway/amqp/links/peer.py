@@ -66,13 +66,13 @@ class Peer(abc.ABC):
         return not self.gone and not self._connection.closing
 
     @property
-    def takes_more(self) -> bool:
+    def can_send(self) -> bool:
         """Whether the socket's buffer is below its mark, and no rate limit delays sending."""
         return self.pump.writable and (self.sending is None or self.sending.is_open)
 
     @property
     def paused(self) -> Pause | None:
-        """The reason why `takes_more` is False."""
+        """The reason why `can_send` is False."""
         if not self.pump.writable:
             return pauses.since(SLOW_READER, self.pump)
         reason = None if self.sending is None else self.sending.reason

@@ -18,9 +18,9 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._holders: dict[str, Holder] = {}
-        self._ending: dict[str, set[asyncio.Task[None]]] = {}
+        self._deleting: dict[str, set[asyncio.Task[None]]] = {}
 
-    def take(self, group: str, link: Holder) -> None:
+    def claim(self, group: str, link: Holder) -> None:
         """Make `link` the holder of an exclusive subscription, and detach the former holder."""
         former = self._holders.get(group)
         if former is not None:
@@ -32,19 +32,19 @@ class Subscriptions:
         if self._holders.get(group) is link:
             del self._holders[group]
 
-    def ends(self, group: str, departure: asyncio.Task[None]) -> None:
+    def deleting(self, group: str, departure: asyncio.Task[None]) -> None:
         """Note that the task `departure` is deleting a subscription of `group`."""
-        departures = self._ending.setdefault(group, set())
+        departures = self._deleting.setdefault(group, set())
         departures.add(departure)
 
         def gone(done: asyncio.Task[None]) -> None:
             departures.discard(done)
             if not departures:
-                self._ending.pop(group, None)
+                self._deleting.pop(group, None)
 
         departure.add_done_callback(gone)
 
-    async def ended(self, group: str) -> None:
+    async def wait_deleted(self, group: str) -> None:
         """Wait until no subscription of `group` is being deleted here, so that an attach creates a new one."""
-        while departures := self._ending.get(group):
+        while departures := self._deleting.get(group):
             await asyncio.wait(departures)
