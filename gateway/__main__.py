@@ -1,4 +1,4 @@
-"""`python -m gateway` is the `trivium` command."""
+"""Runs the `trivium` command as `python -m gateway`."""
 
 from gateway.cli import main
 

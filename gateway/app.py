@@ -1,4 +1,4 @@
-"""The life of a gateway process: start what `gateway.assembly` makes, serve until a signal, stop in reverse order."""
+"""The life cycle of a gateway process: start the parts from `gateway.assembly`, serve, and stop in reverse order."""
 
 from __future__ import annotations
 
@@ -72,21 +72,23 @@ log = structlog.get_logger(__name__)
 
 SIGNAL: Final = Where("signal")
 READY_POLL_S: Final = 0.1
-BROKER_STOP_S: Final = 1.0  # what the embedded broker has at least
-NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one of them is tried again
-RESTART_S: Final = 1.0  # between a broker's end and its next start
+BROKER_STOP_S: Final = 1.0  # minimum time for the embedded broker to stop
+NEEDED: Final = frozenset(
+    {"live reader", "state", "topics", "sessions"}
+)  # not ready while one of these is being retried
+RESTART_S: Final = 1.0  # before the embedded broker is started again
 
 
 class StartError(Exception):
-    """The gateway cannot start; the text says why and which key to change."""
+    """The gateway cannot start; the text says why and which setting to change."""
 
 
 class LostError(Exception):
-    """The gateway has served, has lost what it cannot be without, and has ended in order; the text says why."""
+    """The gateway was serving, lost an essential part, and shut down cleanly; the text says why."""
 
 
 def check(config: Config) -> None:
-    """Check all that can be checked without starting anything; StartError: what is wrong, with the key."""
+    """Check everything that can be checked without starting anything; raises StartError, which names the setting."""
     try:
         compile_rules(config)
         check_ports(config)
@@ -106,13 +108,13 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, ready_file: Path | None) -> None:
-    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; StartError: it cannot start, LostError: it is lost."""
+    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; raises StartError or LostError."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     broker = None
     if config.kafka.bootstrap_servers is None:
         try:
-            with console_report() as report:  # fetching the jars may take its time: not in the event loop
+            with console_report() as report:  # downloading the jars may take long: not in the event loop
                 broker = embedded_broker(config.embedded, config.data_dir, report)
         except SetupError as error:
             raise StartError(str(error)) from error
@@ -123,11 +125,11 @@ class App:
     """One gateway process."""
 
     def __init__(self, config: Config, ready_file: Path | None = None, broker: EmbeddedBroker | None = None) -> None:
-        """Nothing is opened before `run`; `broker` is started and stopped with the gateway."""
+        """Create the process's state; `run` opens everything. `broker` is started and stopped with the gateway."""
         self._config = config
         self._ready_file = ready_file
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()  # nobody is sent away at a rate, or no more
+        self._hurry = asyncio.Event()  # stop now: do not drain, or stop draining
         self._drain = Drain(
             config.drain,
             lambda: self._servers,
@@ -135,7 +137,7 @@ class App:
             lead_s=LEAD_S if config.kafka.bootstrap_servers is not None else 0.0,
         )
         self._starting: asyncio.Task[Any] | None = None
-        self._stopping_since = float("inf")  # of the loop's clock
+        self._stopping_since = float("inf")  # by the loop's clock
         self._failure: BaseException | None = None
         self._served = False
         self._broker = broker
@@ -149,11 +151,11 @@ class App:
         self._tasks = Tasks(self._give_up)
 
     async def run(self) -> None:
-        """Start, serve until a signal, stop.
+        """Start, serve until a signal, and stop.
 
         Raises:
-            StartError: it could not start.
-            LostError: it has lost what it cannot be without, and has closed its connections.
+            StartError: the gateway could not start.
+            LostError: an essential part failed; the connections have been closed.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
@@ -171,7 +173,7 @@ class App:
         except (ConfigError, ListenError, BrokerError) as error:
             raise StartError(str(error)) from error
         finally:
-            await self._tasks.close()  # what a lost client still waited for
+            await self._tasks.close()  # work for clients that have disconnected
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
         if self._failure is not None:
@@ -179,12 +181,12 @@ class App:
             raise kind(str(self._failure) or repr(self._failure)) from self._failure
 
     def _on_sigterm(self) -> None:
-        """As `POST /drain`."""
+        """Handle SIGTERM like `POST /drain`."""
         audit.act(SIGNAL, "", "drain")
         self._on_drain()
 
     def _on_drain(self) -> None:
-        """Send the clients away at a rate, then stop; the second time: stop."""
+        """Drain: disconnect the clients at a rate, then stop. A second call stops without draining."""
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
@@ -192,19 +194,19 @@ class App:
             self._starting.cancel()
 
     def _on_stop(self) -> None:
-        """Stop without waiting for anybody but Kafka."""
+        """Stop without draining; only Kafka's answers are awaited."""
         self._hurry.set()
         self._on_drain()
 
     def _give_up(self, error: BaseException) -> None:
-        """Something is lost that the process cannot be without: stop in order, and end with the reason."""
+        """Shut down cleanly after the failure of an essential part; `run` raises the reason."""
         if self._failure is None and not self._hurry.is_set():
             log.error("the gateway cannot go on", reason=str(error) or repr(error))
             self._failure = error
         self._on_stop()
 
     async def _start_or_stop(self, stack: contextlib.AsyncExitStack) -> None:
-        """Start; a signal meanwhile ends the start, and what was started already is stopped as ever."""
+        """Start. A signal cancels the start; the parts that were already started are stopped normally."""
         task = self._starting = asyncio.current_task()
         assert task is not None
         try:
@@ -219,7 +221,7 @@ class App:
             self._starting = None
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
-        """Start each part and put its end on the stack, so that the ends come in the opposite order."""
+        """Start each part and push its stop onto the stack, so that the parts stop in reverse order."""
         config = self._config
         loop = asyncio.get_running_loop()
         descriptors.watch(self._tasks.spawn)
@@ -270,7 +272,7 @@ class App:
         await self._open_management(
             stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
         )
-        stack.callback(traces.stop)  # first: the management listener waits for their readers
+        stack.callback(traces.stop)  # runs first, because the management listener waits for the traces' readers
 
         def on_hangup() -> None:
             audit.act(SIGNAL, "", "reload")
@@ -286,7 +288,7 @@ class App:
         stack.callback(collector.stop)
 
     async def _connect_kafka(self, process: Process) -> KafkaConfig:
-        """The Kafka settings in force; starts the embedded broker where none is named."""
+        """Return the effective Kafka settings; starts the embedded broker if no servers are configured."""
         config = self._config
         if config.kafka.bootstrap_servers is not None:
             return config.kafka
@@ -299,10 +301,10 @@ class App:
         return config.kafka.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
 
     async def _keep_broker(self, broker: EmbeddedBroker) -> None:
-        """Start the embedded broker again when it ends by itself; clients wait meanwhile, as for any broker.
+        """Restart the embedded broker whenever it exits; clients wait meanwhile, as for any broker.
 
         Raises:
-            BrokerError: it cannot be started again.
+            BrokerError: the broker cannot be restarted.
         """
         while True:
             try:
@@ -332,7 +334,7 @@ class App:
             return security.access_list.for_client(identity, peer=peer).admin.whole("#")
 
         address = self._config.management.address
-        # On loopback nothing can listen in, and probes need no certificate.
+        # On loopback nothing can eavesdrop, and probes need no certificate.
         settings = self._config.security
         context = None if address.is_loopback else security.certificates.context(settings.tls)
         management = self._management = Management(
@@ -355,7 +357,7 @@ class App:
         stack.push_async_callback(management.stop)
 
     def _watch_kafka(self, publisher: Publisher, stack: contextlib.AsyncExitStack) -> None:
-        """Note when Kafka does not answer."""
+        """Record when Kafka does not answer."""
         watch = KafkaWatch(
             asyncio.get_running_loop(),
             waiting=lambda: publisher.budget.records > 0,
@@ -367,7 +369,7 @@ class App:
         stack.callback(watch.stop)
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Ready: every listener accepts, Kafka answers, and the sessions and retained messages are loaded."""
+        """Return whether every listener accepts, Kafka answers and the state is loaded; and the details."""
         kafka = self._publisher is not None and self._publisher.reachable
         listeners = {listener.name: listener.accepting for listener in self._listeners}
         state = self._state is not None and self._state.loaded.is_set()
@@ -381,7 +383,7 @@ class App:
         return ready, details | more
 
     async def _announce(self, publisher: Publisher) -> None:
-        """Write the ready file once everything answers."""
+        """Write the ready file once Kafka answers and the state and access rules are loaded."""
         state, acls = self._state, self._acls
         assert state is not None
         assert acls is not None
@@ -396,7 +398,7 @@ class App:
             self._write_ready_file()
 
     def _write_ready_file(self) -> None:
-        """Say where everything is; moved into place, so that nobody reads half of it."""
+        """Write all addresses and process ids. The file is moved into place, so that readers never see half of it."""
         if self._ready_file is None:
             return
         assert self._management is not None
@@ -412,9 +414,9 @@ class App:
         temporary.replace(self._ready_file)
 
     async def _stop_broker(self, broker: EmbeddedBroker) -> None:
-        """Stop the broker in what is left of the time; one that does not follow (it is frozen) is killed.
+        """Stop the broker in the remaining time; a broker that does not react (it is frozen) is killed.
 
-        Nothing that was acknowledged is lost by that.
+        No acknowledged record is lost by that.
         """
         spent = max(0.0, asyncio.get_running_loop().time() - self._stopping_since)
         left = self._config.drain_timeout_s - CLOSE_S - spent
@@ -422,11 +424,11 @@ class App:
 
     @property
     def _listeners(self) -> list[Listener]:
-        """Those of all protocols."""
+        """The listeners of all protocols."""
         return [listener for server in self._servers for listener in server.listeners]
 
     async def _stop_servers(self) -> None:
-        """Stop accepting, let Kafka answer what was taken, close the connections; all within `drain_timeout_s`."""
+        """Stop accepting, wait for Kafka's outstanding answers, and close all connections, within `drain_timeout_s`."""
         self._stopping = True
         for server in self._servers:
             server.stop_taking()
@@ -434,5 +436,5 @@ class App:
             await self._publisher.drain(self._config.drain_timeout_s / 2)
         ends = await asyncio.gather(*(server.stop(CLOSE_S) for server in self._servers), return_exceptions=True)
         for server, error in zip(self._servers, ends, strict=True):
-            if error is not None:  # the others have closed all the same
+            if error is not None:  # the other servers have closed normally
                 failures.tell("listener", error, server.name)

@@ -1,8 +1,8 @@
-"""Makes the parts of the gateway out of the configuration, group by group; `gateway.app` runs them.
+"""Creates the parts of the gateway from the configuration; `gateway.app` runs them.
 
-The listeners of the protocols are made by `gateway.listeners`.
+`gateway.listeners` creates the protocols' servers and listeners.
 
-Every function starts what it makes and puts the ends on the exit stack, so that they come in the opposite order.
+Every function starts what it creates and pushes the stops onto the exit stack, so that they run in reverse order.
 """
 
 from __future__ import annotations
@@ -69,53 +69,55 @@ from mapping.rules import RuleError, Rules, RuleText
 from mapping.tenants import Tenancy, TenantRules, tenant_of
 
 CLOSE_S: Final = 1.0
-"""For the last bytes of every connection, and the last records of the sessions."""
+"""Time for the last bytes of every connection, and for the last records of the sessions."""
 
-CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then we listen without it and are not ready yet
+CONNECT_WAIT_S: Final = (
+    1.0  # wait for Kafka's first answer; without it the listeners open, but the gateway is not ready
+)
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What every part is made with."""
+    """Everything that all parts are created with."""
 
     config: Config  # the whole configuration
-    tasks: Tasks  # where background work is started
-    stack: contextlib.AsyncExitStack  # where the ends go
-    loop: asyncio.AbstractEventLoop  # for its clock
-    # decides what is random, such as where a record without a key goes
+    tasks: Tasks  # starts background work
+    stack: contextlib.AsyncExitStack  # collects the stops
+    loop: asyncio.AbstractEventLoop  # its clock is used everywhere
+    # for random decisions, such as the partition of a record without a key
     rng: Random = msgspec.field(default_factory=SystemRandom)
 
     @property
     def spawn(self) -> Spawn:
-        """Starts one job."""
+        """The function that starts one background job."""
         return self.tasks.spawn
 
     def keep_on(self, place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start what goes on until its turn to end, also after failures; see `gateway.spawn.keep_on`."""
+        """Start work that is restarted after failures and cancelled at the stop; see `gateway.spawn.keep_on`."""
         self.end_by_cancelling(self.spawn(keep_on(work, place)))
 
     def end_by_cancelling(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        """The task's end, when its turn comes, is to be cancelled."""
+        """Push the task's cancellation onto the stack of stops."""
         self.stack.push_async_callback(_end, task)
         return task
 
 
 class ListenerSecurity(msgspec.Struct, frozen=True):
-    """The security context that all listeners share."""
+    """The security parts that all listeners share."""
 
-    certificates: Certificates  # what the listeners open TLS connections with; they can be reloaded
+    certificates: Certificates  # the TLS contexts of the listeners, which can be reloaded
     authenticator: Authenticator  # checks logins
-    tenants: Tenants  # finds whose clients they are
+    tenants: Tenants  # assigns tenants to clients
     access_list: AccessList  # the rights of identities
-    acls: AclSource  # has them follow Kafka's ACLs, where that is configured
-    rules: Rules  # from MQTT topics to Kafka, by which rights on topics are judged
-    tracing: Tracing | None  # makes spans; None: off
+    acls: AclSource  # applies Kafka's ACLs to the access list, if configured
+    rules: Rules  # map MQTT topics to Kafka, also for access decisions
+    tracing: Tracing | None  # creates spans; None: off
     strangers: Strangers  # counts bytes from clients that have not logged in
-    limits: Limits  # how much clients may have, send and be sent
-    proxies: Proxies  # the load balancers that are believed, by listeners behind them
+    limits: Limits  # limits of clients
+    proxies: Proxies  # the load balancers whose PROXY headers are trusted
 
 
 class Log(msgspec.Struct, frozen=True):
-    """The ways into Kafka and out of it; none of them needs Kafka to be there."""
+    """Everything that reads from and writes to Kafka; it starts without a reachable Kafka, too."""
 
     kafka: KafkaConfig
     topics: Topics
@@ -127,7 +129,7 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the gateway keeps in topics of its own."""
+    """The state that the gateway stores in its internal topics."""
 
     identity: GatewayIdentity
     topics: StateTopics
@@ -137,16 +139,16 @@ class State(msgspec.Struct, frozen=True):
     requests: RequestTable
     groups: GroupNames
     parts: SessionParts
-    presence: Presence | None  # None: not told
+    presence: Presence | None  # None: off
 
 
 def compile_rules(config: Config) -> Rules:
-    """The mapping rules; RuleError names a bad one."""
+    """Compile the mapping rules; raises RuleError, which names the bad rule."""
     texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
     dotted = config.mapping.dotted_topics
     if dotted is None:
         dotted = () if config.creates_topics else None
-    if dotted is not None:  # answers of MQTT clients must find them
+    if dotted is not None:  # replies from MQTT clients must reach these topics
         dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
         if config.presence.topic:
             dotted = (*dotted, config.presence.topic)
@@ -165,7 +167,7 @@ def compile_rules(config: Config) -> Rules:
 
 
 def load_certificates(config: Config) -> Certificates:
-    """The TLS of all listeners, management's among them; ConfigError names a file that cannot be used."""
+    """Load the TLS files of all listeners, including management; raises ConfigError, which names the setting."""
     certificates = Certificates()
     certificates.context(config.security.tls)
     for one in listeners(config):
@@ -174,7 +176,7 @@ def load_certificates(config: Config) -> Certificates:
 
 
 async def open_listener_security(process: Process) -> ListenerSecurity:
-    """TLS, logins, the access list, mapping rules and tracing."""
+    """Create TLS, logins, the access list, the mapping rules and tracing."""
     config = process.config
     certificates = load_certificates(config)
     authenticator = Authenticator(config.security, config.kafka)
@@ -203,7 +205,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
 
 
 def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
-    """Whether a topic may be made: as the rules choose among names that collide, and all dead letters' topics."""
+    """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
     tenancy = Tenancy(config.security.tenants.enabled)
 
@@ -221,7 +223,7 @@ async def open_log(
     security: ListenerSecurity,
     capacity: PartitionCapacity = any_capacity,
 ) -> Log:
-    """Producers and readers; Kafka's first answer is waited for, shortly. `capacity`: for more partitions."""
+    """Create producers and readers and wait briefly for Kafka's first answer. `capacity` limits new partitions."""
     config, spawn, stack = process.config, process.spawn, process.stack
     topics = Topics(
         kafka,
@@ -275,9 +277,9 @@ async def open_log(
 
 
 async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
-    """Sessions, retained messages, keyed requests and groups' owners; they are loaded while the gateway starts.
+    """Create sessions, retained messages, keyed requests and group owners; they load while the gateway starts.
 
-    `give_up` is called when what is in Kafka forbids to go on.
+    `give_up` is called if the state in Kafka does not allow the gateway to run.
     """
     config, stack = process.config, process.stack
     router = Router(rules, log.topics, log.live_reader, process.spawn)
@@ -392,7 +394,7 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
     groups: GroupNames,
     store: SessionStore,
 ) -> SessionParts:
-    """What MQTT's sessions need, each of their parts what it uses."""
+    """Create the parts that MQTT sessions use."""
     wait_s = process.config.mqtt.echo_wait_ms / 1000
     counters = Counters()
     return SessionParts(
@@ -418,7 +420,7 @@ def _session_parts(  # noqa: PLR0917 - what sessions touch
 
 
 def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
-    """Begin the audit trail, where it is wanted; what opens its file anew. ConfigError: it cannot be opened."""
+    """Start the configured audit trail and return the function that reopens its file; raises ConfigError."""
     config = process.config
     sinks: list[Sink] = []
     file = None
@@ -434,13 +436,13 @@ def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """There is no file."""
+    """Do nothing: there is no audit file."""
 
 
 def parts_with_statistics(
     security: ListenerSecurity, log: Log, state: State
 ) -> Sequence[tuple[str, Callable[[], Any]]]:
-    """What the metrics tell of the parts that are no listeners: the metric's prefix, and where its figures are."""
+    """Return metric prefix and statistics function of every part that is not a protocol's server."""
     return (
         ("topics", log.topics.creation.statistics),
         ("replication", log.topics.safety.statistics),
@@ -462,7 +464,7 @@ def parts_with_statistics(
 
 
 async def _stop_sessions(upkeep: Upkeep, presence: Presence | None, publisher: Publisher) -> None:
-    """Write down what is left of the sessions, and the wills of those that the stop has ended."""
+    """Write the sessions' remaining state, and the wills of those that the stop has ended."""
     if presence is not None:
         await presence.stop()
     await upkeep.stop()
@@ -470,7 +472,7 @@ async def _stop_sessions(upkeep: Upkeep, presence: Presence | None, publisher: P
 
 
 def wall_clock() -> int:
-    """Epoch milliseconds."""
+    """Return the time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

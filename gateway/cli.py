@@ -225,7 +225,7 @@ def spark_maintain(
 
 
 def _java_and_jars() -> tuple[Java, list[Path]]:
-    """What a Spark job needs of this machine; fetched where it is not there."""
+    """Return Java and the jars for a Spark job; missing jars are downloaded."""
     from gateway.embedded.jars import console_report, ensure_jars  # noqa: PLC0415
     from gateway.embedded.java import SetupError, find_java  # noqa: PLC0415
 
@@ -343,5 +343,5 @@ def spark_stop(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app()

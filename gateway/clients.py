@@ -1,8 +1,8 @@
-"""What a client tells of itself to operators, and how they close it: one list over the three protocols.
+"""The view of clients for operators: one form for the three protocols.
 
-A client's id is `<protocol>/<its name>`, and unambiguous: an MQTT client id; a container id of AMQP, which several
-connections may have, and the connection's address behind `@`; of HTTP the connection's address, or a consumer's group
-and name behind `consumer/`. Nothing is kept for it: connections are asked when somebody looks
+A client's id is `<protocol>/<name>` and unique. The name is an MQTT client id; an AMQP container id, which several
+connections may share, followed by `@` and the connection's address; an HTTP connection's address; or `consumer/`
+followed by an HTTP consumer's group and name. No list is stored: connections are asked on request
 (`gateway.observe.clients`).
 """
 
@@ -15,82 +15,82 @@ import msgspec
 from gateway.flow import ConnectionFlow
 
 Kind = Literal["connection", "stream", "websocket", "consumer", "session"]
-"""A session is an MQTT client without a connection."""
+"""`session` is an MQTT session without a connection."""
 ProtocolName = Literal["mqtt", "amqp", "http"]
 
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
-SUBSCRIPTIONS: Final = 100  # of a client that are told
+SUBSCRIPTIONS: Final = 100  # subscriptions shown per client
 CLOSED: Final = "closed by an operator"
 
 
 def is_meant(wanted: str, identifier: str) -> bool:
-    """Whether an id, or a container id of AMQP without an address, may mean a client."""
+    """Return whether `wanted`, an id or an AMQP container id without an address, matches a client's id."""
     return identifier == wanted or (wanted.startswith("amqp/") and identifier.rpartition("@")[0] == wanted)
 
 
 class SubscriptionView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client receives: a filter of MQTT, a link of AMQP, a topic of an HTTP consumer."""
+    """A subscription: an MQTT filter, an AMQP link, or a topic of an HTTP consumer."""
 
-    name: str  # the filter, the link's or the topic's name
+    name: str  # the filter, or the name of the link or topic
     qos: int | None = None  # of MQTT
-    topic: str = ""  # in Kafka, where the name does not say it
-    to_kafka: bool = False  # the other way: a link on which the client sends
+    topic: str = ""  # the Kafka topic, if it differs from the name
+    to_kafka: bool = False  # True for a link on which the client sends
 
 
 class SessionView(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An MQTT session."""
+    """An MQTT session (wire format)."""
 
     kept: bool  # whether it outlives its connection
-    expiry_s: int | None = None  # how long without one; None: it does not expire
+    expiry_s: int | None = None  # expiry after the connection's end; None: never
     gone_at: float | None = None  # epoch seconds of the end of its connection; None while there is one
-    gateway: str = ""  # that has it
-    in_flight: int = 0  # deliveries that the client has not acknowledged to the end
-    lag: int | None = None  # records that it was not offered yet, of topics that were there; None: not known
+    gateway: str = ""  # the gateway that owns it
+    in_flight: int = 0  # deliveries without a final acknowledgement
+    lag: int | None = None  # stored records not offered to it yet; None: unknown
 
 
 class ClientView(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A client; the list has the first six fields."""
+    """A client (wire format). The list contains the first six fields."""
 
     id: str
     protocol: ProtocolName
     kind: Kind
-    principal: str  # who has logged in
-    address: str = ""  # the peer's, `host:port`; "" for one that is not connected, and for a consumer
-    since: float | None = None  # epoch seconds: connected, or made, since then; None: not connected
-    version: str = ""  # of the protocol
-    flow: ConnectionFlow | None = None  # what is granted, on the way and paused
+    principal: str  # the authenticated name
+    address: str = ""  # `host:port`; "" for a consumer and without a connection
+    since: float | None = None  # epoch seconds of connecting or creation; None: not connected
+    version: str = ""  # protocol version
+    flow: ConnectionFlow | None = None  # granted, in flight and paused
     subscriptions: list[SubscriptionView] = []
     subscriptions_total: int = 0
     session: SessionView | None = None
 
 
 class Connected(Protocol):
-    """A client that can be asked and closed; the handler of a pump is one."""
+    """A client that can be inspected and closed, such as a pump's handler."""
 
     @property
     def identifier(self) -> str:
-        """Its id; "" before it has logged in, and once it has been told to go."""
+        """The client's id; "" before the login and after `kick`."""
         ...
 
     @property
     def principal(self) -> str | None:
-        """Who has logged in."""
+        """The authenticated name."""
         ...
 
     @property
     def subject(self) -> str:
-        """What its pauses are told of."""
+        """The client's name in `gateway.pauses`."""
         ...
 
     @property
     def socket(self) -> Any:
-        """What its bytes go through, for a trace (`gateway.trace.wrap`); None: it has no connection of its own."""
+        """The pump or HTTP connection, for a trace (`gateway.trace.tapped`); None without its own connection."""
         ...
 
     def view(self, *, whole: bool) -> ClientView:
-        """What it tells; `whole`: also what only somebody wants to know who looks at it alone."""
+        """Return the client's view; `whole` adds the details that the list does not show."""
         ...
 
     def kick(self) -> None:
-        """Close it, in its protocol's words for an administrator's action."""
+        """Close the client with its protocol's reason for an administrative action."""
         ...

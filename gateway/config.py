@@ -1,8 +1,8 @@
-"""The configuration: one frozen object, read in one place, checked at the start.
+"""The configuration: one frozen object, read in one place and validated at the start.
 
-Sources in rising precedence: defaults, `trivium.toml`, environment (`TRIVIUM_<SECTION>__<KEY>`), flags.
-A bad value stops the start with the key's name. The sections are in `gateway/settings`: below each field stand its
-meaning and its reason, and `make tables` writes docs/configuration.md from there.
+Sources in rising precedence: defaults, `trivium.toml`, environment (`TRIVIUM_<SECTION>__<KEY>`), flags. A bad value
+stops the start with the key's name. The sections are in `gateway/settings`. The text below each field gives its meaning
+and reason, and `make tables` generates docs/configuration.md from it.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
 OTHERS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|PORT_)")
-"""Variables with our prefix that are no keys: where jars are kept, which code runs (`gateway.native`), tests, and what
-Kubernetes tells the pods beside a service that is named trivium."""
+"""Variables with our prefix that are not settings: the jars' cache, the choice of code (`gateway.native`), tests, and
+the variables that Kubernetes sets for a service named trivium."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds; None for a plain value."""
+    """Return the section that a field holds, or None for a plain value."""
     found = annotation if isinstance(annotation, type) and get_origin(annotation) is None else None
     return found if found is not None and issubclass(found, BaseModel) else None
 
 
 def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key below a section, sections among them, as paths."""
+    """Yield the paths of all keys below a section, including those of sections."""
     for name, field in model.model_fields.items():
         path = (*above, name)
         yield path
@@ -67,15 +67,15 @@ def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """` (did you mean ...?)`, or nothing where no name is like it."""
+    """Return ` (did you mean ...?)` with the most similar name, or "" if there is none."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that names no key, with the one that may be meant. No value is told.
+    """Return a line for each of our variables that names no key, with the most similar key and without its value.
 
-    A variable is ours by its prefix, or by a prefix that is nearly ours before a key that there is.
+    A variable is ours if it has our prefix, or a misspelt prefix before an existing key.
     """
     known = {PREFIX + DELIMITER.join(path).upper() for path in keys(model)}
     open_ended = {PREFIX + DELIMITER.join(path).upper() + DELIMITER for path in _mappings(model)}
@@ -149,12 +149,12 @@ class Config(BaseSettings):
     )
 
     data_dir: Path = Path(".trivium")
-    """where the embedded Kafka keeps its data"""
+    """directory for the embedded Kafka's data and the gateway's name"""
     drain_timeout_s: Annotated[float, Field(gt=0, le=10)] = 8.0
-    """how long a stop may take by Ctrl-C, or once clients have been sent away (`drain`); at most 10. Half of it is for
-    Kafka's answers to what is in flight"""
+    """longest time for stopping, after Ctrl-C or after draining (`drain`); at most 10. Half of it is for Kafka's
+    answers to records in flight"""
     listeners: tuple[ListenerConfig, ...] = ()
-    """all listeners but management's, in the place of the addresses of the sections; see [below](#listeners)"""
+    """all listeners except management, instead of the addresses in the sections; see [below](#listeners)"""
     kafka: KafkaConfig = KafkaConfig()
     embedded: EmbeddedConfig = EmbeddedConfig()
     budget: BudgetConfig = BudgetConfig()
@@ -180,19 +180,19 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over what `load` read from the file; flags are laid over both afterwards."""
+        """Let the environment override the file's values that `load` passes; `load` applies flags afterwards."""
         return env_settings, init_settings
 
     @property
     def creates_topics(self) -> bool:
-        """Whether an unknown topic is created: as set, else only on the embedded broker."""
+        """Whether unknown topics are created: as configured, else only on the embedded broker."""
         if self.kafka.create_topics is not None:
             return self.kafka.create_topics
         return self.kafka.bootstrap_servers is None
 
 
 class _Laid(Config):
-    """A configuration whose sources were already laid over each other."""
+    """A configuration from values that are already merged."""
 
     @classmethod
     def settings_customise_sources(
@@ -202,17 +202,17 @@ class _Laid(Config):
         *_: PydanticBaseSettingsSource,
         **__: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is given."""
+        """Use only the given values."""
         return (init_settings,)
 
 
 def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
-    """Read the configuration: `file` (else `trivium.toml` where it exists), environment, then `flags`.
+    """Read the configuration from `file` (default: `trivium.toml` if it exists), the environment and `flags`.
 
-    `flags` are nested values such as `{"mqtt": {"address": "127.0.0.1:0"}}`; None values are left out.
+    `flags` are nested values such as `{"mqtt": {"address": "127.0.0.1:0"}}`; None values are ignored.
 
     Raises:
-        ConfigError: a file that is no TOML; or one line per bad key.
+        ConfigError: the file is not TOML, or a key is bad; the text has one line per bad key.
     """
     path = file if file is not None else Path("trivium.toml")
     data: dict[str, Any] = {}
@@ -232,7 +232,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
         if given:
             config = _Laid.model_validate(_merge(config.model_dump(), given))
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from None  # its own text repeats what it was given
+        raise ConfigError(_describe(error)) from None  # pydantic's own text would repeat the input
     except SettingsError as error:  # names the section
         raise ConfigError(f"environment, TRIVIUM_...: not valid JSON: {error}") from None
     return config
@@ -255,7 +255,7 @@ def _describe(error: ValidationError) -> str:
     lines = []
     for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"])
-        # What was given is not repeated where it may be a secret: by the key's type, or under a name that nobody knows.
+        # The input is not repeated if it may be a secret: by the key's type or name, or because the key is unknown.
         hidden = fault["type"] == "extra_forbidden" or is_secret_name(key) or _is_secret(fault["loc"])
         plain = isinstance(fault["input"], str | int | float) and not hidden
         text = fault["msg"].removeprefix("Value error, ")
@@ -266,7 +266,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _is_secret(place: tuple[int | str, ...]) -> bool:
-    """Whether the key at `place` has one of the types of secrets."""
+    """Return whether the key at `place` has a secret's type."""
     model: Any = Config
     for part in place:
         field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None

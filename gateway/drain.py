@@ -1,4 +1,4 @@
-"""Leaving without a storm: a gateway that stops sends its clients away at a rate, in random order (ADR 0074)."""
+"""Draining: a stopping gateway disconnects its clients at a limited rate and in random order (ADR 0074)."""
 
 from __future__ import annotations
 
@@ -18,74 +18,74 @@ from gateway.statistics import counter, gauge
 log = structlog.get_logger(__name__)
 
 TICK_S: Final = 0.05
-LEAD_S: Final = 5.0  # where no lead is given
+LEAD_S: Final = 5.0  # default lead
 
 
 class Departing(Protocol):
-    """A connection that is to leave: told that its turn has come, then, as soon as it may, with its protocol's word."""
+    """A connection to be drained: first prepared, then closed as soon as its messages are answered."""
 
     @property
     def left(self) -> bool:
-        """Whether it is gone, or has been told that it goes."""
+        """Whether the connection is closed or was told to close."""
         ...
 
     def prepare_to_leave(self) -> bool:
-        """Its turn: nothing new is taken from it; what was taken is answered.
+        """Stop accepting messages from the client; those already received are still answered.
 
         Returns:
-            Whether it leaves with an answer, without being told to `leave`.
+            Whether it closes together with an answer, so that `leave` need not be called.
         """
         ...
 
     @property
     def may_leave(self) -> bool:
-        """Whether Kafka has answered for all that it had sent; asked again and again since its turn."""
+        """Whether Kafka has answered all of its messages; polled after `prepare_to_leave`."""
         ...
 
     def leave(self) -> None:
-        """Close it in its protocol's way."""
+        """Close the connection with the protocol's own message."""
 
 
 class Leavable(Protocol):
-    """A listener that is being left."""
+    """A protocol's server that can be drained."""
 
     def departing(self) -> Iterable[Departing]:
-        """All that are connected to it now."""
+        """Return the current connections."""
         ...
 
     def close_doors(self) -> None:
-        """Accept nobody any more; who was accepted and has not logged in is refused by the protocol's word."""
+        """Accept no more connections; refuse those that have not logged in, with the protocol's own message."""
 
 
 class DrainStatistics(msgspec.Struct, frozen=True):
-    """How far a gateway that stops has come."""
+    """Progress of draining."""
 
     connections: Annotated[int, gauge("connections that are still to leave a gateway that stops")]
     sent_away_total: Annotated[int, counter("connections that were told to leave")]
 
 
 class Drain:
-    """The end of serving, up to the moment in which only those are left whom Kafka does not answer."""
+    """Drains all connections; at the end only those remain whose messages Kafka does not answer."""
 
     def __init__(
         self,
         config: DrainConfig,
-        listeners: Callable[[], Iterable[Leavable]],  # asked when it begins
+        listeners: Callable[[], Iterable[Leavable]],  # called when draining starts
         *,
-        settle_s: float,  # how long a connection's turn waits for Kafka before others are waited for
-        lead_s: float = LEAD_S,  # where the configuration has none
+        settle_s: float,  # how long a connection counts as pending
+        lead_s: float = LEAD_S,  # default
     ) -> None:
         self._config = config
         self._listeners = listeners
         self._settle_s = settle_s
         self._lead_s = config.lead_s if config.lead_s is not None else lead_s
-        self._order: list[Departing] = []  # whose turn is still to come, the next one last
-        self._waiting: dict[Departing, float] = {}  # since their turn
-        self._counted: set[Departing] = set()  # of these, who counts as gone already
+        self._order: list[Departing] = []  # connections not prepared yet; the next one is last
+        self._waiting: dict[Departing, float] = {}  # prepared connections, with the time of preparation
+        self._counted: set[Departing] = set()  # those of `_waiting` that are already counted as gone
         self._sent_away = 0
 
     async def run(self, hurry: asyncio.Event) -> None:
-        """Wait for the lead, then send everybody away; `hurry` ends it at once."""
+        """Wait for the lead time, then drain all connections. `hurry` ends it immediately."""
         log.info("draining", lead_s=self._lead_s, rate_per_s=self._config.rate_per_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.limit_s):
@@ -98,8 +98,8 @@ class Drain:
         for listener in listeners:
             listener.close_doors()
         clock = asyncio.get_running_loop().time
-        # What was not spent is lost but for two ticks: a process that was late makes no burst. With these two ticks no
-        # second has more than `rate_per_s`, and one.
+        # Unused rate is kept for at most two ticks, so that a delayed process makes no burst. With these two ticks no
+        # second exceeds `rate_per_s` + 1.
         rate = self._config.rate_per_s / (1 + 2 * TICK_S)
         share, before = 0.0, clock()
         while True:
@@ -120,7 +120,7 @@ class Drain:
                 return
 
     def _let_go(self, most: int) -> int:
-        """Let those leave whose turn was before, and for whom Kafka has answered by now; how many."""
+        """Close prepared connections whose messages Kafka has answered; returns how many."""
         gone = 0
         for one in list(self._waiting):
             is_counted = one in self._counted
@@ -131,7 +131,7 @@ class Drain:
         return gone
 
     def _call(self, most: int, now: float) -> int:
-        """The next ones' turn; how many count as gone. Not before those before them have left, or were waited for."""
+        """Prepare the next connections unless too many are pending; returns how many count as gone."""
         called = gone = 0
         recent = sum(1 for since in self._waiting.values() if now - since <= self._settle_s)
         while self._order and called < most and recent <= self._config.rate_per_s:
@@ -150,7 +150,7 @@ class Drain:
                 if by_itself:
                     self._counted.add(one)
                     gone += 1
-            except Exception as error:  # our bug, with one connection
+            except Exception as error:  # a bug must affect only one connection
                 failures.tell("drain", error)
         return gone
 
@@ -164,12 +164,12 @@ class Drain:
         return True
 
     def statistics(self) -> DrainStatistics:
-        """Counts for the metrics."""
+        """Return the current counts."""
         return DrainStatistics(connections=len(self._order) + len(self._waiting), sent_away_total=self._sent_away)
 
 
 async def _happens(event: asyncio.Event, within_s: float) -> bool:
-    """Whether it happens within so many seconds."""
+    """Return whether the event is set within `within_s` seconds."""
     try:
         await asyncio.wait_for(event.wait(), within_s)
     except TimeoutError:

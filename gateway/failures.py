@@ -1,11 +1,11 @@
-"""Failures that nobody foresaw: contained where they belong, told with a traceback, counted by place.
+"""Unexpected failures: contained where they occur, logged with a traceback, and counted by place.
 
-A *place* is the smallest part that has to do without what failed: `delivery`, `session`, `connection`, `partition`,
-`topic`, `group`, `listener`, or a part of the process that is tried again (`live reader`, `state`, ...). Whoever
-contains a failure calls `failures.tell`; what no one contains arrives at the door of tasks (`gateway.spawn`) or at the
-loop's exception handler, and is counted there under the name of its coroutine or as `callback`.
+A *place* is the smallest part that a failure affects: `delivery`, `session`, `connection`, `partition`, `topic`,
+`group`, `listener`, or a part of the process that is retried (`live reader`, `state`, ...). The code that contains a
+failure calls `failures.tell`. A failure that no code contains reaches `gateway.spawn` or the loop's exception handler
+and is counted there under the name of its coroutine or as `callback`.
 
-There is one `failures` for the process, as there is one log.
+The process has one `failures`, like one log.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from gateway.statistics import counter, gauge
 log = logging.getLogger(__name__)
 
 TRACEBACK_S: Final = 60.0
-"""The same failure at the same line is told once in it, with the number of those that were not."""
+"""The same failure at the same line is logged once in this time, with the number of suppressed repetitions."""
 KINDS_KEPT: Final = 256
 
 
 class ForeseenError(Exception):
-    """How a callback says no to a library that knows no other way: the loop's exception handler says nothing of it."""
+    """Raised by a callback to refuse something to a library that has no other way; the loop's handler ignores it."""
 
 
 class FailureStatistics(msgspec.Struct, frozen=True):
-    """Counts for the metrics."""
+    """Counts of contained failures and current retries."""
 
     contained_total: Annotated[dict[str, int], counter("failures that nobody foresaw, by the part they ended", "place")]
     retrying: Annotated[dict[str, int], gauge("parts that wait for their next attempt", "place")]
 
 
 class Failures:
-    """Tells and counts."""
+    """Logs and counts failures."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds; for the limit of the log."""
+        """`clock` returns monotonic seconds, for the log's rate limit."""
         self._clock = clock
         self._contained: Counter[str] = Counter()
         self._retrying: Counter[str] = Counter()
         self._told: dict[tuple[str, type[BaseException], str, int], tuple[float, int]] = {}
 
     def tell(self, place: str, error: BaseException, what: str = "") -> None:
-        """Count a failure that was contained at `place`, and log it, unless the same was logged just now.
+        """Count a failure that was contained at `place`, and log it unless the same one was logged recently.
 
-        `place`: see the module; few different ones, since each is a label of a metric. `what`: which of them, by a
-        partition's name or a peer's address.
+        `place` is explained in the module; keep the number of places small, because each is a metric's label. `what`
+        identifies the instance, such as a partition's name or a peer's address.
         """
         self._contained[place] += 1
         file, line = _origin(error.__traceback__)
@@ -71,34 +71,34 @@ class Failures:
         log.error("an unexpected failure was contained: %s%s", subject, more, exc_info=error)
 
     def guard(self, place: str, callback: Callable[..., None], *facts: Any) -> None:
-        """Tell one of several listeners; when it fails, the others still learn of it."""
+        """Call one of several callbacks and contain its failure, so that the others are still called."""
         try:
             callback(*facts)
-        except Exception as error:  # our bug, in one listener
+        except Exception as error:  # a bug in one callback
             self.tell(place, error)
 
     def begin_retry(self, place: str) -> None:
-        """A part of `place` waits for its next attempt."""
+        """Count a part of `place` that waits for its next attempt."""
         self._retrying[place] += 1
 
     def end_retry(self, place: str) -> None:
-        """The wait is over."""
+        """End a wait that `begin_retry` counted."""
         self._retrying[place] -= 1
         if self._retrying[place] <= 0:
             del self._retrying[place]
 
     @property
     def retrying(self) -> tuple[str, ...]:
-        """The places that wait for their next attempt now."""
+        """The places that are waiting for their next attempt."""
         return tuple(sorted(self._retrying))
 
     def statistics(self) -> FailureStatistics:
-        """See `FailureStatistics`."""
+        """Return the current counts."""
         return FailureStatistics(dict(self._contained), dict(self._retrying))
 
 
 def _origin(trace: TracebackType | None) -> tuple[str, int]:
-    """Where an error was raised: the innermost frame of its traceback."""
+    """Return file and line where an error was raised: the innermost frame of its traceback."""
     if trace is None:
         return "", 0
     while trace.tb_next is not None:
@@ -107,4 +107,4 @@ def _origin(trace: TracebackType | None) -> tuple[str, int]:
 
 
 failures: Final = Failures()
-"""The process's."""
+"""The process's failures."""

@@ -1,7 +1,7 @@
-"""Holds back what a process must not do when it goes on after a freeze: others may have taken it for dead.
+"""Blocks writes after the process was frozen, because other gateways may have declared it dead.
 
-SIGSTOP, a machine without memory, a virtual one that is moved: nothing of ours runs, and nobody tells us. The first who
-asks for the time afterwards shuts the fence. Whoever minds has said how long is too long, and opens it again.
+A process can freeze by SIGSTOP, memory shortage or the migration of a virtual machine, and gets no notice of it. The
+first call of `now` after a freeze shuts the fence. The user of the fence sets the limit (`guard`) and opens it again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import Final
 
 TICK_S: Final = 1.0
-"""So often the time is looked at by a timer: after a freeze timers are due, and run before any task goes on."""
+"""Period of the timer that checks the time. After a freeze it is due and runs before any task continues."""
 
 
 class Fence:
-    """Open as long as nobody minds (`guard`).
+    """Open unless guarded (`guard`) and shut by a freeze.
 
     Attributes:
-        is_open: whether all may go on.
-        is_shut: set while it is not.
-        exempt: a Kafka topic into which is written all the same: what is written there tells that we are back.
-        freezes: how many were noticed.
+        is_open: whether writes are allowed.
+        is_shut: set while they are not.
+        exempt: a Kafka topic that may be written in any case, because its records announce that this gateway is back.
+        freezes: number of freezes noticed.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: monotonic seconds."""
+        """`clock` returns monotonic seconds."""
         self.is_open = True
         self.is_shut = asyncio.Event()
         self.exempt = ""
@@ -39,13 +39,13 @@ class Fence:
         self._timer: asyncio.TimerHandle | None = None
 
     def guard(self, limit_s: float, exempt: str) -> None:
-        """Shut from now on when the process has not run for longer than `limit_s`; see `exempt`."""
+        """From now on, shut whenever the process has not run for longer than `limit_s`. `exempt`: see the class."""
         self._limit_s, self.exempt = limit_s, exempt
         self._ran = self._clock()
         self._tick()
 
     def unguard(self) -> None:
-        """Nobody minds any more."""
+        """Stop guarding and open."""
         self._ran = self._limit_s = float("inf")
         if self._timer is not None:
             self._timer.cancel()
@@ -53,11 +53,11 @@ class Fence:
         self.open()
 
     def listen(self, shut: Callable[[], None]) -> None:
-        """Call `shut` each time when it shuts."""
+        """Call `shut` whenever the fence shuts."""
         self._listeners.append(shut)
 
     def now(self) -> float:
-        """The time in seconds; the clock of all who may be the first to run after a freeze."""
+        """Return the time in seconds and check for a freeze. Code that may run first after a freeze uses this clock."""
         now = self._clock()
         if now - self._ran > self._limit_s:
             self._ran = now
@@ -67,19 +67,19 @@ class Fence:
         return now
 
     def passes(self, topic: str) -> bool:
-        """Whether something may go into a Kafka topic, and its answer be told."""
+        """Return whether a Kafka topic may be written and its results reported."""
         return self.is_open or topic == self.exempt
 
     async def passed(self) -> None:
-        """Wait until it is open."""
+        """Wait until the fence is open."""
         await self._passed.wait()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call it once when the fence opens; of equal ones, one."""
+        """Call `call` once when the fence opens; equal callbacks are called once."""
         self._then[call] = None
 
     def open(self) -> None:
-        """What others have done is known: all go on."""
+        """Open: it is known what the other gateways did meanwhile."""
         if self.is_open:
             return
         self.is_open = True

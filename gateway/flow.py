@@ -1,6 +1,6 @@
-"""What a connection tells of its flow: what is granted, what is on the way, what is paused and why.
+"""The flow of a connection for operators: what is granted, in flight and paused, and why.
 
-The protocols' connections make these structs when somebody asks (`gateway.observe.flow`); nothing is kept for it.
+The protocols' connections create these structs on request (`gateway.observe.flow`); nothing is stored for them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import msgspec
 from flowcontrol.budget import Budget
 from gateway.pauses import Pause
 
-NAME: Final = 128  # characters of a name that a client has chosen
-WINDOWS: Final = 10  # of a connection that are told: those with the most on the way
-LOOKED_AT: Final = 5_000  # windows of a connection, at most
+NAME: Final = 128  # characters shown of a client's name
+WINDOWS: Final = 10  # windows shown per connection: those with the most in flight
+LOOKED_AT: Final = 5_000  # windows inspected per connection
 
 Item = TypeVar("Item")
 
 
 class Window(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one side may have on the way: an AMQP link, a direction of MQTT, a subscription of a WebSocket."""
+    """How much may be in flight: on an AMQP link, in a direction of MQTT, or on a WebSocket's subscription."""
 
-    name: str  # the link's, the subscription's
-    to_kafka: bool  # the client sends; else it receives
-    topic: str  # in Kafka; "" where there are several
-    granted: int  # how many messages the sender may have on the way altogether
-    outstanding: int  # of these, how many it has not sent yet
-    unsettled: int  # sent, and without an outcome
-    paused: Pause | None = None  # what the next message waits for
-    window: int = 0  # how many it may have on the way at most, as found by now; 0: as `granted`
+    name: str  # of the link or subscription
+    to_kafka: bool  # True: the client sends; False: it receives
+    topic: str  # the Kafka topic; "" if there are several
+    granted: int  # messages that may be in flight in total
+    outstanding: int  # of these, not sent yet
+    unsettled: int  # sent, without an outcome
+    paused: Pause | None = None  # why the next message waits
+    window: int = 0  # the adaptive window's current size; 0: same as `granted`
 
 
 class BudgetFlow(msgspec.Struct, frozen=True):
-    """A budget: bytes and records that were submitted to Kafka and are not answered, and their limits.
+    """A budget: bytes and records that are in flight to Kafka, and their limits.
 
-    Of `outgoing`: bytes on their way to clients, and the receivers that hold them.
+    For the budget `outgoing`: bytes in flight to clients, and the receivers that hold them.
     """
 
     name: str
@@ -50,55 +50,55 @@ class BudgetFlow(msgspec.Struct, frozen=True):
 
 
 class ConnectionFlow(msgspec.Struct, kw_only=True):
-    """One connection."""
+    """The flow of one connection (wire format)."""
 
     protocol: Literal["mqtt", "amqp", "http"]
-    client: str = ""  # the client id, the container id; "" where there is none
+    client: str = ""  # client id or container id; "" if there is none
     peer: str  # its address
-    principal: str  # who has logged in
-    subject: str  # what `gateway.pauses` calls it
-    bytes: int = 0  # submitted to Kafka and not answered
-    bytes_limit: int = 0  # of these
-    records: int = 0  # likewise
-    unwritten: int  # bytes that wait in the socket's write buffer
-    windows: list[Window]  # those with the most on the way
-    windows_total: int  # how many there are
-    paused: list[Pause] = []  # why it is paused, and since when; set by who asks
+    principal: str  # the authenticated name
+    subject: str  # its name in `gateway.pauses`
+    bytes: int = 0  # in flight to Kafka
+    bytes_limit: int = 0  # limit of `bytes`
+    records: int = 0  # in flight to Kafka
+    unwritten: int  # bytes in the socket's write buffer
+    windows: list[Window]  # those with the most in flight
+    windows_total: int  # number of all windows
+    paused: list[Pause] = []  # current pauses; set by `gateway.observe`
 
 
 class Flowing(Protocol):
-    """A connection that can be asked; the handler of a pump is one."""
+    """A connection that can report its flow, such as a pump's handler."""
 
     @property
     def subject(self) -> str:
-        """The protocol, the client's name and address: what pauses are told of."""
+        """Protocol, client name and address: the connection's name in `gateway.pauses`."""
         ...
 
     @property
     def load(self) -> int:
-        """Bytes that were submitted to Kafka and are not answered: quick, for choosing who is asked more."""
+        """Bytes in flight to Kafka. Must be fast: it selects the connections whose `flow` is called."""
         ...
 
     def flow(self) -> ConnectionFlow | None:
-        """Everything; None before the login."""
+        """Return the connection's flow; None before the login."""
         ...
 
 
 def shown(name: str) -> str:
-    """A name that a client has chosen, as far as it is shown."""
+    """Shorten a client's name for display."""
     return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 def subject(protocol: str, client: str, peer: str) -> str:
-    """What a connection is called where pauses are told."""
+    """Return a connection's name in `gateway.pauses`."""
     return f"{protocol} {shown(client)} {peer}" if client else f"{protocol} {peer}"
 
 
 def budget_flow(name: str, budget: Budget) -> BudgetFlow:
-    """A budget as it is now."""
+    """Return the current state of a budget."""
     return BudgetFlow(name, budget.bytes, budget.bytes_limit, budget.records, budget.records_limit, budget.gate.is_open)
 
 
 def fullest(items: Iterable[Item], on_the_way: Callable[[Item], int], most: int = WINDOWS) -> list[Item]:
-    """Those with the most on the way, among the first `LOOKED_AT`."""
+    """Return the items with the most in flight, of the first `LOOKED_AT`."""
     return heapq.nlargest(most, itertools.islice(items, LOOKED_AT), on_the_way)

@@ -1,4 +1,4 @@
-"""Who this gateway is among those that share a Kafka, and that it stays so over a restart."""
+"""The name of this gateway among those that share a Kafka cluster; it survives a restart."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ FILE: Final = "gateway-id"
 
 
 class GatewayIdentity:
-    """The name of this gateway: from a file in its data directory, which one process at a time holds.
+    """The gateway's name, from a file in its data directory that one process at a time locks.
 
-    A gateway that is started again on the same directory knows that its predecessor is dead, and need not wait for
-    its silence. Where another process holds the file, or none can be written, the name is good for this process only.
+    A gateway that restarts with the same directory knows that its predecessor is dead and need not wait for its
+    heartbeats to stop. If another process locks the file, or it cannot be written, the name is valid for this process
+    only.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Take the name of `directory`, or give it one."""
-        self.incarnation = secrets.token_hex(4)  # of the process
+        """Read the name from `directory`, or create one."""
+        self.incarnation = secrets.token_hex(4)  # identifies this process
         self._directory = directory
         self._held: int | None = None
-        self.name = self._take(directory) or secrets.token_hex(8)  # of the gateway
+        self.name = self._take(directory) or secrets.token_hex(8)  # identifies the gateway
 
     def _take(self, directory: Path) -> str | None:
         try:
@@ -44,11 +45,11 @@ class GatewayIdentity:
         return name
 
     def beside(self, name: str) -> Path | None:
-        """A file for what the gateway's next process should know; None when that will have another name."""
+        """Return a file for the gateway's next process; None if that process will have another name."""
         return self._directory / name if self._held is not None else None
 
     def close(self) -> None:
-        """Let another process have the name."""
+        """Release the name for another process."""
         if self._held is not None:
             os.close(self._held)
             self._held = None

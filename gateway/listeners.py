@@ -1,6 +1,6 @@
-"""Makes the protocols' servers, and their listeners, out of the parts that `gateway.assembly` has made.
+"""Creates the protocols' servers and listeners from the parts of `gateway.assembly`.
 
-All listeners of a protocol share one server: its sessions, readers and producers are there once.
+All listeners of a protocol share one server, so its sessions, readers and producers exist once.
 """
 
 from __future__ import annotations
@@ -41,48 +41,48 @@ from gateway.security.origins import Origins
 
 
 class ProtocolSide(Protocol):
-    """One protocol, from its listeners' accepted sockets to Kafka and back."""
+    """One protocol's server, from accepted sockets to Kafka and back."""
 
     name: str
     listeners: list[Listener]
 
     def add(self, listener: Listener) -> None:
-        """Serve this one, too; before the start."""
+        """Add a listener, before the start."""
 
     def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
-        """What a new socket of a listener is spoken by."""
+        """Return the asyncio protocol for a new socket of a listener."""
         ...
 
     async def start(self) -> None:
-        """Listen; ListenError when an address cannot be had."""
+        """Listen; raises ListenError if an address cannot be bound."""
 
     def departing(self) -> Iterable[Departing]:
-        """All that are connected to it now."""
+        """Return the current connections."""
         ...
 
     def close_doors(self) -> None:
-        """Accept nobody any more; who is connected is served on."""
+        """Accept no more connections; existing ones are served."""
 
     def stop_taking(self) -> None:
-        """Take nothing new; what was taken is still answered."""
+        """Accept no more messages; those already received are still answered."""
 
     async def stop(self, timeout: float) -> None:
-        """Close every connection in its protocol's way, within `timeout` seconds."""
+        """Close every connection with the protocol's own message, within `timeout` seconds."""
 
     def statistics(self) -> msgspec.Struct:
-        """Counts for the metrics."""
+        """Return the counts for the metrics."""
 
     def flowing(self) -> list[Flowing]:
-        """What can be asked for its flow."""
+        """Return the connections that can report their flow."""
         ...
 
     def clients(self) -> Iterable[Connected]:
-        """What operators see, trace and close."""
+        """Return the clients that operators can list, trace and close."""
         ...
 
 
 def make_servers(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[ProtocolSide]:
-    """All protocols with their listeners, in the order in which they start; none of them listens yet."""
+    """Create all servers with their listeners, in start order; none of them listens yet."""
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
     amqp = make_amqp(process, security, log, state)
@@ -104,7 +104,7 @@ def make_servers(process: Process, security: ListenerSecurity, log: Log, state: 
 
 
 def open_listeners(server: ProtocolSide, process: Process, security: ListenerSecurity) -> None:
-    """Give a server its protocol's listeners, as configured; they do not listen yet."""
+    """Add the configured listeners of its protocol to a server; they do not listen yet."""
     for settings in listeners(process.config):
         if settings.protocol == server.name:
             listener = Listener(
@@ -119,7 +119,7 @@ def open_listeners(server: ProtocolSide, process: Process, security: ListenerSec
 
 
 def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttServer:
-    """MQTT's server."""
+    """Create the MQTT server."""
     log.topics.declare(refused_topic(log.kafka.max_request_bytes))
     services = MqttServices(
         config=process.config.mqtt,
@@ -147,7 +147,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
 
 
 def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpServer:
-    """AMQP's server; the producers of its transactions go on in the background until the process ends."""
+    """Create the AMQP server; its transactional producers run in the background until the process stops."""
     config = process.config.amqp
     producer_pool = TransactionalProducerPool(
         log.kafka,
@@ -186,7 +186,7 @@ def make_rest(
     state: State,
     websockets: Mapping[str, WebSocketEndpoint] | None = None,
 ) -> RestServer:
-    """HTTP's server; `websockets`: what is served at these paths beside its own."""
+    """Create the HTTP server. `websockets` are the WebSocket endpoints that it serves, by path."""
     services = RestServices(
         config=process.config.http,
         publisher=log.publisher,

@@ -1,4 +1,4 @@
-"""Whether the C extensions are in use, or the Python code that they stand for (ADR 0057)."""
+"""Reports whether the C extensions are in use, or the equivalent Python code (ADR 0057)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EXTENSIONS: Final = (
 
 
 class NativeStatistics(msgspec.Struct):
-    """Which code runs."""
+    """Whether the C extensions run."""
 
     in_use: Annotated[int, gauge("1 when the C extensions are in use, 0 when the slower Python code is")]
 
 
 def why_not() -> str:
-    """Why the C extensions are not in use; empty when they are. What decides is their own import."""
+    """Return why the C extensions are not in use, or "" if they are. Importing them decides."""
     for name in EXTENSIONS:
         try:
             importlib.import_module(name)
@@ -36,5 +36,5 @@ def why_not() -> str:
 
 
 def statistics() -> NativeStatistics:
-    """As it is since the start."""
+    """Return the state, which is fixed at the start."""
     return NativeStatistics(in_use=int(not why_not()))

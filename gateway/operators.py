@@ -1,4 +1,4 @@
-"""What operators may see of clients, and do to them, over the management listener: made of the servers' parts."""
+"""Creates the management listener's routes for clients and traces from the servers' parts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ from gateway.trace.traces import Traces
 
 
 def operator_routes(servers: Sequence[ProtocolSide], sessions: Sessions, lookup: Lookup, traces: Traces) -> list[Route]:
-    """The operations of `/clients` and `/trace`."""
+    """Return the routes of `/clients` and `/trace`."""
     clients = Clients([server.clients for server in servers], SessionViews(sessions, lookup), pauses)
     return [*ClientPages(clients).routes(), *TracePages(clients, traces).routes()]

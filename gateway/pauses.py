@@ -1,10 +1,10 @@
-"""Pauses: who is not read, gets no credit or is not written to; why, since when, and for how long it was so.
+"""Pauses: which connections are not read, get no credit or are not written to; why, since when and for how long.
 
-A pause costs a look at the clock and an entry where it begins and where it ends; a message costs nothing. A budget that
-many share is one pause, however many wait for it. Pauses of one kind that follow each other closely are one *episode*,
-so that the last thousand reach back far, also while somebody is paused many times a second.
+A pause costs a clock reading and an entry at its start and end; a message costs nothing. A shared budget is one pause,
+however many connections wait for it. Pauses of the same subject and reason in quick succession are one *episode*, so
+that the last thousand episodes reach far back even if a connection is paused many times a second.
 
-There is one `pauses` for the process, as there is one `failures`.
+The process has one `pauses`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from gateway.statistics import counter, gauge
 PROCESS_BUDGET: Final = "process budget"
 TOPIC_BUDGET: Final = "topic budget"
 CONNECTION_BUDGET: Final = "connection budget"
-SHARE: Final = "share of a budget"  # a connection has more on the way than is free in the topic's or the process's
-# Limits (`gateway.limits`): it owes for what it has published, or was sent.
+SHARE: Final = (
+    "share of a budget"  # a connection has more in flight than is free in the topic's or the process's budget
+)
+# Limits (`gateway.limits`): the client is in debt for what it has published or received.
 RATES: Final = ("rate of the connection", "rate of the principal", "rate of the tenant", "rate of the listener")
 OUTGOING_RATES: Final = tuple(f"outgoing {rate}" for rate in RATES)
-OUTGOING_BUDGET: Final = "outgoing budget"  # a receiver holds more than is free in the budget of all
-SLOW_READER: Final = "slow reader"  # the write buffer is over its mark
-RECEIVE_MAXIMUM: Final = "Receive Maximum"  # of an MQTT client: used up
-NO_CREDIT: Final = "no credit"  # of an AMQP receiver, or a WebSocket's
+OUTGOING_BUDGET: Final = "outgoing budget"  # a receiver holds more than is free in the shared budget
+SLOW_READER: Final = "slow reader"  # the write buffer is above its high-water mark
+RECEIVE_MAXIMUM: Final = "Receive Maximum"  # the MQTT client's Receive Maximum is used up
+NO_CREDIT: Final = "no credit"  # from an AMQP receiver or a WebSocket
 UNSETTLED: Final = "too much unsettled"
 UNANSWERED: Final = "too much unanswered"
-KAFKA_SILENT: Final = "Kafka silent"  # acknowledgements wait
+KAFKA_SILENT: Final = "Kafka silent"  # acknowledgements are outstanding
 KAFKA_UNREACHABLE: Final = "Kafka unreachable"
 NO_CAPACITY: Final = (RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED)
-"""What somebody who is behind may lack, beside capacity in the write buffer, of which its socket tells."""
+"""Reasons why a subscriber falls behind, apart from a full write buffer, which its socket reports."""
 REASONS: Final = (
     PROCESS_BUDGET, TOPIC_BUDGET, CONNECTION_BUDGET, SHARE, *RATES, *OUTGOING_RATES, OUTGOING_BUDGET, SLOW_READER,
     RECEIVE_MAXIMUM, NO_CREDIT, UNSETTLED, UNANSWERED, KAFKA_SILENT, KAFKA_UNREACHABLE,
 )  # fmt: skip
 
-PROCESS: Final = "process"  # the subject of its budget's pauses
+PROCESS: Final = "process"  # the subject of the process budget's pauses
 
 KEPT: Final = 1000  # episodes
-SHORTEST_S: Final = 0.01  # what is over sooner is counted, and no episode
-APART_S: Final = 1.0  # between two episodes of a kind
+SHORTEST_S: Final = 0.01  # shorter pauses are counted but make no episode
+APART_S: Final = 1.0  # minimum gap between two episodes of the same kind
 
 
 class PauseStatistics(msgspec.Struct, frozen=True):
-    """Pauses since the start, and those that go on."""
+    """Pauses since the start, and current ones."""
 
     pauses_total: Annotated[dict[str, int], counter("pauses that are over", "reason")]
     paused_s_total: Annotated[dict[str, float], counter("how long they have lasted, in sum", "reason")]
@@ -56,45 +58,45 @@ class PauseStatistics(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A pause that goes on."""
+    """A current pause (wire format)."""
 
-    reason: str  # one of the module's
-    since: float | None = None  # epoch seconds; None: not known
+    reason: str  # one of the module's reasons
+    since: float | None = None  # epoch seconds; None: unknown
 
 
 class Episode(msgspec.Struct):
     """Pauses of one subject for one reason, less than `APART_S` apart."""
 
     subject: str  # a budget, a connection, Kafka
-    reason: str  # one of the module's
-    began: float  # the first of them; epoch seconds
-    ended: float  # the last of them; epoch seconds
-    paused_s: float  # how long they have lasted, in sum
-    times: int  # how many
+    reason: str  # one of the module's reasons
+    began: float  # start of the first pause, epoch seconds
+    ended: float  # end of the last pause, epoch seconds
+    paused_s: float  # total duration
+    times: int  # number of pauses
 
 
 class Pauses:
-    """Those that go on, by what is paused, and the last episodes that are over."""
+    """The current pauses and the last episodes."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """`clock`: seconds; `wall_clock`: epoch seconds."""
+        """`clock` returns monotonic seconds, `wall_clock` epoch seconds."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._open: dict[tuple[object, str], tuple[float, str]] = {}
         self._episodes: deque[Episode] = deque()
-        self._last: dict[tuple[str, str], Episode] = {}  # of the episodes
+        self._last: dict[tuple[str, str], Episode] = {}  # last episode by subject and reason
         self._count: Counter[str] = Counter()
         self._lasted: dict[str, float] = {}
 
     def begin(self, reason: str, what: object, subject: str) -> None:
-        """`what` is paused, which is called `subject`; without effect while it is so already."""
+        """Start a pause of `what`, which is shown as `subject`. No effect if it is already paused for this reason."""
         if (what, reason) not in self._open:
             self._open[what, reason] = (self._clock(), subject)
 
     def end(self, reason: str, what: object) -> None:
-        """It goes on; without effect when it was not paused."""
+        """End the pause of `what`. No effect if it was not paused for this reason."""
         found = self._open.pop((what, reason), None)
         if found is None:
             return
@@ -106,24 +108,24 @@ class Pauses:
             self._remember(subject, reason, lasted)
 
     def end_all(self, what: object, *reasons: str) -> None:
-        """It is gone."""
+        """End the pauses of `what`, which is closed, for these reasons."""
         for reason in reasons:
             self.end(reason, what)
 
     def turned(self, reason: str, subject: str, is_open: bool) -> None:
-        """A gate that many share has opened or shut (`flowcontrol.gate.Callback`)."""
+        """Record that a shared gate has opened or shut (`flowcontrol.gate.Callback`)."""
         if is_open:
             self.end(reason, subject)
         else:
             self.begin(reason, subject, subject)
 
     def since(self, reason: str, what: object) -> Pause | None:
-        """The pause of `what` that goes on for this reason."""
+        """Return the current pause of `what` for this reason, or None."""
         found = self._open.get((what, reason))
         return None if found is None else Pause(reason, self._wall_clock() - (self._clock() - found[0]))
 
     def open(self) -> dict[str, list[Pause]]:
-        """What is paused now, by subject."""
+        """Return the current pauses by subject."""
         ahead = self._wall_clock() - self._clock()
         found: dict[str, list[Pause]] = {}
         for (_, reason), (since, subject) in self._open.items():
@@ -131,11 +133,11 @@ class Pauses:
         return found
 
     def episodes(self) -> list[Episode]:
-        """What is over, the oldest first."""
+        """Return the past episodes, the oldest first."""
         return list(self._episodes)
 
     def statistics(self) -> PauseStatistics:
-        """See `PauseStatistics`."""
+        """Return the current counts."""
         now = Counter(reason for _, reason in self._open)
         return PauseStatistics(dict(self._count), dict(self._lasted), dict.fromkeys(REASONS, 0) | now)
 
@@ -157,4 +159,4 @@ class Pauses:
 
 
 pauses: Final = Pauses()
-"""The process's."""
+"""The process's pauses."""

@@ -1,7 +1,7 @@
-"""The listeners of a configuration: which there are, no port twice, nobody's by accident, and no login that cannot be.
+"""The configured listeners, and their checks: no duplicate ports, no accidental exposure, no impossible logins.
 
-They are the `[[listeners]]`, or where there are none those of the sections (`mqtt.address` and the like), which have
-all logins and the TLS that `security` has. All else sees them as `ListenerSettings`, whichever way they were written.
+The listeners are the `[[listeners]]`, or if there are none, those of the sections (`mqtt.address` and others), which
+accept all configured logins and use the TLS of `security`. All other code uses `ListenerSettings`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gateway.embedded.storage import HOST
 from gateway.settings.listeners import ListenerProtocol, ListenerSettings, TlsConfig
 from gateway.settings.values import LoginMethod
 
-EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - of IPv4, of IPv6, which is bound alone; compared with only
+EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - IPv4, and IPv6 (bound without IPv4); only compared with
 RESERVED: Final = frozenset({"management", "kafka", "kafka_pid", "pid"})
-"""Names that the ready file has for something else."""
+"""Names that the ready file uses for other values."""
 _SHORT: Final[tuple[tuple[ListenerProtocol, str, str], ...]] = (
     ("mqtt", "mqtt", "address"),
     ("amqp", "amqp", "address"),
@@ -25,7 +25,7 @@ _SHORT: Final[tuple[tuple[ListenerProtocol, str, str], ...]] = (
     ("mqtt_websocket", "mqtt", "websocket_address"),
     ("amqp_websocket", "amqp", "websocket_address"),
 )
-"""The listeners of sections: protocol and name, section, key of the address."""
+"""The listeners of the sections: protocol and name, section, key of the address."""
 _NEEDS: Final[dict[LoginMethod, str]] = {
     "anonymous": "security.allow_anonymous",
     "password": "security.password_file or security.plugins",
@@ -36,10 +36,11 @@ _NEEDS: Final[dict[LoginMethod, str]] = {
 
 
 def listeners(config: Config) -> tuple[ListenerSettings, ...]:
-    """All listeners but management's.
+    """Return all listeners except management.
 
     Raises:
-        ConfigError: two have one name, a way to log in is not configured, or nobody could log in; names the key.
+        ConfigError: a duplicate name, a login method that is not configured, or a listener at which no client could
+            log in; the text names the key.
     """
     found = tuple(_listed(config) if config.listeners else _of_sections(config))
     for one in found:
@@ -72,7 +73,7 @@ def _of_sections(config: Config) -> Iterator[ListenerSettings]:
 
 
 def _listed(config: Config) -> Iterator[ListenerSettings]:
-    """Those of `[[listeners]]`; the sections' own would be others beside them."""
+    """Yield the `[[listeners]]`; addresses in the sections are then not allowed."""
     for section in (config.mqtt, config.amqp, config.http):
         usual = type(section)()
         for key in ("address", "websocket_address", "proxy_protocol"):
@@ -107,13 +108,13 @@ def _listed(config: Config) -> Iterator[ListenerSettings]:
 
 
 def _logins(security: SecurityConfig, tls: TlsConfig | None, *, proxied: bool) -> frozenset[LoginMethod]:
-    """All ways to log in that there can be at a listener."""
+    """Return all login methods that are possible at a listener."""
     certified = (tls is not None and tls.client_ca is not None) or (proxied and security.proxy_common_names)
     return security.logins | {"certificate"} if certified else security.logins
 
 
 def check_ports(config: Config) -> None:
-    """Refuse two listeners on one port; ConfigError: names both keys."""
+    """Raise ConfigError, which names both keys, if two listeners use the same port."""
     taken = [(one.key, one.address) for one in listeners(config)]
     taken.append(("management.address", config.management.address))
     if config.kafka.bootstrap_servers is None:
@@ -136,7 +137,7 @@ def _meet(one: str, other: str) -> bool:
 
 
 def check_proxies(config: Config) -> None:
-    """ConfigError: a listener expects headers of balancers, and nobody's would be believed."""
+    """Raise ConfigError if a listener expects PROXY headers but no proxies are trusted."""
     for one in listeners(config):
         if one.proxy_protocol and not config.security.trusted_proxies:
             section = one.key.rpartition(".")[0]
@@ -146,16 +147,16 @@ def check_proxies(config: Config) -> None:
 
 
 def check_exposure(config: Config) -> list[str]:
-    """Refuse a listener beyond loopback that does not authenticate, unless `security.insecure`.
+    """Refuse a listener beyond loopback without authentication, unless `security.insecure` is set.
 
-    The management listener asks for a password when `/metrics` is to be seen from elsewhere (see
-    `gateway.observe.management`), so it needs somebody who checks passwords: a certificate alone does not do.
+    Beyond loopback the management listener asks for a password (see `gateway.observe.management`), so it needs a
+    password check; client certificates are not enough.
 
     Returns:
-        Warnings: what is allowed and still worth a line in the log.
+        Warnings about allowed but risky settings, for the log.
 
     Raises:
-        ConfigError: names every such listener's key.
+        ConfigError: the text names the key of every such listener.
     """
     security = config.security
     exposed = [one for one in listeners(config) if not one.address.is_loopback]

@@ -1,8 +1,8 @@
-"""Secrets of the configuration: types that never show what they hold, and a list of what must not be written anywhere.
+"""Secrets of the configuration: types that never show their value, and a filter for everything that is written.
 
-`SecretStr` (pydantic's) holds a password, `SecretUrl` an address that may have one in it, `SecretValue` anything, such
-as a plugin's option: which of those are secret only the plugin knows, so all of them are. Whoever needs the value says
-`get_secret_value()`. What libraries write into logs and errors is cleaned by `Redactor`.
+`SecretStr` (pydantic's) holds a password, `SecretUrl` a URL that may contain one, `SecretValue` any value, such as a
+plugin's option: only the plugin knows which options are secret, so all are treated as secrets. `get_secret_value()`
+returns the value. `Redactor` removes secrets from what libraries write into logs and errors.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SECRET_WORDS: Final = (
     "private_key", "access_token", "token",
 )  # fmt: skip
 LEAST_LENGTH: Final = 4
-"""Shorter ones are not looked for: they would be found in every other word."""
+"""Shorter secrets are not searched for, because they would match parts of ordinary words."""
 
 SecretValue = Secret[Any]
-"""Any value, never shown."""
+"""A value of any type that is never shown."""
 
 
-@functools.lru_cache(maxsize=1024)  # each line of the log asks for each of its keys
+@functools.lru_cache(maxsize=1024)  # called for each key of each log line
 def is_secret_name(name: Hashable) -> bool:
-    """Whether what stands under this name is a secret."""
+    """Return whether a value with this name is a secret."""
     plain = str(name).lower().replace("-", "_")
     return any(word in plain for word in SECRET_WORDS)
 
 
 class SecretUrl:
-    """An address: shown without its user, its password and the values of its query."""
+    """A URL that is shown without user, password and query values."""
 
     __slots__ = ("_url",)
 
@@ -44,7 +44,7 @@ class SecretUrl:
         self._url = url
 
     def get_secret_value(self) -> str:
-        """The whole address."""
+        """Return the full URL."""
         return self._url
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class SecretUrl:
 
 
 def secrets_in(config: Any) -> Iterator[str]:
-    """Every text in a configuration that must not be shown; passwords in addresses also by themselves."""
+    """Yield every secret text in a configuration; passwords within URLs also separately."""
     if isinstance(config, BaseModel):
         for name in type(config).model_fields:
             yield from secrets_in(getattr(config, name))
@@ -96,7 +96,7 @@ def secrets_in(config: Any) -> Iterator[str]:
 
 
 def _option(name: object, value: Any) -> Iterator[str]:
-    """A plugin's option: by its name, or because an address in it has a password."""
+    """Yield the secrets in a plugin's option: by the option's name, or as part of a URL."""
     if isinstance(value, Mapping):
         for inner, deeper in value.items():
             yield from _option(inner, deeper)
@@ -110,7 +110,7 @@ def _option(name: object, value: Any) -> Iterator[str]:
 
 
 def _passwords(text: str) -> Iterator[str]:
-    """What is secret in an address, as it is written and as it is meant."""
+    """Yield the secrets in a URL, in encoded and decoded form."""
     if "://" not in text:
         return
     try:
@@ -127,12 +127,12 @@ class Redactor:
     """Blanks known secrets in any text."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """`secrets`: those shorter than `LEAST_LENGTH` are not looked for."""
+        """Secrets shorter than `LEAST_LENGTH` are ignored."""
         known = sorted({secret for secret in secrets if len(secret) >= LEAST_LENGTH}, key=len, reverse=True)
         forms = {form for secret in known for form in (secret, repr(secret)[1:-1])}
         self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
         self._any = bool(forms)
 
     def clean(self, text: str) -> str:
-        """`text` without them."""
+        """Return `text` with the secrets blanked."""
         return self._pattern.sub(BLANK, text) if self._any else text

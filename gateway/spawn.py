@@ -1,8 +1,8 @@
-"""The one door through which the gateway starts background work, and what happens when that fails.
+"""Starts all background work of the gateway, and contains its failures.
 
-`Tasks.spawn` starts one job; `keep_on` makes a part go on that must not end. Neither lets a failure go further than
-the job: it is told and counted (`gateway.failures`), a part is tried again after a back-off, and whoever awaits a job
-still gets its exception. Only what is started by `Tasks.essential` ends the process, in order: drain, close, exit.
+`Tasks.spawn` starts one job; `keep_on` runs a part that must not end. Neither lets a failure spread: it is logged and
+counted (`gateway.failures`), a part is restarted after a back-off, and code that awaits a job still gets its exception.
+Only the failure of work started by `Tasks.essential` ends the process, in order: drain, close, exit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flowcontrol.backoff import Backoff
 from gateway.failures import ForeseenError, failures
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-"""Starts one job in the background; its failure is contained, see `Tasks.spawn`."""
+"""Starts one job in the background and contains its failure, see `Tasks.spawn`."""
 
 RETRY_S: Final = 0.1
 RETRY_MOST_S: Final = 10.0
 CALM_S: Final = 60.0
-"""A part that has worked for so long since its last failure begins again with the shortest wait."""
+"""After this time without a failure, the next back-off starts with the shortest delay again."""
 
 _backoff: Final = Backoff(RETRY_S, RETRY_MOST_S, random=random.random)
 
@@ -30,23 +30,23 @@ class Tasks:
     """All background tasks of the process."""
 
     def __init__(self, fatal: Callable[[BaseException], None]) -> None:
-        """`fatal` is told the failure of something essential, once or more."""
+        """`fatal` is called with the failure of essential work, possibly several times."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fatal = fatal
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """Return the number of running tasks."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start a job. When it fails that is told and counted under its name, and nothing else ends by it."""
+        """Start a job. Its failure is logged and counted under its name and affects nothing else."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def essential(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start what the process cannot be without: its failure ends the process, in order."""
+        """Start essential work: its failure shuts the process down cleanly."""
         task = self.spawn(work)
         task.add_done_callback(self._check)
         return task
@@ -65,7 +65,7 @@ class Tasks:
             self._fatal(error)
 
     async def close(self) -> None:
-        """Cancel what is left, and wait for its end."""
+        """Cancel the remaining tasks and wait for them."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -73,12 +73,12 @@ class Tasks:
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """The name of a task's coroutine, such as `PartitionQueue._run`: what its failure is counted under."""
+    """Return the name of a task's coroutine, such as `PartitionQueue._run`; its failures are counted under it."""
     return getattr(task.get_coro(), "__qualname__", "task")
 
 
 def aside(work: Coroutine[Any, Any, None], place: str) -> asyncio.Task[None]:
-    """Run what belongs to a library's object, which ends it; a failure is told, and is nobody else's."""
+    """Run work whose end its owner controls, outside of `Tasks`. A failure is logged and contained."""
 
     async def contained() -> None:
         try:
@@ -90,9 +90,9 @@ def aside(work: Coroutine[Any, Any, None], place: str) -> asyncio.Task[None]:
 
 
 async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, what: str = "") -> None:
-    """Do `work` until it returns; when it fails tell, wait and do it again, for ever.
+    """Run `work` until it returns; after a failure log it, wait and run it again.
 
-    `work` begins anew from what it has reached so far. `place` and `what`: see `gateway.failures`.
+    `work` continues from the state that it has reached. `place` and `what`: see `gateway.failures`.
     """
     loop = asyncio.get_running_loop()
     attempt = 0
@@ -113,14 +113,14 @@ async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, wha
 
 
 async def together(*works: Coroutine[Any, Any, None]) -> None:
-    """Do several works at once until all have returned; they end with this call, and the first failure ends them."""
+    """Run several coroutines concurrently until all have returned; the first failure cancels the others."""
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(work)
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The loop's exception handler: a callback, a timer or a library's task has failed; the loop goes on."""
+    """Log and count the failure of a callback, a timer or a library's task (the loop's exception handler)."""
     error = context.get("exception")
     if error is None:
         loop.default_exception_handler(context)

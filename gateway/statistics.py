@@ -1,8 +1,8 @@
-"""How a part of the gateway declares what it counts: on the fields of the struct that its `statistics()` gives.
+"""Declares metrics on the fields of the structs that the parts' `statistics()` return.
 
-A field is a metric: `published: Annotated[int, counter("messages that clients have published")]`. Its name follows from
-those of source and field (`gateway.observe.metrics`). Kind, labels and meaning stand on the field alone. A field
-that is a struct of such fields adds its own name in between.
+A field is a metric: `published: Annotated[int, counter("messages that clients have published")]`. The metric's name is
+derived from source and field (`gateway.observe.metrics`). Kind, labels and meaning are declared only here. A field that
+is a struct of such fields adds its own name in between.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What a field is."""
+    """The declaration of a field."""
 
-    kind: Kind | None  # None for a mapping of structs, whose fields say it themselves
+    kind: Kind | None  # None for a mapping of structs, whose fields have their own
     meaning: str  # one line without a full stop
-    labels: tuple[str, ...] = ()  # what the keys of a mapping are, outermost first
+    labels: tuple[str, ...] = ()  # names of a mapping's keys, outermost first
 
 
 def counter(meaning: str, *labels: str) -> Declared:
-    """A number that only grows while the process lives."""
+    """Declare a number that only grows while the process runs."""
     return Declared("counter", meaning, labels)
 
 
 def gauge(meaning: str, *labels: str) -> Declared:
-    """A number as it is now."""
+    """Declare a current value."""
     return Declared("gauge", meaning, labels)
 
 
 def histogram(meaning: str) -> Declared:
-    """A `Histogram`."""
+    """Declare a `Histogram`."""
     return Declared("histogram", meaning)
 
 
 def structs_by(*labels: str) -> Declared:
-    """A mapping of structs: each of their numbers has these labels."""
+    """Declare a mapping of structs whose metrics get these labels."""
     return Declared(None, "", labels)
 
 
@@ -51,13 +51,13 @@ class Field(msgspec.Struct, frozen=True):
     """A field of a struct of statistics: a metric, a struct, or a mapping of structs."""
 
     name: str
-    declared: Declared | None  # None for a struct, and for what is no metric
-    struct: type[msgspec.Struct] | None  # what is inside, if that are structs
+    declared: Declared | None  # None for a struct and for a field that is no metric
+    struct: type[msgspec.Struct] | None  # the struct that the field holds, if any
 
 
 @functools.cache
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a struct of statistics, in their order; text and the like are left out."""
+    """Return the declared fields of a statistics struct in order; other fields are left out."""
     found = []
     for name, hint in get_type_hints(struct, include_extras=True).items():
         kind, declared = hint, None
@@ -71,7 +71,7 @@ def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a field holds, itself or as the values of a mapping."""
+    """Return the struct that a field holds, directly or as the values of a mapping."""
     if get_origin(kind) is not None:
         origin = get_origin(kind)
         return _struct_in(get_args(kind)[1]) if isinstance(origin, type) and issubclass(origin, Mapping) else None
@@ -79,12 +79,12 @@ def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 class Histogram:
-    """Counts by bounds. Cheap enough for once per Kafka batch; not meant for once per message."""
+    """Counts values by bounds. Cheap enough for one call per Kafka batch, not per message."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
-        """Args: bounds: upper bounds, ascending, inclusive; what is above the last one is counted too."""
+        """`bounds` are ascending, inclusive upper bounds; larger values are counted too."""
         if list(bounds) != sorted(set(bounds)):
             raise ValueError("bounds must ascend")
         self.bounds = tuple(bounds)
@@ -97,7 +97,7 @@ class Histogram:
         self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """The counts up to each bound, as Prometheus writes them."""
+        """Return the cumulative counts per bound, as Prometheus expects them."""
         sums: list[tuple[str, float]] = []
         running = 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):

@@ -1,6 +1,6 @@
-"""Where traces learn of connections that come and go. Nobody traces, as a rule: then a connection costs a look here.
+"""Notifies traces of opened and closed connections. Without traces this costs a connection one check.
 
-There is one `taps` for the process. What is traced, and how, is `gateway.trace`'s business.
+The process has one `taps`. `gateway.trace` decides what is traced and how.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from typing import Any, Final, Protocol
 
 
 class Watcher(Protocol):
-    """A trace that goes on."""
+    """A running trace."""
 
     def opened(self, socket: Any) -> None:
-        """A connection is open, and nothing was read of it."""
+        """Called when a connection is open and nothing has been read from it."""
 
     def named(self, socket: Any, identifier: str) -> None:
-        """Its client has logged in; `identifier`: its id (`gateway.clients`)."""
+        """Called when a client has logged in; `identifier` is its id (`gateway.clients`)."""
 
     def closed(self, socket: Any, reason: str) -> None:
-        """The connection is gone."""
+        """Called when a connection is closed."""
 
 
 class Taps:
-    """The traces that go on."""
+    """The running traces."""
 
     __slots__ = ("watchers",)
 
@@ -30,20 +30,20 @@ class Taps:
         self.watchers: tuple[Watcher, ...] = ()
 
     def opened(self, socket: Any) -> None:
-        """See `Watcher.opened`; likewise the others."""
+        """See `Watcher`."""
         for watcher in self.watchers:
             watcher.opened(socket)
 
     def named(self, socket: Any, identifier: str) -> None:
-        """A client has logged in."""
+        """See `Watcher`."""
         for watcher in self.watchers:
             watcher.named(socket, identifier)
 
     def closed(self, socket: Any, reason: str) -> None:
-        """A connection is gone."""
+        """See `Watcher`."""
         for watcher in self.watchers:
             watcher.closed(socket, reason)
 
 
 taps: Final = Taps()
-"""The process's."""
+"""The process's taps."""

@@ -1,7 +1,7 @@
-"""Work over what a client can make many of, in turns of the event loop: everybody else is served in between.
+"""Spreads long work over several turns of the event loop, so that other clients are served in between.
 
-Ten thousand links that end, sessions that expire or subscribers of one message are each cheap; all of them in one turn
-would hold up every other client. ADR 0030.
+Ten thousand detached links, expired sessions or subscribers of one message are cheap one by one; all in one turn would
+delay every other client. ADR 0030.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import structlog
 log = structlog.get_logger(__name__)
 
 SLICE_S: Final = 0.01
-"""How long one piece of work may keep the loop. A turn has a few such pieces at most, and Kafka's answers, which every
-client waits for, come in between."""
+"""How long one slice of work may occupy the loop. A turn has few slices, and Kafka's answers, which every client waits
+for, come in between."""
 
-AT_ONCE: Final = 64  # tasks that go on in a turn; those for whom its share was not enough wait again
+AT_ONCE: Final = 64  # tasks resumed per turn; those that exceed the turn's share wait again
 
 
 class Share:
-    """The part of each turn of the loop that one kind of work has, which many tasks do: `await share.rest()` between.
+    """Limits the time per turn of the loop of one kind of work that many tasks do: `await share.rest()` in between.
 
-    Kafka's answer may let hundreds of tasks go on in the same turn. Each is short; together they are not.
+    One answer from Kafka may resume hundreds of tasks in the same turn. Each is short; all together are not.
     """
 
     __slots__ = ("_until", "_waiting")
 
     def __init__(self) -> None:
-        self._until: float | None = None  # None: nobody has asked in this turn
+        self._until: float | None = None  # None: not used in this turn
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def rest(self) -> None:
-        """Go on at once while this turn's part is not used up; else in a later turn."""
+        """Return immediately while this turn's share is not used up, otherwise in a later turn."""
         while not self._is_left():
             later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(later)
@@ -50,18 +50,18 @@ class Share:
         return time.perf_counter() < self._until
 
     def _renew(self) -> None:
-        """The next turn has begun: some of those who wait go on, for whom it may be enough."""
+        """Resume up to `AT_ONCE` waiting tasks in the new turn."""
         self._until = None
         for _ in range(min(AT_ONCE, len(self._waiting))):
             later = self._waiting.popleft()
-            if not later.done():  # else cancelled
+            if not later.done():  # otherwise cancelled
                 later.set_result(None)
         if self._waiting:
             self._is_left()
 
 
 class Slices:
-    """The turns of one coroutine that looks through much: `await slices.rest()` between its pieces."""
+    """Slices one coroutine's long loop: `await slices.rest()` between its steps."""
 
     __slots__ = ("_until",)
 
@@ -69,17 +69,17 @@ class Slices:
         self._until = time.perf_counter() + SLICE_S
 
     async def rest(self) -> None:
-        """Go on in the next turn of the loop when this one was long enough."""
+        """Yield to the event loop if the current slice is used up."""
         if time.perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + SLICE_S
 
 
 def in_turns(steps: Iterator[object]) -> None:
-    """Do steps: some of them now, the others in later turns of the loop, a slice in each.
+    """Run the steps of an iterator: one slice now, the rest in later turns of the loop.
 
-    A step that raises is our bug: it is logged, and what a generator had still to do is not done. Whoever asks must not
-    depend on all steps being done when this returns.
+    A step that raises is a bug: it is logged, and the remaining steps are skipped. The caller must not expect that all
+    steps are done when this returns.
     """
     until = time.perf_counter() + SLICE_S
     try:

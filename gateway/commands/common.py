@@ -1,4 +1,4 @@
-"""What the commands have in common: where the configuration comes from, how a command ends, whom it asks."""
+"""Shared by the commands: options, configuration, exit codes, and access to the management port."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ConfigFile = Annotated[
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")]
 User = Annotated[str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")]
 
-NOT_STARTED = 2  # as for a wrong option: somebody has to change something
-LOST = 1  # it has served: started again it may serve again
+NOT_STARTED = 2  # the exit code of a wrong option: the user must change something
+LOST = 1  # failed after a successful start: a restart may help
 
 
 def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
-    """Say why on standard error; returns what to raise."""
+    """Print the error on standard error and return the exception to raise."""
     typer.echo(f"trivium: {text}", err=True)
     return typer.Exit(code)
 
 
 def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
-    """Load the configuration or leave with its error."""
-    from gateway.config import ConfigError, load  # noqa: PLC0415 - a third of a second; `spark run` has no use for it
+    """Load the configuration, or exit with its error."""
+    from gateway.config import ConfigError, load  # noqa: PLC0415 - takes a third of a second, and `spark run` does not need it
 
     try:
         return load(file, flags)
@@ -39,21 +39,21 @@ def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Confi
 
 
 def without_secrets(text: str, settings: Config) -> str:
-    """What may be told of an error."""
+    """Return an error's text with the configuration's secrets blanked."""
     from gateway.secret import Redactor, secrets_in  # noqa: PLC0415
 
     return Redactor(secrets_in(settings)).clean(text)
 
 
 def read_password(*, confirm: bool) -> str:
-    """A password from the terminal, or from standard input where that is none."""
+    """Read a password from the terminal, or from standard input if that is no terminal."""
     if sys.stdin.isatty():
         return str(typer.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
     return sys.stdin.readline().rstrip("\r\n")
 
 
 def management(config: Path | None, url: str | None, user: str | None) -> ManagementClient:
-    """The management port of a gateway."""
+    """Return a client of the gateway's management port."""
     from gateway.observe.management_client import ManagementClient  # noqa: PLC0415
 
     if url is None:

@@ -1,4 +1,4 @@
-"""Commands that ask a gateway that runs: `drain`, `flow`, `clients`, `kick`, `trace`."""
+"""Commands for a running gateway: `drain`, `flow`, `clients`, `kick`, `trace`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.commands.common import LOST, ConfigFile, Url, User, fail, managemen
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make them commands of the program."""
+    """Register the commands."""
     for name, command in (("drain", drain), ("flow", flow), ("clients", clients), ("kick", kick), ("trace", trace)):
         app.command(name)(command)
 

@@ -1,4 +1,4 @@
-"""Kafka, the embedded broker, budgets, and the mapping onto topics."""
+"""Settings of Kafka, the embedded broker, budgets, and the mapping onto topics."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from gateway.settings.values import LARGEST_PORT, MEBIBYTE, Address, BootstrapSe
 
 
 class KafkaOauthConfig(Section):
-    """Where the token for Kafka comes from, with `kafka.sasl_mechanism = "OAUTHBEARER"`: one of three places."""
+    """Source of the token for Kafka with `kafka.sasl_mechanism = "OAUTHBEARER"`: one of file, URL and AWS."""
 
     token_file: Path | None = None
-    """a file with the token alone, such as one that Kubernetes writes; read again for each connection"""
+    """file that contains only the token, for example written by Kubernetes; read again for each connection"""
     token_url: SecretUrl | None = None
     """the issuer's token endpoint (client credentials, RFC 6749 part 4.4): `https://`, or `http://` on this machine"""
     client_id: str | None = None
-    """for the token endpoint"""
+    """client id for the token endpoint"""
     client_secret: SecretStr | None = None
-    """for the token endpoint; better in the environment than in a file"""
+    """client secret for the token endpoint; better set in the environment than in the file"""
     client_secret_file: Path | None = None
-    """a file with it, read again for each token"""
+    """file with the client secret; read again for each token"""
     scope: str | None = None
-    """what to ask the token endpoint for, if it must be said"""
+    """scope to request from the token endpoint, if it needs one"""
     cafile: Path | None = None
-    """authorities of the token endpoint's certificate; not set: the system's"""
+    """CA certificates (PEM) that verify the token endpoint. Not set: the system's"""
     msk_region: str | None = None
-    """AWS's region of an MSK cluster with IAM: tokens are signed with the credentials that AWS's own library finds.
-    Needs the package of the extra `msk` (`pip install trivium[msk]`)"""
+    """AWS region of an MSK cluster with IAM. Tokens are signed with the credentials that AWS's library finds. Needs the
+    extra `msk` (`pip install trivium[msk]`)"""
     extensions: Mapping[str, str] = {}
-    """extensions of the SASL message (KIP-342), such as Confluent Cloud's `logicalCluster` and `identityPoolId`"""
+    """SASL extensions (KIP-342), such as Confluent Cloud's `logicalCluster` and `identityPoolId`"""
 
     @model_validator(mode="after")
     def _whole(self) -> KafkaOauthConfig:
@@ -57,72 +57,74 @@ class KafkaOauthConfig(Section):
 
 
 class KafkaConfig(Section):
-    """How the gateway talks to Kafka."""
+    """The connection to Kafka."""
 
     bootstrap_servers: BootstrapServers | None = None
-    """your Kafka, `host:port,host:port`; not set: the embedded one is started"""
+    """brokers of your Kafka, `host:port,host:port`. Not set: an embedded Kafka is started"""
     client_id: str = "trivium"
-    """prefix of the client ids that brokers see"""
+    """prefix of the gateway's client ids at the brokers"""
     linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0
-    """wait for a fuller batch. 0: the open batch fills while its predecessor is answered, which needs no timer"""
+    """how long to wait for a fuller batch. 0: a batch fills while the previous one is in flight, without a timer"""
     batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536
-    """largest batch per partition; larger ones brought no more in measurements; 505,000 records a second at 64 KiB"""
+    """largest batch per partition. Larger batches were not faster in measurements: 505,000 records/s at 64 KiB"""
     compression: Literal["none", "lz4", "zstd"] = "none"
-    """of batches: `none`, `lz4`, `zstd`; see [compression](#compression)"""
+    """compression of batches: `none`, `lz4` or `zstd`; see [compression](#compression)"""
     max_request_bytes: Annotated[int, Field(ge=1024)] = 10 * MEBIBYTE
-    """largest request to a broker, so also the largest record"""
+    """largest request to a broker, and therefore the largest record"""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """how long a record may wait for its acknowledgement before its sender is told BUSY; as the Java client, so that a
-    broker may restart in it"""
+    """how long a record may wait for Kafka's acknowledgement before its sender gets BUSY. The same as in the Java
+    client; long enough for a broker's restart"""
     request_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """of a single request"""
+    """time-out of a single request to a broker"""
     metadata_max_age_s: Annotated[float, Field(gt=0)] = 30.0
-    """how old the knowledge of topics and leaders may become"""
+    """maximum age of metadata about topics and partition leaders"""
     rack: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    """where the gateway runs, as the brokers' `broker.rack` names it, such as an availability zone: records are fetched
-    from the nearest copy, if the brokers have a `replica.selector.class` for that"""
+    """the gateway's rack, as in the brokers' `broker.rack`, for example an availability zone. Records are fetched from
+    the nearest replica if the brokers have a suitable `replica.selector.class`"""
     create_topics: bool | None = None
-    """create a topic at its first use. Not set: yes on the embedded Kafka, no on yours"""
+    """whether a topic is created when it is first used. Not set: yes with the embedded Kafka, no with yours"""
     topic_partitions: Annotated[int, Field(ge=1)] = 3
     """partitions of created topics"""
-    # Not 1: whoever runs a cluster has said there how many copies his data are worth.
+    # Not 1: the cluster's own default says how many replicas the data are worth.
     topic_replication: Annotated[int, Field(ge=1)] | None = None
-    """replicas of created topics, those of the gateway's own state included. Not set: the cluster's
-    `default.replication.factor`. Brokers before Kafka 2.4 need a number here"""
-    # False: a cluster that was set up otherwise is its operator's choice, and is told of.
+    """replication factor of created topics, including those of the gateway's own state. Not set: the cluster's
+    `default.replication.factor`; brokers before Kafka 2.4 need a number here"""
+    # False: a cluster with less replication is its operator's choice, and causes a warning.
     require_safe_topics: bool = False
-    """write to no topic of which one broker alone may hold what is acknowledged, the gateway's own included: each needs
-    two copies and `min.insync.replicas=2` at least. Not set: such topics are warned of where there are several brokers.
-    See [replication](#replication)"""
-    # A topic stays, and costs the cluster memory and descriptors for good: what clients make has an end (ADR 0035).
+    """refuse to write to topics whose acknowledged records may be on one broker only, including the gateway's own
+    topics: each topic needs at least two replicas and `min.insync.replicas=2`. `false`: only a warning, if there are
+    several brokers. See [replication](#replication)"""
+    # A topic costs the cluster memory and descriptors permanently, so clients can create only so many (ADR 0035).
     max_topics: Annotated[int, Field(ge=1)] = 5000
-    """how many topics there may be, whoever made them, for clients to make another one. A topic stays, and costs the
-    cluster memory and open files for good. Kafka's own count decides, so no restart forgets it; a subscription to
-    `#` is made for so many. See [topics that clients make](#topics-that-clients-make)"""
+    """clients can create topics while the cluster has fewer than this many, whoever created them. A topic costs the
+    cluster memory and open files permanently. Kafka's own count decides, so it survives restarts; a subscription to `#`
+    is designed for this number. See [topics that clients make](#topics-that-clients-make)"""
     max_partitions: Annotated[int, Field(ge=1)] = 20_000
-    """the same for partitions, those of Kafka's own topics included; some thousands a broker are usual"""
+    """the same limit for partitions, including those of Kafka's internal topics; a few thousand per broker are
+    common"""
     max_topics_per_principal: Annotated[int, Field(ge=1)] = 1000
-    """how many topics one principal may make at this gateway, counted since its start, less those that were deleted;
-    anonymous clients are one principal. A fifth of all: one client that has gone wrong leaves some for the others"""
+    """how many topics one principal may create at this gateway, counted since its start, minus deleted ones. All
+    anonymous clients are one principal. A fifth of `kafka.max_topics`, so that one faulty client leaves topics for the
+    others"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT`, `SASL_SSL`"""
+    """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`"""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """`PLAIN` (as if not set), `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER`;
+    """`PLAIN` (the default with SASL), `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`;
     see [logging in to Kafka](operations.md#logging-in-to-kafka)"""
     sasl_username: str | None = None
-    """for PLAIN and SCRAM"""
+    """user name for PLAIN and SCRAM"""
     sasl_password: SecretStr | None = None
-    """for PLAIN and SCRAM; better in the environment than in a file"""
+    """password for PLAIN and SCRAM; better set in the environment than in the file"""
     sasl_password_file: Path | None = None
-    """a file with it, read again for each connection"""
+    """file with the password; read again for each connection"""
     ssl_cafile: Path | None = None
-    """authorities of the brokers' certificates, read again when it changes; not set: the system's"""
+    """CA certificates (PEM) that verify the brokers; read again when the file changes. Not set: the system's"""
     ssl_certfile: Path | None = None
-    """a client certificate (PEM, with its chain) for brokers that ask for one; read again when it changes"""
+    """client certificate (PEM, with its chain) for brokers that require one; read again when the file changes"""
     ssl_keyfile: Path | None = None
-    """its key; not set: in the same file"""
+    """private key of the client certificate. Not set: in the same file"""
     ssl_key_password: SecretStr | None = None
-    """of the key, if it is encrypted"""
+    """password of the private key, if it is encrypted"""
     oauth: KafkaOauthConfig = KafkaOauthConfig()
 
     @model_validator(mode="after")
@@ -138,32 +140,33 @@ class EmbeddedConfig(Section):
     """The embedded broker: used when `kafka.bootstrap_servers` is not set."""
 
     port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 9092
-    """0: a free one"""
+    """the broker's port; 0: any free port"""
     controller_port: Annotated[int, Field(ge=0, le=LARGEST_PORT)] = 0
-    """of the KRaft controller, loopback only"""
+    """port of the KRaft controller, on loopback only; 0: any free port"""
     heap: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
-    """Java heap, such as `512m`"""
+    """Java heap of the broker, such as `512m`"""
 
 
 class BudgetConfig(Section):
-    """Bounds on what is on its way: to Kafka and not answered yet, and to clients and not read or settled yet."""
+    """Bounds on data in flight: to Kafka until it is answered, and to clients until it is read and settled."""
 
     process_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
-    """of the process: the main bound on memory"""
+    """bytes in flight to Kafka from the whole process: the main bound on memory"""
     process_records: Annotated[int, Field(ge=1)] = 1_000_000
-    """of the process: small records cost more in objects than in bytes"""
+    """records in flight to Kafka from the whole process: small records cost more memory in objects than in bytes"""
     connection_bytes: Annotated[int, Field(ge=65536)] = 32 * MEBIBYTE
-    """of one connection, so that one client cannot take the whole budget; and as much for parts of its AMQP messages"""
+    """bytes in flight to Kafka from one connection, so that one client cannot use up the whole budget; the same amount
+    again for incomplete AMQP messages"""
     topic_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 128 * MEBIBYTE
-    """of one Kafka topic, so that one slow topic slows its own senders first"""
+    """bytes in flight to one Kafka topic, so that a slow topic slows its own senders first"""
     # A connection that reads nothing costs little; thousands that have credit for everything would cost the process.
     outgoing_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 256 * MEBIBYTE
-    """of all receivers of all protocols: what they were sent and have neither read nor settled, 512 bytes for each
-    unsettled message beside its own, and answers of HTTP that are not read. Nobody may have more than is free; 16 KiB
-    of each socket and of each AMQP link are not counted"""
+    """bytes in flight to all receivers of all protocols: messages that are sent but not yet read or settled, plus 512
+    bytes for each unsettled message, and HTTP responses that are not yet read. No receiver gets more than is free. The
+    first 16 KiB of each socket and of each AMQP link do not count"""
     login_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 64 * MEBIBYTE
-    """of all connections that have not logged in: what they have sent, and 48 KiB for each TLS handshake under way (so
-    some 1,300 at once). Beyond it the oldest connection of the address that holds the most is cut off"""
+    """bytes for all connections that have not logged in: data received from them, and 48 KiB for each TLS handshake in
+    progress (about 1,300 at a time). Above it, the oldest connection of the address with the most bytes is closed"""
 
 
 class RuleConfig(Section):
@@ -175,13 +178,13 @@ class RuleConfig(Section):
 
 
 class MappingConfig(Section):
-    """From addresses to Kafka topics and keys."""
+    """The mapping from addresses to Kafka topics and keys."""
 
     rules: tuple[RuleConfig, ...] = ()
-    """from MQTT topics to Kafka topics and keys; see [below](#mapping-rules)"""
+    """rules from MQTT topics to Kafka topics and keys; see [below](#mapping-rules)"""
     catch_all_topic: str = "mqtt"
-    """the Kafka topic of MQTT topics whose first level is no Kafka topic name"""
-    # None: all where the gateway makes no topics, none where it does: Kafka takes a.b and a_b for one name (ADR 0035).
+    """Kafka topic for MQTT topics whose first level is not a valid Kafka topic name"""
+    # Depends on whether the gateway creates topics, because Kafka treats a.b and a_b as the same name (ADR 0035).
     dotted_topics: tuple[str, ...] | None = None
-    """first levels with a dot that are Kafka topics of their own, such as `["orders.v1"]`; see
-    [below](#mapping-rules). Not set: all of them where the gateway makes no topics, none where it does"""
+    """first levels with a dot that map to a Kafka topic of the same name, such as `["orders.v1"]`; see
+    [below](#mapping-rules). Not set: all of them if the gateway creates no topics, none if it does"""

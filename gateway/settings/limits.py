@@ -1,4 +1,4 @@
-"""How much clients may have, send and be sent a second."""
+"""Settings of the limits of clients."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ Bytes = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class LimitRule(Section):
-    """One `[[limits.rules]]` entry: for whom it is, what they share, and how much that is; 0: any."""
+    """One `[[limits.rules]]` entry: which clients it applies to, what shares it, and the limits; 0 means no limit."""
 
     per: Per
-    """what has the limit to itself: each `connection`, each `principal` on all its connections (each address of
-    anonymous clients is one), each `tenant`, or each `listener`"""
+    """what the limits are counted for: each `connection`, each `principal` over all its connections (anonymous clients
+    count by address), each `tenant`, or each `listener`"""
     principal: Annotated[str, Field(min_length=1)] = "*"
-    """whom it is for, as in the access list: a name, `group:NAME`, `anonymous`, or `*` for everybody"""
+    """which clients the rule applies to, as in the access list: a name, `group:NAME`, `anonymous`, or `*` for all"""
     tenant: Annotated[str, Field(min_length=1)] | None = None
     """only clients of this tenant"""
     listener: Annotated[str, Field(min_length=1)] | None = None
-    """only clients that came to this listener, by its name in `[[listeners]]`; without these it is `mqtt`, `amqp`,
-    `http`, `mqtt_websocket` or `amqp_websocket`"""
+    """only clients of the listener with this name, as in `[[listeners]]`; without those the names are `mqtt`, `amqp`,
+    `http`, `mqtt_websocket` and `amqp_websocket`"""
     connections: Annotated[int, Field(ge=0)] = 0
-    """connections at a time that have logged in"""
+    """concurrent connections that have logged in"""
     connects_per_s: Annotated[float, Field(ge=0, le=1e6)] = 0
-    """logins a second that begin a connection"""
+    """logins of new connections per second"""
     in_messages_per_s: Messages = 0
-    """messages that they publish"""
+    """messages per second from the clients"""
     in_bytes_per_s: Bytes = 0
-    """bytes that they publish: payloads of MQTT, messages of AMQP, bodies of HTTP"""
+    """bytes per second from the clients: MQTT payloads, AMQP messages, HTTP bodies"""
     out_messages_per_s: Messages = 0
-    """messages that they are sent"""
+    """messages per second to the clients"""
     out_bytes_per_s: Bytes = 0
-    """bytes of them, likewise"""
+    """bytes per second to the clients, counted in the same way"""
     disconnect: bool = False
-    """an MQTT client that publishes more is sent away with DISCONNECT 0x96 (5.0; others are cut off), and not made to
-    wait"""
+    """disconnect an MQTT client that publishes more, instead of making it wait: with DISCONNECT 0x96 (MQTT 5; older
+    clients are disconnected without a reason)"""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> LimitRule:
@@ -53,7 +53,7 @@ class LimitRule(Section):
         return self
 
     def covers(self, other: LimitRule) -> bool:
-        """Whether it is for everybody whom `other` is for, so that a later `other` would never hold."""
+        """Return whether the rule applies to every client of `other`, so that a later `other` would never apply."""
         return (
             self.per == other.per
             and self.principal in {"*", other.principal}
@@ -63,13 +63,13 @@ class LimitRule(Section):
 
 
 class LimitsConfig(Section):
-    """How much clients may have, send and be sent. Who has more waits, and loses nothing that was to be kept."""
+    """Limits of clients. A client above its rate waits; no message that must be kept is lost."""
 
-    # None: the budgets share fairly what there is. A limit is for whoever shall have less than there is.
+    # Empty by default: the budgets share the capacity fairly. A limit gives a client less than its fair share.
     rules: tuple[LimitRule, ...] = ()
-    """for whom there are which limits; see [below](#limits-of-clients)"""
+    """the limits and the clients that they apply to; see [below](#limits-of-clients)"""
     burst_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
-    """who has sent or received nothing for a while may do at once what comes in so many seconds"""
+    """size of a burst, in seconds of the rate: what a client may send or receive at once after being idle"""
 
     @model_validator(mode="after")
     def _reached(self) -> LimitsConfig:

@@ -1,4 +1,4 @@
-"""One listener: where it is, its TLS, who may log in there and how."""
+"""Settings of a listener: its address, its TLS and its login methods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ListenerProtocol = Literal["mqtt", "mqtt_websocket", "amqp", "amqp_websocket", "
 
 
 class TlsConfig(Section):
-    """TLS as a server speaks it."""
+    """TLS of a listener."""
 
     cert: Path
     """certificate chain (PEM)"""
     key: Path
-    """its key (PEM)"""
+    """private key (PEM)"""
     client_ca: Path | None = None
-    """authorities of client certificates; set: clients are asked for one"""
+    """CA certificates (PEM) that verify client certificates. If set, clients are asked for a certificate"""
     require_client_cert: bool = False
-    """no connection without one"""
+    """refuse connections without a client certificate"""
 
     @model_validator(mode="after")
     def _authority(self) -> TlsConfig:
@@ -36,23 +36,24 @@ class ListenerConfig(Section):
     """One `[[listeners]]` entry."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-    """what logs, metrics, `/ready`, the ready file and limits call it: small letters, digits, `-` and `_`"""
+    """the listener's name in logs, metrics, `/ready`, the ready file and limits: lower-case letters, digits, `-` and
+    `_`"""
     protocol: ListenerProtocol
-    """`mqtt`, `amqp`, `http` (which has WebSockets at `/mqtt` and `/amqp`), `mqtt_websocket`, `amqp_websocket` (a
-    WebSocket at any path and nothing else)"""
+    """`mqtt`, `amqp`, `http` (which includes WebSockets at `/mqtt` and `/amqp`), `mqtt_websocket` or `amqp_websocket`
+    (only WebSockets, at any path)"""
     address: Address
-    """where it listens"""
+    """the address to listen on"""
     tls: TlsConfig | None = None
-    """its own TLS, a table of the keys below. Not set: that of `security.tls_cert`, if there is one"""
+    """the listener's own TLS, a table with the keys below. Not set: the TLS of `security.tls_cert`, if that is set"""
     plain: bool = False
-    """no TLS, whatever `security.tls_cert` says"""
+    """no TLS, even if `security.tls_cert` is set"""
     proxy_protocol: bool = False
-    """it is behind load balancers that say whose a connection is; see [below](#behind-a-load-balancer)"""
+    """the listener is behind load balancers that send PROXY headers; see [below](#behind-a-load-balancer)"""
     logins: Annotated[tuple[LoginMethod, ...], Field(min_length=1)] | None = None
-    """how clients may log in here: `anonymous`, `password`, `scram`, `token`, `certificate`; each must be configured in
-    `security`, or for a certificate by a client CA. Not set: in every way that is configured"""
+    """login methods accepted here: `anonymous`, `password`, `scram`, `token`, `certificate`. Each must be configured in
+    `security` (`certificate` by a client CA). Not set: all configured methods"""
     max_connections: Annotated[int, Field(ge=1)] | None = None
-    """open connections, those that have not logged in among them; more are closed at once"""
+    """open connections, including those that have not logged in; further ones are closed immediately"""
 
     @model_validator(mode="after")
     def _one_tls(self) -> ListenerConfig:
@@ -62,19 +63,19 @@ class ListenerConfig(Section):
 
 
 class ListenerSettings(msgspec.Struct, frozen=True):
-    """One listener, whichever way it was written (`gateway.ports`)."""
+    """A listener's settings, in whichever form they were configured (`gateway.ports`)."""
 
     name: str
     protocol: ListenerProtocol
     address: Address
-    key: str  # of its address in the configuration, for errors
-    tls_key: str = "security.tls_"  # what the keys of its TLS begin with, likewise
-    tls: TlsConfig | None = None  # None: plain text
-    proxy_protocol: bool = False  # whether a balancer says whose a connection is
-    logins: frozenset[LoginMethod] = frozenset(get_args(LoginMethod))  # how clients may log in
-    max_connections: int | None = None  # None: as many as come
+    key: str  # the setting of its address, for errors
+    tls_key: str = "security.tls_"  # prefix of its TLS settings, for errors
+    tls: TlsConfig | None = None  # None: no TLS
+    proxy_protocol: bool = False  # whether load balancers send PROXY headers
+    logins: frozenset[LoginMethod] = frozenset(get_args(LoginMethod))  # accepted login methods
+    max_connections: int | None = None  # None: unlimited
 
     @property
     def authenticates(self) -> bool:
-        """Whether every client must prove who it is."""
+        """Whether every client must authenticate."""
         return "anonymous" not in self.logins or (self.tls is not None and self.tls.require_client_cert)

@@ -1,4 +1,4 @@
-"""Who may do what, logs and spans."""
+"""Settings of security, logs, audit and spans."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from gateway.settings.values import Address, BootstrapServers, HostName, LoginMe
 
 
 class AccessRule(Section):
-    """One rule of the access list: first match decides."""
+    """One rule of the access list; the first match decides."""
 
     principal: str = "*"  # a name, group:NAME, or * for everyone
     action: Literal["publish", "subscribe", "admin", "read", "delete", "*"] = "*"
-    topic: str = "#"  # an MQTT filter over MQTT topics (MQTT) or `topic/key` (AMQP, HTTP), or the begin of such names
-    kafka: str | None = None  # instead: the same over Kafka's `topic/key` in every protocol
-    group: str | None = None  # instead of a topic: a consumer group, or the beginning of names and a final *
+    topic: str = "#"  # a filter over MQTT topics (MQTT) or `topic/key` (AMQP, HTTP); a single level includes all below
+    kafka: str | None = None  # instead of topic: a filter over Kafka's `topic/key` in every protocol
+    group: str | None = None  # instead of topic: a consumer group, or a prefix and a final *
     allow: bool = True
 
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""What a token may be signed by (RFC 7518, RFC 8037): not by a shared secret, with which whoever checks could sign."""
+"""Signature algorithms of tokens (RFC 7518, RFC 8037). None with a shared secret: every verifier could sign tokens."""
 
 
 class OauthConfig(Section):
-    """Bearer tokens: JSON Web Tokens of one issuer. In force when it is known where the issuer's keys are."""
+    """Bearer tokens: JSON Web Tokens of one issuer. Enabled if the location of the issuer's keys is set."""
 
     jwks_file: Path | None = None
-    """the keys that sign bearer tokens (a JSON Web Key Set); with it or `jwks_url` tokens are believed; see
+    """file with the keys that verify bearer tokens (a JSON Web Key Set). This or `jwks_url` enables tokens; see
     [below](#tokens)"""
     jwks_url: SecretUrl | None = None
-    """the same, fetched: `https://`, or `http://` on this machine"""
+    """URL from which the keys are fetched: `https://`, or `http://` on this machine"""
     jwks_cafile: Path | None = None
-    """authorities (PEM) of that server; not set: the system's"""
+    """CA certificates (PEM) that verify the server of `jwks_url`. Not set: the system's"""
     issuer: str | None = None
-    """claim `iss` of a good token; needed"""
+    """required value of the claim `iss`; must be set"""
     audience: tuple[str, ...] = ()
-    """one of these is in claim `aud` of a good token; needed, for a token that was given for another service must not
-    be good here"""
+    """the claim `aud` must contain one of these; must be set, because a token that was issued for another service must
+    not be valid here"""
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = get_args(Algorithm)
-    """what may have signed it. There are none with a shared secret: who could check could sign"""
+    """accepted signature algorithms. None with a shared secret: every verifier could sign tokens"""
     name_claim: str = "sub"
-    """the claim with the client's name; `a.b` is claim `b` inside of `a`"""
+    """claim with the client's name; `a.b` is the claim `b` inside `a`"""
     groups_claim: str | None = None
-    """the claim with its groups or roles: a list, or text with spaces such as `scope`"""
+    """claim with the client's groups or roles: a list, or space-separated text like `scope`"""
     leeway_s: Annotated[float, Field(ge=0, le=600)] = 30.0
-    """by how much clocks may differ"""
+    """tolerated difference between clocks"""
     refresh_s: Annotated[float, Field(ge=1)] = 300.0
-    """time between two fetches: a key that the issuer has withdrawn is believed for so long, and a minute"""
+    """interval of fetching the keys. A key that the issuer has withdrawn stays valid for this time plus a minute"""
     retry_s: Annotated[float, Field(ge=0.1)] = 10.0
-    """least time between two fetches, when one failed or a token names an unknown key: anybody can make one up"""
+    """minimum interval between fetches after a failure or a token with an unknown key id, which any client can
+    invent"""
 
     @model_validator(mode="after")
     def _whole(self) -> OauthConfig:
@@ -73,7 +74,7 @@ class OauthConfig(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether tokens mean anything here."""
+        """Whether tokens are accepted."""
         return self.jwks_file is not None or self.jwks_url is not None
 
 
@@ -89,14 +90,14 @@ def _tenant_source(text: str) -> str:
 
 
 class TenantsConfig(Section):
-    """Tenants: clients whose topics, groups and sessions are their own, in a Kafka that others use too."""
+    """Tenants: clients with separate topics, groups and sessions in a shared Kafka."""
 
     sources: tuple[Annotated[str, AfterValidator(_tenant_source)], ...] = ()
-    """where a client's tenant comes from, the first that says one: `claim:NAME` of a bearer token, `certificate:O`
-    (`OU`, `CN`) of a verified certificate, `group:PREFIX*` (a token's group, without the prefix), `listener` (its
-    name), `user` (a login `tenant/name`); see [below](#tenants). Empty: there are no tenants"""
+    """where a client's tenant is found; the first source that gives one decides: `claim:NAME` of a bearer token,
+    `certificate:O` (or `OU`, `CN`) of a verified certificate, `group:PREFIX*` (a token's group without the prefix),
+    `listener` (its name), `user` (a login `tenant/name`); see [below](#tenants). Empty: no tenants"""
     required: bool = True
-    """whether a client without a tenant is refused. Not so: it has the topics and groups that are no tenant's"""
+    """refuse clients without a tenant. `false`: they use the topics and groups that belong to no tenant"""
 
     @property
     def enabled(self) -> bool:
@@ -105,76 +106,76 @@ class TenantsConfig(Section):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """The claims that say a tenant."""
+        """The claims that are sources of tenants."""
         return tuple(source.removeprefix("claim:") for source in self.sources if source.startswith("claim:"))
 
 
 class SecurityConfig(Section):
-    """One identity and one access list for the three protocols."""
+    """Authentication and authorization for the three protocols."""
 
     allow_anonymous: bool = True
-    """whether a client may say nothing about itself; it is then the principal `anonymous`"""
+    """allow clients without credentials; their principal is `anonymous`"""
     password_file: Path | None = None
-    """one `name:hash` a line; see [below](#passwords)"""
+    """password file, one `name:hash` per line; see [below](#passwords)"""
     scram_file: Path | None = None
-    """SCRAM users, one `name:SCRAM-SHA-256$...` a line; see [below](#scram)"""
+    """file of SCRAM users, one `name:SCRAM-SHA-256$...` per line; see [below](#scram)"""
     plugins: Mapping[str, Mapping[str, SecretValue]] = Field(default_factory=dict)
-    """amqtt authentication plugins: class path -> its configuration"""
-    password_source: Literal["files", "kafka"] = "files"  # noqa: S105 - where they are
-    """who checks passwords: `files` (and plugins), or `kafka`: its own users, each password by a short SASL connection;
-    see [Kafka's passwords](operations.md#kafkas-acls-and-passwords)"""
+    """amqtt authentication plugins: class path -> the plugin's configuration"""
+    password_source: Literal["files", "kafka"] = "files"  # noqa: S105 - a source of passwords
+    """what checks passwords: `files` (with plugins), or `kafka`: its SCRAM or PLAIN users, each password with a short
+    SASL connection; see [Kafka's passwords](operations.md#kafkas-acls-and-passwords)"""
     password_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"  # noqa: S105 - its name
-    """how passwords are shown to Kafka: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`"""
+    """SASL mechanism for checking passwords with Kafka: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`"""
     password_protocol: Literal["SASL_PLAINTEXT", "SASL_SSL"] | None = None
-    """of Kafka's listener for that; not set: `kafka.security_protocol`"""
+    """security protocol of the Kafka listener that checks passwords. Not set: `kafka.security_protocol`"""
     password_servers: BootstrapServers | None = None
-    """`host:port,host:port` of that listener, where it is another one than the gateway's own; not set:
-    `kafka.bootstrap_servers`"""
+    """`host:port,host:port` of the Kafka listener that checks passwords. Not set: `kafka.bootstrap_servers`"""
     oauth: OauthConfig = OauthConfig()
     tls_cert: Path | None = None
-    """certificate chain (PEM); with `tls_key` every listener speaks TLS"""
+    """certificate chain (PEM); with this and `tls_key` every listener uses TLS"""
     tls_key: Path | None = None
-    """its key (PEM)"""
+    """private key (PEM)"""
     tls_client_ca: Path | None = None
-    """authorities of client certificates; set: clients are asked for one, and its common name (or first alternative
-    name) is the principal"""
+    """CA certificates (PEM) that verify client certificates. If set, clients are asked for a certificate, and its
+    common name (or first alternative name) is the principal"""
     tls_require_client_cert: bool = False
-    """no connection without one"""
+    """refuse connections without a client certificate"""
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
-    """networks of the load balancers that listeners with `proxy_protocol` are behind, such as `["10.0.0.0/8"]`"""
+    """networks of the load balancers whose PROXY headers are trusted, such as `["10.0.0.0/8"]`"""
     proxy_common_names: bool = False
-    """believe the common name of the certificate that a client showed to the balancer (`PP2_SUBTYPE_SSL_CN`), where the
-    balancer has verified it: it is then as one that was shown here"""
+    """trust the common name of a client certificate that the load balancer has verified (`PP2_SUBTYPE_SSL_CN`), as if
+    the client had presented the certificate here"""
     failed_attempt_delay_s: Annotated[float, Field(ge=0)] = 1.0
-    """least delay of a refusal; doubles with each failure from one address, up to 5 s; 0: no delay"""
+    """minimum delay of the answer to a failed login; doubles with each failure from an address, up to 5 s. 0: no
+    delay"""
     access: tuple[AccessRule, ...] = ()
     """the access list; see [below](#access-list)"""
     tenants: TenantsConfig = TenantsConfig()
     access_source: Literal["list", "kafka"] = "list"
-    """whose rules say who may do what: `list` (`access`), or `kafka`: the cluster's own ACLs, for every protocol; see
+    """where access rules come from: `list` (`security.access`), or `kafka`: the cluster's ACLs, for every protocol; see
     [Kafka's ACLs](operations.md#kafkas-acls-and-passwords)"""
     access_refresh_s: Annotated[float, Field(ge=0.1, le=3600)] = 5.0
-    """time between two looks at Kafka's ACLs: a right that was withdrawn is good for so long"""
+    """interval of reading Kafka's ACLs; a withdrawn right stays valid for this time"""
     access_principal: str = "User:{name}"
-    """who a client is in Kafka's ACLs, with one of `{name}`, `{cn}` and `{claim:NAME}`, such as `User:CN={cn}`;
+    """a client's principal in Kafka's ACLs, with one of `{name}`, `{cn}` and `{claim:NAME}`, such as `User:CN={cn}`;
     anonymous clients are `User:ANONYMOUS`"""
     allow_everyone_if_no_acl_found: bool = False
-    """as Kafka's setting `allow.everyone.if.no.acl.found`: what no ACL is about, everybody may do"""
+    """like Kafka's `allow.everyone.if.no.acl.found`: everyone may access a resource that has no ACL"""
     origins: tuple[Origin, ...] | None = None
-    """web pages that may use HTTP and WebSockets, such as `["https://example.com"]`, `["*"]`: all; for HTTP those of
-    `http.cors_origins` too. Not set: those of this machine, because any page that a user visits could use what his
-    machine, a remembered password or his browser's certificate may do. The gateway's own pages (the same name as in
-    `Host`) always may; where every client must log in, and nothing is set, any page may open a WebSocket of MQTT or
-    AMQP, whose login no browser remembers. Clients that are no browsers, and requests with a bearer token, are not
-    asked. Others get 403"""
+    """origins of web pages that may use HTTP and WebSockets, such as `["https://example.com"]`; `["*"]`: all; HTTP also
+    accepts `http.cors_origins`. Not set: only pages of this machine, because any page that a user visits could
+    otherwise use the rights of his machine, of a password that his browser remembers, or of its client certificate. The
+    gateway's own pages (same name as in `Host`) are always allowed. If nothing is set and every client must log in, any
+    page may open MQTT or AMQP WebSockets, because no browser remembers their login. Clients that are not browsers, and
+    requests with a bearer token, are not checked. Other pages get 403"""
     hosts: tuple[HostName, ...] | None = None
-    """names that HTTP requests may be for (`Host`), without ports, such as `["gateway.example.com"]`, `["*"]`: all.
-    Always allowed: addresses, names without a dot, the machine's own, and those that nobody can register
-    (`.localhost`, `.local`, `.internal`, `.home.arpa`, `.test`). Not set: any other name too over TLS and where
-    every client must log in; on an anonymous listener it is 421, because a page's owner could have pointed it here
-    (DNS rebinding)"""
+    """host names that HTTP requests may use (`Host`), without ports, such as `["gateway.example.com"]`; `["*"]`: all.
+    Always allowed: IP addresses, names without a dot, the machine's own name, and suffixes that cannot be registered
+    (`.localhost`, `.local`, `.internal`, `.home.arpa`, `.test`). Not set: any other name too, over TLS or if every
+    client must log in; otherwise other names get 421, because the owner of a web page could point his name at this
+    machine (DNS rebinding)"""
     insecure: bool = False
-    """allow a listener beyond loopback without authentication"""
+    """allow listeners on other addresses than loopback without authentication"""
 
     @model_validator(mode="after")
     def _pairs(self) -> SecurityConfig:
@@ -192,7 +193,7 @@ class SecurityConfig(Section):
 
     @property
     def tls(self) -> TlsConfig | None:
-        """TLS of management, and of each listener that does not say otherwise."""
+        """The TLS of management and of each listener without its own."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsConfig(
@@ -210,11 +211,11 @@ class SecurityConfig(Section):
     @property
     def asks_kafka_for_passwords(self) -> bool:
         """Whether Kafka checks passwords."""
-        return self.password_source == "kafka"  # noqa: S105 - where they are
+        return self.password_source == "kafka"  # noqa: S105 - a source of passwords
 
     @property
     def logins(self) -> frozenset[LoginMethod]:
-        """The ways to log in that are configured, but for certificates: for these TLS or a balancer asks."""
+        """The configured login methods, except certificates, which depend on the listener's TLS or PROXY headers."""
         configured: dict[LoginMethod, bool] = {
             "anonymous": self.allow_anonymous,
             "password": self.takes_passwords,
@@ -228,27 +229,28 @@ class LogConfig(Section):
     """Structured logs on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`, `info`, `warning`, `error`"""
+    """`debug`, `info`, `warning` or `error`"""
     format: Literal["auto", "console", "json"] = "auto"
-    """`console`, `json`, or by whether standard error is a terminal"""
+    """`console`, `json`, or `auto`: `console` if standard error is a terminal, else `json`"""
 
 
 class AuditConfig(Section):
-    """A line for each login, refusal and administrator's act."""
+    """The audit trail: one line for each login, refusal and administrative action."""
 
     file: Path | None = None
-    """where the audit trail is appended, in JSON lines; opened again on SIGHUP, after logrotate has renamed it"""
+    """file to which the audit trail is appended as JSON lines; reopened on SIGHUP, for logrotate"""
     topic: Annotated[str | None, Field(pattern="^__trivium_[a-zA-Z0-9._-]{1,200}$")] = None
-    """a Kafka topic for it, such as `__trivium_audit`. No client can read or write a topic whose name begins so"""
+    """Kafka topic for the audit trail, such as `__trivium_audit`. Clients can neither read nor write `__trivium_`
+    topics"""
 
 
 class ObserveConfig(Section):
-    """Spans for a collector of OpenTelemetry."""
+    """Spans for an OpenTelemetry collector."""
 
     otlp_endpoint: SecretUrl | None = None
-    """a collector of OpenTelemetry (OTLP over HTTP), such as `http://127.0.0.1:4318`: requests over HTTP and what they
-    publish become spans. Needs the packages of the extra `otel` (`pip install trivium[otel]`). OpenTelemetry's own
-    variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, ...) hold too"""
+    """OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`. HTTP requests and their publishing
+    become spans. Needs the extra `otel` (`pip install trivium[otel]`). OpenTelemetry's own variables
+    (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, ...) apply too"""
 
     @field_validator("otlp_endpoint")
     @classmethod

@@ -1,4 +1,4 @@
-"""Kinds of values in the configuration, and what a section is."""
+"""Value types of the configuration, and the base class of its sections."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ LARGEST_PORT = 65535
 
 
 LoginMethod = Literal["anonymous", "password", "scram", "token", "certificate"]
-"""How a client proves who it is; an anonymous one does not."""
+"""How a client authenticates; `anonymous` means not at all."""
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the text names each key and what is wrong with it."""
+    """The configuration cannot be used; the text names each bad key and the error."""
 
 
 class Address(str):
-    """`HOST:PORT` (`[::1]:1883` for IPv6). Port 0 asks for a free one."""
+    """`HOST:PORT` (`[::1]:1883` for IPv6). Port 0 means any free port."""
 
     __slots__ = ()
 
     @property
     def host(self) -> str:
-        """The host part, without brackets."""
+        """The host, without brackets."""
         return self.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """The port part."""
+        """The port."""
         return int(self.rpartition(":")[2])
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether the address is reachable only from this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -47,7 +47,7 @@ class Address(str):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Check `text`; ValueError when it is no `HOST:PORT`."""
+        """Parse `text`; raises ValueError if it is not `HOST:PORT`."""
         host, colon, port = text.rpartition(":")
         if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > LARGEST_PORT:
             raise ValueError("expected HOST:PORT")
@@ -63,7 +63,7 @@ class Address(str):
 
 
 def _is_bracketed(host: str) -> bool:
-    """Whether it is an IPv6 address in brackets."""
+    """Return whether the host is an IPv6 address in brackets."""
     try:
         return host[0] + host[-1] == "[]" and ipaddress.ip_address(host[1:-1]).version == 6
     except ValueError:
@@ -78,7 +78,7 @@ def _origin(text: str) -> str:
 
 
 Origin = Annotated[str, AfterValidator(_origin)]
-"""Where a page of a browser came from, as the browser says it."""
+"""The origin of a web page, as browsers send it."""
 
 
 def _host_name(text: str) -> str:
@@ -88,7 +88,7 @@ def _host_name(text: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(_host_name)]
-"""A name that clients call the gateway by."""
+"""A host name of the gateway."""
 
 
 def _bootstrap_servers(text: str) -> str:
@@ -107,6 +107,6 @@ BootstrapServers = Annotated[str, AfterValidator(_bootstrap_servers)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, and unknown keys are errors. The text below a field is its description."""
+    """A section of the configuration: frozen; unknown keys are errors. The text below a field is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
