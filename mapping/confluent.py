@@ -1,4 +1,4 @@
-"""Records as Confluent's REST proxy takes and shows them. Pure."""
+"""Maps records from and to the forms of Confluent's REST proxy. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NULL: Final = b"null"
 
 
 def without_headers(record: Received, embedded: Format) -> RecordItem:
-    """A stored record as it stands in an answer of version 2; UndecodableError as from `from_record`.
+    """Map a stored record to an answer of version 2; UndecodableError as from `from_record`.
 
-    The dialect has no headers. Its timestamp is Karapace's; Confluent's clients overlook it.
+    The dialect has no headers. The timestamp is Karapace's addition; Confluent's clients ignore it.
     """
     item = from_record(record, embedded)
     if item.headers is msgspec.UNSET:
@@ -33,7 +33,7 @@ def without_headers(record: Received, embedded: Format) -> RecordItem:
 
 
 class About(NamedTuple):
-    """What a record's report says beside its partition and offset."""
+    """Data for a record's report in addition to partition and offset."""
 
     key: DataReport | msgspec.UnsetType
     value: DataReport | msgspec.UnsetType
@@ -41,12 +41,12 @@ class About(NamedTuple):
 
 
 def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, About]:
-    """A record of version 3, for Kafka, and what its report will say.
+    """Map a record of version 3 to a record for Kafka and the data for its report.
 
-    `now` (epoch ms) is the time of a record that has none.
+    `now` (epoch ms) is the timestamp of a record without one.
 
     Raises:
-        RestError: 400 or 422; nothing can be stored.
+        RestError: 400 or 422 if the record cannot be stored.
     """
     partition = produced.partition_id
     if partition is not None and not 0 <= partition <= LARGEST_PARTITION:
@@ -63,7 +63,7 @@ def to_record(produced: Produced, topic: str, principal: str, trace: Headers, no
 
 
 def _content(data: Data | None, part: str) -> tuple[bytes | None, DataReport | msgspec.UnsetType, Format]:
-    """Bytes, their report, and the format that they were said in."""
+    """Return the bytes of a key or value, their report, and their format."""
     embedded = None if data is None else data.format(part)
     if data is None or embedded is None:
         return None, msgspec.UNSET, Format.BINARY

@@ -1,7 +1,7 @@
-"""From a record that no receiver could take to its dead letter: the same in another topic, with reason and origin.
+"""Makes dead letters: copies of undeliverable records in another topic, with the reason and the origin.
 
-Key, value and headers stay; headers `dead-letter.*` are added, readable for everybody. The expiry goes: a dead letter
-is kept for people to look at. What belongs to an exchange between one client and the gateway goes too.
+Key, value and headers are kept; headers `dead-letter.*` are added, which every protocol shows. The expiry is removed,
+as people inspect dead letters later, and so are headers of the exchange between one client and the gateway.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ TOPIC_FIELD: Final = "{topic}"
 class Cause(msgspec.Struct, frozen=True):
     """Why a record is a dead letter."""
 
-    group: str  # the consumer group whose receivers could not take it
-    attempts: int  # how often it was given out
+    group: str  # the consumer group whose receivers did not accept it
+    attempts: int  # number of deliveries
     condition: str  # a receiver's AMQP error, or one of `CONDITION_*`
-    reason: str = ""  # a line for people
+    reason: str = ""  # one line of text for people
 
 
-CONDITION_REJECTED: Final = "rejected"  # without an error of the receiver's own
+CONDITION_REJECTED: Final = "rejected"  # the receiver gave no error of its own
 CONDITION_ATTEMPTS: Final = "too-many-attempts"
 CONDITION_UNDELIVERABLE: Final = "undeliverable-here"
 
 
 def dead_letter_topic(template: str, record: Received) -> str | None:
-    """The topic of a record's dead letter; None when the record is one already, read from there."""
+    """Return the topic for a record's dead letter; None if the record is already in its dead letter topic."""
     name = template.replace(TOPIC_FIELD, record.topic)
     origin = next((value for header, value in record.headers if header == DEAD_LETTER_TOPIC), None)
     if name == record.topic:
@@ -58,7 +58,7 @@ def dead_letter_topic(template: str, record: Received) -> str | None:
 
 
 def refused_letter(record: Record, topic: str, condition: str, reason: str) -> Record:
-    """The dead letter, for `topic`, of a message that could not be stored where it should go."""
+    """Make the dead letter, for `topic`, of a message that could not be stored in its own topic."""
     kept = tuple((name, value) for name, value in record.headers if name not in _DROPPED)
     added: Headers = (
         (DEAD_LETTER_TOPIC, record.topic.encode()),
@@ -69,7 +69,7 @@ def refused_letter(record: Record, topic: str, condition: str, reason: str) -> R
 
 
 def dead_letter(record: Received, topic: str, cause: Cause) -> Record:
-    """The dead letter of a record, for `topic`."""
+    """Make the dead letter, for `topic`, of a stored record."""
     kept = [
         (name, value)
         for name, value in record.headers

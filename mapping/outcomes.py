@@ -1,4 +1,4 @@
-"""What became of a record, and how each protocol says so: one table.
+"""The outcomes of a record, and each protocol's answer for them, in one table.
 
 Only `gateway.kafka.publish.publisher` turns Kafka's errors into an `Outcome`; only this table turns an `Outcome` into a
 reason code (MQTT 5.0 section 2.4), a delivery outcome (AMQP 1.0 part 3.4) or an HTTP status (RFC 9110 section 15).
@@ -11,17 +11,17 @@ from typing import Final, NamedTuple
 
 
 class Outcome(enum.Enum):
-    """What became of one record."""
+    """The outcome of one record."""
 
     STORED = "stored"  # every in-sync replica has it
-    BUSY = "busy"  # transient: Kafka unreachable, a quota, a batch of unknown fate; sending again is right
+    BUSY = "busy"  # transient, the client should retry: Kafka unreachable, a quota, a batch of unknown outcome
     UNFIT = "unfit"  # cannot be mapped or decoded
     TOO_LARGE = "too-large"
     DENIED = "denied"
     UNKNOWN_TOPIC = "unknown-topic"
-    UNSAFE = "unsafe"  # too few brokers would have it: an operator must change the topic, or the setting
-    FULL = "full"  # a limit of topics is reached: another one must go first
-    EXPIRED = "expired"  # its time ran out before it was stored
+    UNSAFE = "unsafe"  # the topic has too few replicas: an operator must change the topic, or the setting
+    FULL = "full"  # a limit of topics is reached: a topic must be deleted first
+    EXPIRED = "expired"  # it expired before it was stored
     BROKEN = "broken"  # a permanent Kafka error
 
 
@@ -34,7 +34,7 @@ class AmqpAnswer(enum.Enum):
 
 
 class Answer(NamedTuple):
-    """One outcome in three protocols. `condition` is the AMQP error of a rejected delivery."""
+    """The answer for one outcome in three protocols. `condition` is the AMQP error of a rejected delivery."""
 
     mqtt: int
     amqp: AmqpAnswer

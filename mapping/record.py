@@ -1,7 +1,7 @@
-"""The one pivot of the gateway: a Kafka record, and the header names that carry what Kafka has no field for.
+"""The common form of messages, a Kafka record, and the header names for properties that Kafka has no field for.
 
-Every protocol maps to and from `Record`; no protocol knows another. Spark jobs read the same header names from
-here, so this module is the contract with them and imports nothing of ours.
+Every protocol maps to and from `Record`; no protocol knows another. The Spark jobs import the header names from here,
+so this module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Headers = tuple[Header, ...]
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way to Kafka."""
+    """A record to publish."""
 
     topic: str  # the Kafka topic, a legal name (`is_topic_name`)
     key: bytes | None  # the record key; None is Kafka's null key (any partition)
-    value: bytes | None  # the value; None is a tombstone, b"" an empty value. They are different things
-    headers: Headers = ()  # see `Headers`
-    # CreateTime in milliseconds since the epoch; None lets the publisher stamp the arrival
+    value: bytes | None  # None is a tombstone, which is different from the empty value b""
+    headers: Headers = ()
+    # CreateTime in milliseconds since the epoch; None: the publisher sets the time of arrival
     timestamp: int | None = None
     partition: int | None = None  # an explicit partition, or None for the partitioner's choice
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A record that came from Kafka: partition, offset and timestamp (ms since the epoch) are known."""
+    """A record read from Kafka, with partition, offset and timestamp (ms since the epoch)."""
 
     topic: str
     key: bytes | None
@@ -40,7 +40,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-# Header names (design: the mapping's table of records). Values are readable UTF-8.
+# Header names. Values are readable UTF-8.
 CONTENT_TYPE: Final = "content-type"
 CONTENT_ENCODING: Final = "content-encoding"
 CORRELATION_ID: Final = "correlation-id"
@@ -58,11 +58,11 @@ MQTT_TOPIC: Final = "mqtt.topic"
 MQTT_QOS: Final = "mqtt.qos"
 MQTT_RETAIN: Final = "mqtt.retain"
 MQTT_FORMAT: Final = "mqtt.format"
-MQTT_EXCHANGE: Final = "mqtt.exchange"  # nonce/packet id/sequence of a kept session's QoS 2 message
+MQTT_EXCHANGE: Final = "mqtt.exchange"  # nonce/packet id/sequence of a persistent session's QoS 2 message
 GW_PROTOCOL: Final = "gw.protocol"  # mqtt5, mqtt311, amqp10, http
 GW_OWNER: Final = "gw.owner"  # the gateway that wrote a record of its state
 GW_CLIENT: Final = "gw.client"  # client id, container-id, principal
-GW_REQUEST: Final = "gw.request"  # request/place in it, of an HTTP request with Idempotency-Key
+GW_REQUEST: Final = "gw.request"  # request/index, for an HTTP request with Idempotency-Key
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 AMQP_SECTIONS: Final = "amqp.sections"  # exact bytes, for a lossless AMQP round trip
@@ -70,7 +70,7 @@ AMQP_TYPES: Final = "amqp.types"
 AMQP_BODY: Final = "amqp.body"
 AMQP_DURABLE: Final = "amqp.durable"
 AMQP_PRIORITY: Final = "amqp.priority"
-# Where a dead letter comes from and why it is one. Every protocol shows them; only the gateway writes them.
+# The origin and the cause of a dead letter. Every protocol shows them; only the gateway writes them.
 DEAD_LETTER_PREFIX: Final = "dead-letter."
 DEAD_LETTER_TOPIC: Final = "dead-letter.topic"
 DEAD_LETTER_PARTITION: Final = "dead-letter.partition"
@@ -80,7 +80,7 @@ DEAD_LETTER_ATTEMPTS: Final = "dead-letter.attempts"
 DEAD_LETTER_CONDITION: Final = "dead-letter.condition"
 DEAD_LETTER_REASON: Final = "dead-letter.reason"
 USER_PREFIX: Final = "user."
-"""A user's header with a reserved name is stored under this prefix and given back under its own name."""
+"""A user's header with a reserved name is stored with this prefix and returned under its own name."""
 
 RESERVED_HEADERS: Final = frozenset(
     {
@@ -90,12 +90,12 @@ RESERVED_HEADERS: Final = frozenset(
         AMQP_SECTIONS, AMQP_TYPES, AMQP_BODY, AMQP_DURABLE, AMQP_PRIORITY,
     }
 )  # fmt: skip
-"""Names that a user's own header may not take. Trace context is not reserved: it keeps its own name."""
+"""Names that a user's own header may not have. Trace context is not reserved: it keeps its own name."""
 
 VOUCHED_HEADERS: Final = frozenset({TO, USER_ID})
 VOUCHED_PREFIXES: Final = ("mqtt.", "gw.", "amqp.", DEAD_LETTER_PREFIX)
-"""What readers take for the gateway's word, or for what a client has said in its protocol's own field for it. The other
-reserved headers are properties of a message, which a client that writes Kafka's raw headers may set."""
+"""Headers that readers trust as written by the gateway, or as set in a protocol's own field. The other reserved headers
+are properties of a message, which a client that writes raw Kafka headers may set."""
 RESERVED_PREFIXES: Final = (*VOUCHED_PREFIXES, USER_PREFIX)
 
 INTERNAL_TOPIC_PREFIX: Final = "__"
@@ -103,7 +103,7 @@ _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def text_of(raw: bytes | None) -> str | None:
-    """A key or a header's value as text; None when there is none, or it is no UTF-8."""
+    """Decode a key or a header's value; None if it is null or not UTF-8."""
     try:
         return None if raw is None else raw.decode()
     except UnicodeDecodeError:
@@ -120,21 +120,21 @@ def is_topic_name(name: str) -> bool:
 
 
 def stored_name(name: str) -> str:
-    """The header name under which a user's own header `name` is stored, where message properties have fields."""
+    """Return the header name for a user's own header, in protocols that have fields for message properties."""
     if name in RESERVED_HEADERS or name.startswith(RESERVED_PREFIXES):
         return USER_PREFIX + name
     return name
 
 
 def raw_name(name: str) -> str:
-    """The same for a client that writes Kafka's headers as they are, as HTTP's do."""
+    """Return the header name for a user's own header, in protocols that write raw Kafka headers, such as HTTP."""
     if name in VOUCHED_HEADERS or name.startswith(VOUCHED_PREFIXES):
         return USER_PREFIX + name
     return name
 
 
 def own_name(stored: str) -> str | None:
-    """The user's name of a stored header, or None when the header is one of ours."""
+    """Return the user's name of a stored header, or None if the header is one of ours."""
     if stored.startswith(USER_PREFIX):
         return stored[len(USER_PREFIX) :]
     if stored.startswith(DEAD_LETTER_PREFIX):

@@ -1,12 +1,12 @@
-"""From MQTT topics to Kafka topics and keys, and back: the `[[mapping.rules]]`, first match wins, and the default.
+"""Maps MQTT topics to Kafka topics and keys, and back: `[[mapping.rules]]` (the first match wins) and a default.
 
-A rule's `mqtt` pattern has MQTT wildcards and named levels (`factory/{site}/{machine}/#`), never regular
-expressions; its `topic` and `key` are texts in which `{name}` stands for the level of that name. Rules are compiled
-and checked once; one whose result could be an illegal Kafka name for every input is refused with its number.
+A rule's `mqtt` pattern has MQTT wildcards and named levels (`factory/{site}/{machine}/#`), never regular expressions.
+In its `topic` and `key`, `{name}` is replaced by the level of that name. Rules are compiled and checked once; a rule
+that can never make a legal Kafka name is refused with its number.
 
-Default, with no rule: the first level is the Kafka topic, the rest is the key. A first level that is no legal Kafka
-name, or could collide with another's (`TopicNames`), goes to the catch-all topic with the whole MQTT topic as
-the key. The way back needs no header.
+By default the first level is the Kafka topic and the rest is the key. If the first level is not a legal Kafka name, or
+could collide with another (`TopicNames`), the record goes to the catch-all topic with the whole MQTT topic as its key.
+The way back needs no header.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class CollisionError(ValueError):
-    """Two names of the configuration that collide."""
+    """Two names in the configuration collide."""
 
 
 class TopicNames:
-    """Which Kafka names MQTT topics may lead to, so that no two of them collide.
+    """The Kafka names that MQTT topics may map to, so that no two of them collide.
 
-    Kafka's metrics write `.` as `_`: it takes names that differ in nothing else for one, and refuses to make the
-    second. Of such names one is chosen, by the configuration alone: the choice is the same whatever is there already.
+    Kafka's metrics write `.` as `_`, so Kafka refuses to create a topic whose name differs from another only in that.
+    Of such names one is chosen, by the configuration only and not by the existing topics.
     """
 
     def __init__(self, dotted: Iterable[str] | None, templates: Sequence[str] = ()) -> None:
-        """Choose `dotted` among the names with dots; None: every legal name is as good, since none is made.
+        """Choose the names in `dotted` of all names with dots. None allows every legal name: no topics are created.
 
-        `templates` are texts of rules, in which `{name}` stands for a level. One with a dot is chosen for all names
-        that it can make of levels without dots, the first one for names that two can make.
+        `templates` are topics of rules, with placeholders `{name}` for levels. A template with a dot is chosen for all
+        names that it can make from levels without dots; if two templates can make a name, the first is.
         """
         self._every = dotted is None
         self._exact: dict[str, str] = {}
@@ -46,7 +46,7 @@ class TopicNames:
         self._templates = [] if self._every else [_Template(text) for text in templates if "." in text]
 
     def fits(self, name: str) -> bool:
-        """Whether `name` is a legal Kafka name, and the chosen one of those that it collides with."""
+        """Whether `name` is a legal Kafka name, and the chosen one of the names that it collides with."""
         if not is_topic_name(name):
             return False
         if self._every:
@@ -59,12 +59,12 @@ class TopicNames:
 
 
 class _Template:
-    """A rule's topic with dots."""
+    """The topic of a rule, with dots in it."""
 
     __slots__ = ("_back", "_parts")
 
     def __init__(self, text: str) -> None:
-        self._parts = PLACEHOLDER.split(text)  # literals, and between them the placeholders' names
+        self._parts = PLACEHOLDER.split(text)  # literals, with the placeholders' names between them
         pattern: list[str] = []
         seen: dict[str, int] = {}
         for index, part in enumerate(self._parts):
@@ -78,7 +78,7 @@ class _Template:
         self._back = re.compile("".join(pattern))
 
     def name(self, folded: str) -> str | None:
-        """The name that it makes, of those that are `folded` with underscores for dots."""
+        """Return the name that it makes whose dots replaced by underscores give `folded`, or None."""
         found = self._back.fullmatch(folded)
         if found is None:
             return None
@@ -94,7 +94,7 @@ def _folded(name: str) -> str:
     return name.replace(".", "_")
 
 
-_CACHE_LIMIT: Final = 65536  # entries; one entry is some 200 bytes, so the cache stays under 16 MiB
+_CACHE_LIMIT: Final = 65536  # entries of about 200 bytes, so the cache stays under 16 MiB
 _MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
 MULTI: Final = "#"
 SINGLE: Final = "+"
@@ -105,7 +105,7 @@ class RuleError(ValueError):
 
 
 class Destination(NamedTuple):
-    """Where an MQTT topic lives in Kafka. `key` None is the null key."""
+    """The Kafka topic and key of an MQTT topic. None is the null key."""
 
     topic: str
     key: bytes | None
@@ -163,7 +163,7 @@ class _Rule:
             self._reversible = False
 
     def forward(self, levels: Sequence[str], topic: str, names: TopicNames) -> Destination | None:
-        """The destination of an MQTT topic, or None when the rule does not match, or makes a name that cannot be."""
+        """Return the destination of an MQTT topic; None if the rule does not match or makes an unusable name."""
         count = len(self._levels)
         if len(levels) < count or (len(levels) > count and not self._multi):
             return None
@@ -177,7 +177,7 @@ class _Rule:
         return Destination(kafka, key.encode())
 
     def backward(self, topic: str, key: bytes | None, names: TopicNames) -> str | None:
-        """The MQTT topic of a record without our header, or None when the rule does not say."""
+        """Return the MQTT topic of a record without our header, or None if the rule cannot be reversed for it."""
         found = self._topic_back.fullmatch(topic)
         if found is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
             return None
@@ -200,11 +200,11 @@ class _Rule:
         return "/".join(by_index[index] if level is None else level for index, level in enumerate(self._levels))
 
     def may_fill(self, topic: str) -> bool:
-        """Whether the rule leads some MQTT topic to this Kafka topic."""
+        """Whether the rule maps some MQTT topic to this Kafka topic."""
         return self._topic_back.fullmatch(topic) is not None
 
     def candidates(self, levels: Sequence[str]) -> re.Pattern[str] | None:
-        """Which Kafka topics this rule can fill from topics that the MQTT filter `levels` matches."""
+        """Return a pattern of the Kafka topics that the rule maps matches of an MQTT filter to, or None."""
         bound: dict[str, str] = {}
         names = {index: name for name, index in self._named.items()}
         for index, want in enumerate(self._levels):
@@ -268,12 +268,12 @@ class Rules:
     def __init__(
         self, rules: Iterable[RuleText] = (), *, catch_all: str = "mqtt", dotted: Iterable[str] | None = None
     ) -> None:
-        """Compile and check; `catch_all` is the Kafka topic of what has none of its own.
+        """Compile and check; `catch_all` is the Kafka topic of MQTT topics without one of their own.
 
-        `dotted` are the names with dots that are Kafka topics; None: all are (see `mapping.rules`).
+        `dotted` are the names with dots that may be Kafka topics; None allows all (see `TopicNames`).
 
         Raises:
-            RuleError: names the first rule that cannot be used.
+            RuleError: Names the first rule that cannot be used.
         """
         if not is_topic_name(catch_all):
             raise RuleError(f"mapping.catch_all_topic: {catch_all!r} is no legal Kafka topic name")
@@ -291,7 +291,7 @@ class Rules:
         self._forward: dict[str, Destination] = {}
 
     def destination(self, mqtt_topic: str) -> Destination:
-        """Where the MQTT topic name `mqtt_topic` (valid, no wildcards) goes."""
+        """Return the destination of a valid MQTT topic name without wildcards."""
         found = self._forward.get(mqtt_topic)
         if found is None:
             if len(self._forward) >= _CACHE_LIMIT:
@@ -300,7 +300,7 @@ class Rules:
         return found
 
     def mqtt_topic(self, topic: str, key: bytes | None, headers: Headers = ()) -> str | None:
-        """The MQTT topic name of a record; None when it has none (a key that is no UTF-8, a wildcard in it)."""
+        """Return the MQTT topic name of a record; None if it has none (its key is not UTF-8 or has a wildcard)."""
         for name, value in headers:
             if name == MQTT_TOPIC and value:
                 return _topic_name(value)
@@ -318,9 +318,9 @@ class Rules:
         return f"{topic}/{text or ''}"
 
     def kafka_topics(self, mqtt_filter: str, known: Iterable[str]) -> set[str]:
-        """Those of `known` Kafka topics that may hold records for the MQTT filter.
+        """Return those of the `known` Kafka topics that may hold records for the MQTT filter.
 
-        More than needed is possible, less is not: each record is still matched by its own MQTT topic.
+        The result may have too many topics but never too few: each record is still matched by its own MQTT topic.
         """
         levels = mqtt_filter.split("/")
         patterns = [pattern for rule in self._rules if (pattern := rule.candidates(levels)) is not None]
@@ -334,29 +334,29 @@ class Rules:
         }
 
     def may_make(self, topic: str) -> bool:
-        """Whether a client may make a Kafka topic of this name: the chosen one of those that it collides with.
+        """Whether a client may create a Kafka topic of this name: only the chosen one of colliding names.
 
-        What everybody makes by the same choice never decides, by coming first, which names are usable.
+        So the first topic to be created never decides which of the names are usable.
         """
         return self._names.fits(topic)
 
     def own_name(self, whole: str) -> str:
-        """An MQTT topic or client id as its client calls it; see `mapping.tenants`."""
+        """Return an MQTT topic or client id without its tenant's mount point; see `mapping.tenants`."""
         return whole
 
     def whole_client(self, client_id: str, mqtt_topic: str) -> str:
-        """The client id that the gateway knows a client by which published to an MQTT topic."""
+        """Return the client id with the mount point of the tenant that `mqtt_topic` belongs to."""
         return client_id
 
     def is_target(self, topic: str) -> bool:
-        """Whether MQTT topics with another first level may lie in a Kafka topic."""
+        """Whether a Kafka topic may hold MQTT topics whose first level is another one."""
         return topic == self._catch_all or any(rule.may_fill(topic) for rule in self._rules)
 
     def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
-        """The levels of the filter over `topic/key` that matches what lies in Kafka for an MQTT filter.
+        """Return the levels of the filter over `topic/key` that selects the same Kafka records as an MQTT filter.
 
-        None where no single one does: its first level is a wildcard, or a name that MQTT does not write to though
-        others may, or rules may lead its topics elsewhere.
+        None if no single filter does: the first level is a wildcard, or a topic that MQTT does not write to though
+        other clients may, or a rule may map its topics elsewhere.
         """
         levels = mqtt_filter.split("/")
         if levels[0] in (SINGLE, MULTI) or any(rule.candidates(levels) is not None for rule in self._rules):
@@ -367,7 +367,7 @@ class Rules:
         return levels if self._catch_all not in default else [self._catch_all, *levels]
 
     def literal_topics(self, mqtt_filter: str) -> set[str]:
-        """The Kafka topics of a filter that do not depend on what exists: its literal first level, or the rules'."""
+        """Return the Kafka topics of a filter that do not depend on the existing topics; empty if they do."""
         levels = mqtt_filter.split("/")
         if SINGLE not in levels and MULTI not in levels:
             default = self._default_topics(levels[0])
@@ -377,7 +377,7 @@ class Rules:
         return set(self._default_topics(levels[0]))
 
     def fixed_topics(self, mqtt_filter: str) -> set[str] | None:
-        """All Kafka topics that may hold records for the MQTT filter; None when it depends on which topics exist."""
+        """Return all Kafka topics that may hold records for the MQTT filter; None if they depend on existing topics."""
         return None if self._rules else self.literal_topics(mqtt_filter) or None
 
     def _find(self, mqtt_topic: str) -> Destination:
@@ -392,11 +392,11 @@ class Rules:
         return Destination(self._catch_all, mqtt_topic.encode())
 
     def _is_own_topic(self, level: str) -> bool:
-        # A first level with the catch-all's name keeps its whole topic as the key, or the way back were ambiguous.
+        # A first level with the catch-all's name must go to the catch-all, or the way back would be ambiguous.
         return level != self._catch_all and self._names.fits(level)
 
     def _default_topics(self, level: str) -> tuple[str, ...]:
-        """Where records of a first level may lie without a rule: what MQTT does not write to, others do."""
+        """Return the Kafka topics for a first level without rules; clients of other protocols may write to its name."""
         if self._is_own_topic(level):
             return (level,)
         return (self._catch_all, level) if level != self._catch_all and is_topic_name(level) else (self._catch_all,)
@@ -407,6 +407,6 @@ def _is_plain(text: str) -> bool:
 
 
 def _topic_name(raw: bytes) -> str | None:
-    """`raw` as an MQTT topic name [MQTT-4.7.3-1, MQTT-3.3.2-2], or None when it cannot be one."""
+    """Decode an MQTT topic name [MQTT-4.7.3-1, MQTT-3.3.2-2]; None if it is not valid."""
     text = text_of(raw)
     return text if text is not None and _is_plain(text) and len(raw) <= _MQTT_TOPIC_LIMIT else None

@@ -1,22 +1,22 @@
-/* Records of HTTP bodies that say no more than a key and a value: what plain.py does, in C.
+/* Records of HTTP bodies that have only a key and a value: the C implementation of plain.py.
 
-   The Python code is the reference, and the tests hold both equal: the same records, the same errors. The entries are
-   msgspec's structs, their JSON is known to be well formed. What is out of the ordinary (an entry that says more, a key
-   with an escape, base64 without its padding or with a fault) is given to Python, one at a time. */
+   The Python code is the reference, and the tests check that both give the same records and the same errors. The
+   entries are msgspec structs whose JSON is known to be well formed. Unusual entries (with further fields, a key with
+   an escape, base64 without padding or malformed) are handed to Python, one at a time. */
 #include "protocols/native.h"
 
 #include <stdint.h>
 
-/* What is looked up once, when the module is imported; it lives as long as the process. */
+/* Looked up once, when the module is imported; lives as long as the process. */
 static struct {
     PyObject *record, *unset, *json_key, *from_base64;
     PyObject *partition, *timestamp, *headers, *key_format, *value_format, *key, *value; /* names of fields */
 } py;
 
-/* What all records of a body have in common. */
+/* The common arguments of all records of a body. */
 typedef struct {
     PyObject *topic, *partition, *headers;
-    PyObject *more; /* makes the record of an entry that says more */
+    PyObject *more; /* makes the record of an entry with further fields */
     int binary;
 } Common;
 
@@ -30,7 +30,7 @@ is_space(char one)
     return one == ' ' || one == '\n' || one == '\r' || one == '\t';
 }
 
-/* The text without insignificant space. */
+/* Return the JSON text without insignificant space. */
 static PyObject *
 compact(const char *text, Py_ssize_t size)
 {
@@ -95,7 +95,7 @@ json_content(PyObject *field, const Common *Py_UNUSED(common), int is_key)
 
 #define NO_SIXTH 64
 
-static uint8_t sixths[256]; /* what a letter of base64 stands for */
+static uint8_t sixths[256]; /* the six bits of each base64 letter, or NO_SIXTH */
 
 static void
 fill_sixths(void)
@@ -107,7 +107,7 @@ fill_sixths(void)
     }
 }
 
-/* The bytes of whole base64 that is as it should be; NULL without an error: it is not. */
+/* Decode valid, padded base64; NULL without an exception if it is not. */
 static PyObject *
 decoded(const unsigned char *text, Py_ssize_t size)
 {
@@ -134,7 +134,7 @@ decoded(const unsigned char *text, Py_ssize_t size)
         uint8_t a = sixths[text[at]], b = sixths[text[at + 1]], c = padding == 1 ? sixths[text[at + 2]] : 0;
         seen |= a | b | c;
         if (padding == 1 ? c & 3 : b & 15) {
-            seen |= NO_SIXTH; /* bits that mean nothing: it is for Python to judge */
+            seen |= NO_SIXTH; /* non-zero unused bits: leave it to Python */
         }
         *out++ = (unsigned char)(a << 2 | b >> 4);
         if (padding == 1) {
@@ -180,7 +180,7 @@ has(PyObject *entry, PyObject *name, PyObject *wanted)
     return same;
 }
 
-/* Whether an entry says no more than key and value; -1 with an error. */
+/* Whether an entry has only a key and a value; -1 with an error. */
 static int
 is_plain(PyObject *entry, int is_json)
 {

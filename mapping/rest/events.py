@@ -1,4 +1,4 @@
-"""CloudEvents to Kafka records. Pure."""
+"""Maps CloudEvents to Kafka records. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KEY: Final = "partitionkey"  # the partitioning extension
 
 
 def event_record(event: CloudEvent, topic: str, standard: Headers, trace: Headers) -> Record:
-    """A valid event in the binary mode of CloudEvents' Kafka Protocol Binding (section 3.2).
+    """Map a valid event to the binary mode of CloudEvents' Kafka Protocol Binding (section 3.2).
 
-    `standard` is what each record gets, without a content type.
+    `standard` has the headers that each record gets, without a content type.
     """
     headers: list[Header] = [(ATTRIBUTE_PREFIX + name, value.encode()) for name, value in event.attributes.items()]
     if event.content_type is not None:

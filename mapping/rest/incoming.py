@@ -1,7 +1,7 @@
-"""Bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
+"""Maps bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
 
-Keys: a JSON string is stored as its bare text, so that `kitchen/temp` is the same key whether it came by MQTT, AMQP or
-HTTP. What is read as JSON again is an object, an array or a quoted string; any other key is text.
+A key that is a JSON string is stored as its bare text, so that `kitchen/temp` is the same key over MQTT, AMQP and HTTP.
+A stored key is shown as JSON if it is an object, an array or a quoted string; any other key is shown as text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from protocols.rest.requests import (
 
 try:
     from mapping.rest._native import json_records, text_records
-except ImportError:  # not built, or not wanted: `gateway.native` tells
+except ImportError:  # not built, or switched off: `gateway.native` reports it
     from mapping.rest.plain import json_records, text_records
 
 PROTOCOL: Final = b"http"
@@ -57,7 +57,7 @@ _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
 
 @functools.lru_cache(maxsize=4096)
 def standard_headers(embedded: Format, principal: str) -> Headers:
-    """The headers that every record of a client gets; kept for the principals that were seen last."""
+    """Return the headers that every record of a client gets; cached by principal."""
     return (
         (CONTENT_TYPE, CONTENT_TYPES[embedded]),
         (GW_PROTOCOL, PROTOCOL),
@@ -66,7 +66,7 @@ def standard_headers(embedded: Format, principal: str) -> Headers:
 
 
 def trace_headers(traceparent: str | None, tracestate: str | None) -> Headers:
-    """The trace context of a request (W3C Trace Context); the state means nothing without its parent."""
+    """Return the trace context of a request as headers (W3C Trace Context); none without `traceparent`."""
     if traceparent is None:
         return ()
     parent: Header = (TRACEPARENT, traceparent.encode("utf-8", "surrogateescape"))
@@ -85,12 +85,12 @@ def to_records(
     headers: Headers,
     trace: Headers = (),
 ) -> list[Record]:
-    """The records of a produce request's body, at most `limit`.
+    """Decode at most `limit` records from a produce request's body.
 
-    `embedded` says how keys and values stand in it; the headers are of `standard_headers` and `trace_headers`.
+    `embedded` is the format of keys and values; `headers` are from `standard_headers`, `trace` from `trace_headers`.
 
     Raises:
-        RestError: the request as a whole is refused; nothing of it was stored.
+        RestError: The whole request is refused.
     """
     target = _Target(topic, partition, headers, trace, embedded)
     if embedded is Format.JSON:
@@ -101,16 +101,16 @@ def to_records(
 
 
 def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
-    """The records of whole lines, each one in the json format.
+    """Decode complete lines, each a record in the json format.
 
-    What is none is an error in its place, a blank line is nothing. The headers are of `standard_headers` and
-    `trace_headers`.
+    A line that is not valid gives an error in its place; a blank line gives nothing. `headers` are from
+    `standard_headers`, `trace` from `trace_headers`.
     """
     target = _Target(topic, None, headers, trace, Format.JSON)
     try:
         return list(target.json_records(decode_lines(lines)))
     except RestError:
-        pass  # one of them: see which
+        pass  # find out which line it is
     found: list[Record | RestError] = []
     for line in lines.split(b"\n"):
         if line.strip():
@@ -122,7 +122,7 @@ def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) 
 
 
 class _Target(msgspec.Struct, frozen=True, gc=False):
-    """Where records of a request go, and what each of them gets; see `to_records`."""
+    """Destination, headers and format of a request's records; see `to_records`."""
 
     topic: str
     partition: int | None
@@ -131,11 +131,11 @@ class _Target(msgspec.Struct, frozen=True, gc=False):
     embedded: Format
 
     def json_records(self, entries: list[JsonRecord]) -> list[Record]:
-        """Those of entries in the json format; RestError."""
+        """Map entries in the json format; RestError."""
         return json_records(entries, self.topic, self.partition, self.headers + self.trace, self.json_record)
 
     def json_record(self, index: int, entry: JsonRecord) -> Record:
-        """That of an entry which says more than key and value, and may name their formats itself; RestError."""
+        """Map an entry in the json format that has more than key and value, perhaps their formats; RestError."""
         raw_key, raw_value, headers = bytes(entry.key), bytes(entry.value), self.headers
         named = entry.key_format in (None, Format.JSON)
         key = json_key(raw_key) if named else _from_string(raw_key, entry.key_format, "key")
@@ -147,12 +147,12 @@ class _Target(msgspec.Struct, frozen=True, gc=False):
         return self._record(index, entry, key, value, headers)
 
     def text_record(self, index: int, entry: TextRecord) -> Record:
-        """The same in the text or binary format."""
+        """Map an entry in the text or binary format; RestError."""
         content = from_base64 if self.embedded is Format.BINARY else from_text
         return self._record(index, entry, content(entry.key), content(entry.value), self.headers)
 
     def _record(self, index: int, entry: Placing, key: bytes | None, value: bytes | None, standard: Headers) -> Record:
-        """With what stands beside key and value."""
+        """Make a record with the entry's partition, timestamp and headers."""
         wanted, partition = entry.partition, self.partition
         if wanted is not msgspec.UNSET:
             partition = _checked_partition(wanted, partition, index)
@@ -165,7 +165,7 @@ class _Target(msgspec.Struct, frozen=True, gc=False):
 
 
 def _from_string(raw: bytes, embedded: Format | None, part: str) -> bytes | None:
-    """A JSON string, or null, in the text or binary format."""
+    """Decode a JSON string or null that is in the text or binary format."""
     try:
         text = _STRING_OR_NULL.decode(raw)
     except msgspec.ValidationError as error:
@@ -185,7 +185,7 @@ def _checked_partition(given: float | None, path_partition: int | None, index: i
 
 
 def merged_headers(fields: Sequence[HeaderField], standard: Headers, trace: Headers) -> Headers:
-    """The client's headers in their order, then ours; its own content type and trace context stand."""
+    """Return the client's headers in order, then ours; its own content type and trace context take precedence."""
     own: list[Header] = [(raw_name(field.key), from_base64(field.value)) for field in fields]
     names = {name for name, _ in own}
     own += [header for header in standard if header[0] not in names]

@@ -1,4 +1,4 @@
-"""Stored records as they stand in HTTP's answers, in the three embedded formats, and which are wanted. Pure."""
+"""Maps stored records to HTTP answers in the three embedded formats, and filters records. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class UndecodableError(Exception):
-    """A stored key or value does not fit the format that the client asked for."""
+    """A stored key or value cannot be represented in the format that the client requested."""
 
     def __init__(self, record: Received, part: str, wanted: str) -> None:
         super().__init__(
@@ -26,10 +26,10 @@ class UndecodableError(Exception):
 
 
 def from_record(record: Received, embedded: Format) -> RecordItem:
-    """A stored record as it stands in an answer.
+    """Map a stored record to its form in an answer.
 
     Raises:
-        UndecodableError: the key or value cannot be said in this format; in binary everything can.
+        UndecodableError: The format cannot represent the key or value; the binary format always can.
     """
     key, value = record.key, record.value
     shown_key: msgspec.Raw | str | bytes | None = key
@@ -77,21 +77,19 @@ def _shown_key(record: Received, content: bytes) -> msgspec.Raw | str:
 
 
 class MarkedItem(RecordItem, frozen=True, gc=False):
-    """A record of which a part is in another format than the others."""
+    """A record whose key or value is in another format than requested."""
 
     key_format: str | msgspec.UnsetType = msgspec.UNSET
     value_format: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class RecordFilter:
-    """Which records of a topic a reader wants; it sees nothing of the others."""
+    """Selects the records of a topic that a reader gets."""
 
     __slots__ = ("_headers", "_keys", "everything")
 
     def __init__(self, keys: Collection[str] = (), headers: Sequence[str] = ()) -> None:
-        """Compile: a key is one of `keys`, as UTF-8 (none: any key, or no key).
-
-        A record has all `headers`, each `NAME:VALUE`.
+        """Select records whose key is one of `keys` (none: all records), and that have all `headers` (`NAME:VALUE`).
 
         Raises:
             RestError: 422 for a header without a colon.
@@ -101,14 +99,14 @@ class RecordFilter:
         self.everything = not self._keys and not self._headers
 
     def matches(self, record: Received) -> bool:
-        """Whether the record is wanted."""
+        """Whether the filter selects the record."""
         if self._keys and record.key not in self._keys:
             return False
         return all(header in record.headers for header in self._headers)
 
 
 def view(record: Received, embedded: Format) -> RecordItem:
-    """A stored record as it stands in an answer; what the format cannot say is marked."""
+    """Map a stored record to its form in an answer; a part that the format cannot represent is marked and binary."""
     try:
         return from_record(record, embedded)
     except UndecodableError:
@@ -129,7 +127,7 @@ def view(record: Received, embedded: Format) -> RecordItem:
 
 
 def view_line(record: Received, embedded: Format) -> bytes:
-    """The same as one line of JSON: stored JSON may have line feeds, which mean nothing between its tokens."""
+    """Like `view`, as one line of JSON. Line feeds in stored JSON are between tokens and can be replaced."""
     line = encode(view(record, embedded))
     if b"\n" in line or b"\r" in line:
         line = line.replace(b"\n", b" ").replace(b"\r", b" ")
@@ -137,7 +135,7 @@ def view_line(record: Received, embedded: Format) -> bytes:
 
 
 def _part(record: Received, embedded: Format, name: str) -> RecordItem | None:
-    """The record with its key or its value alone; None when that cannot be said."""
+    """Return the record with only its key or value; None if the format cannot represent it."""
     key, value = (record.key, None) if name == "key" else (None, record.value)
     alone = Received(record.topic, key, value, (), record.timestamp, record.partition, record.offset)
     try:

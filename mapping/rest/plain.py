@@ -1,7 +1,7 @@
-"""Records of HTTP bodies that say no more than a key and a value, as nearly all do.
+"""Maps records of HTTP bodies that have only a key and a value, as nearly all do.
 
-This is the reference, and what runs where no C extension was built: `_native.c` does the same (ADR 0057), and is what
-`mapping.rest.incoming` takes when it can.
+This is the reference, which runs where the C extension is not built. `_native.c` does the same (ADR 0057), and
+`mapping.rest.incoming` uses it if it can.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def json_records(
     more: Callable[[int, JsonRecord], Record],
     /,
 ) -> list[Record]:
-    """Records of entries in the json format; `more` makes those that say more, and is told their places.
+    """Map entries in the json format; `more` maps those with further fields, from their index and the entry.
 
     Raises:
-        RestError: as `more` does.
+        RestError: From `more`.
     """
     return [
         more(index, entry)
@@ -52,10 +52,10 @@ def text_records(  # noqa: PLR0917 - as above
     binary: bool,
     /,
 ) -> list[Record]:
-    """The same for the text format, and for the binary one.
+    """Like `json_records`, for the text and binary formats.
 
     Raises:
-        RestError: as `more` does; 422 for what is no base64.
+        RestError: From `more`; 422 for malformed base64.
     """
     content = from_base64 if binary else from_text
     return [
@@ -71,36 +71,36 @@ def _says_more(entry: Placing) -> bool:
 
 
 def json_key(text: bytes) -> bytes | None:
-    """A key that stands as this JSON text; a string is its bare text."""
+    """Return the stored key for a JSON text; a string becomes its bare text."""
     if text[0] == _QUOTE:
         return text[1:-1] if _ESCAPE not in text else _STRING.decode(text).encode()
     return json_value(text)
 
 
 def json_value(text: bytes) -> bytes | None:
-    """A value that stands as this JSON text; null is a tombstone."""
+    """Return the stored value for a JSON text; null becomes a tombstone."""
     return None if text == _NULL else compact_json(text)
 
 
 def compact_json(raw: msgspec.Raw | bytes) -> bytes:
-    """The same JSON text without insignificant space; every digit and every repeated name stays."""
+    """Return the JSON text without insignificant space; digits and repeated names are preserved."""
     return msgspec.json.format(bytes(raw), indent=-1)
 
 
 def from_text(text: str | None) -> bytes | None:
-    """Text as it is stored."""
+    """Encode text as UTF-8."""
     return None if text is None else text.encode()
 
 
 def from_base64(text: str | None) -> bytes | None:
-    """RFC 4648 section 4; the padding may be missing, nothing else. RestError 422."""
+    """Decode base64 (RFC 4648 section 4); only the padding may be missing. RestError 422."""
     if text is None:
         return None
     padded = text
     if len(text) % 4 or text.endswith("="):
         bare = text.rstrip("=")
         missing = -len(bare) % 4
-        if len(text) - len(bare) > missing:  # binascii does not mind
+        if len(text) - len(bare) > missing:  # binascii accepts it
             raise unprocessable(f"{text[:32]!r} is not base64: too much padding")
         padded = bare + "=" * missing
     try:

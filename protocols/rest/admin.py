@@ -10,7 +10,7 @@ from protocols.rest.requests import decode
 
 
 class NewTopic(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A topic to be created; None: as many as the gateway's configuration says."""
+    """A topic to create; None means the gateway's configured number."""
 
     name: str = msgspec.field(name="topic_name")
     partitions: int | None = msgspec.field(name="partitions_count", default=None)
@@ -22,14 +22,14 @@ class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _CHANGES: Final = msgspec.json.Decoder(_Changes)
-_TOPIC: Final = msgspec.json.Decoder(NewTopic, strict=False)  # 1.0 is an integer to the contract
+_TOPIC: Final = msgspec.json.Decoder(NewTopic, strict=False)  # 1.0 is an integer for the contract
 
 
 def decode_topic(body: bytes) -> NewTopic:
-    """The topic to create. The body fits the contract, or RestError 400."""
+    """Decode the topic to create. RestError 400."""
     return decode(_TOPIC, body)
 
 
 def decode_changes(body: bytes) -> dict[str, str | None]:
-    """New values of a topic's configuration by name; None is back to the default. RestError 400."""
+    """Decode new values of a topic's configuration by name; None means the default. RestError 400."""
     return decode(_CHANGES, body).configs

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 in HTTP: binary, structured and batched (HTTP binding section 3; JSON format). Pure."""
+"""Decodes CloudEvents 1.0 over HTTP: binary, structured and batched (HTTP binding section 3; JSON format). Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELD_PREFIX: Final = "ce-"
 _JSON_TYPE: Final = "application/json"
 _REQUIRED: Final = ("id", "source", "specversion", "type")
 _NOT_EMPTY: Final = (*_REQUIRED, "datacontenttype", "dataschema", "subject")
-_NAME: Final = re.compile(r"[a-z0-9]{1,64}")  # section 3.1 of the specification, which says that 20 should do
+_NAME: Final = re.compile(r"[a-z0-9]{1,64}")  # section 3.1 of the specification, which recommends at most 20
 _TIME: Final = re.compile(
     r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?"
     r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -33,13 +33,13 @@ _BYTES: Final = msgspec.json.Decoder(bytes | None)
 class CloudEvent(msgspec.Struct, frozen=True, gc=False):
     """One event."""
 
-    attributes: dict[str, str]  # its context attributes by name, as canonical strings, without `datacontenttype`
-    data: bytes  # its data; b"" for none
-    content_type: str | None  # of the data; None where nothing says it
+    attributes: dict[str, str]  # the context attributes as canonical strings, without `datacontenttype`
+    data: bytes  # b"" if it has none
+    content_type: str | None  # of the data; None if unknown
 
 
 def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, body: bytes) -> CloudEvent:
-    """An event in binary mode: its attributes are the request's header fields, the body is the data; RestError: 400."""
+    """Decode an event in binary mode: header fields are its attributes, the body is its data. RestError 400."""
     attributes: dict[str, str] = {}
     for field, value in fields:
         name = field.lower()
@@ -56,13 +56,13 @@ def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, bod
 
 
 def from_json(body: bytes) -> CloudEvent:
-    """An event in structured mode; RestError 400."""
+    """Decode an event in structured mode; RestError 400."""
     check_utf8(body)
     return _from_object(decode(_OBJECT, body), "$")
 
 
 def from_batch(body: bytes, limit: int) -> list[CloudEvent]:
-    """Events of a batch; RestError 400, and 413 for more than `limit`."""
+    """Decode a batch of events; RestError 400, or 413 for more than `limit`."""
     check_utf8(body)
     events = decode(_ARRAY, body)
     if len(events) > limit:
@@ -96,7 +96,7 @@ def _attributes(members: dict[str, msgspec.Raw], where: str) -> Iterator[tuple[s
             continue
         value = _decode(_VALUE, raw, f"{where}.{name}")
         if value is None:
-            continue  # as if it were not there
+            continue  # null means absent
         if isinstance(value, bool):
             yield name, "true" if value else "false"
         elif isinstance(value, int):
@@ -108,7 +108,7 @@ def _attributes(members: dict[str, msgspec.Raw], where: str) -> Iterator[tuple[s
 
 
 def _check(attributes: dict[str, str], where: str) -> None:
-    """The rules for names and for the attributes that every event has (specification, section 3)."""
+    """Check the names of attributes and the required attributes (specification, section 3)."""
     for name in _REQUIRED:
         if name not in attributes:
             raise invalid(f"The event has no `{name}` - at {where}")
@@ -131,7 +131,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw, where: str) ->
 
 
 def _decoded(value: str, where: str) -> str:
-    """The value of a header field (HTTP binding section 3.1.3.2): quotes go, then percent-encoded UTF-8."""
+    """Decode a header field's value (HTTP binding section 3.1.3.2): remove quotes, then percent-decode UTF-8."""
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = re.sub(r"\\(.)", r"\1", value[1:-1])
     try:
@@ -142,7 +142,7 @@ def _decoded(value: str, where: str) -> str:
 
 
 def _is_json(content_type: str) -> bool:
-    """Section 3.1 of the JSON format."""
+    """Whether it is a JSON media type (section 3.1 of the JSON format)."""
     essence = content_type.partition(";")[0].strip().lower()
     subtype = essence.partition("/")[2]
     return subtype == "json" or subtype.endswith("+json")

@@ -1,7 +1,7 @@
-"""Confluent's REST proxy, version 2: what differs from the Strimzi bridge's dialect, in tables.
+"""The differences between the dialect of Confluent's REST proxy version 2 and that of the Strimzi bridge, in tables.
 
-Paths, media types and bodies are the same where nothing is said here. Error bodies have the same fields; their numbers
-have five digits: the status and which of its errors it is.
+All other paths, media types and bodies are the same. Error bodies have the same fields; their codes have five digits:
+the status, and two digits for the error.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from protocols.rest.media import Format
 from protocols.rest.requests import decode
 from protocols.rest.responses import ErrorBody, Stored
 
-PREFIX: Final = "v2"  # the first segment of the dialect's paths, whatever the setting says
+PREFIX: Final = "v2"  # the first segment of the dialect's paths, with any `http.dialect`
 SCHEMA_TYPES: Final = tuple(f"application/vnd.kafka.{name}.v2+json" for name in ("avro", "jsonschema", "protobuf"))
 NO_REGISTRY: Final = "Payload error. Schema Registry must be configured when using schemas."
-POLL_WAIT_MS: Final = 1000  # of a consumer that does not say it
+POLL_WAIT_MS: Final = 1000  # default of a consumer
 LARGEST_INT: Final = 2**31 - 1
 
 
 class Dialect(enum.Enum):
-    """Whose operations stand at the paths that both have, such as `/topics/T`."""
+    """Decides which operations serve the paths that both dialects have, such as `/topics/T`."""
 
     STRIMZI = "strimzi"
     CONFLUENT = "confluent"
@@ -48,11 +48,11 @@ NUMBERS: Final[dict[Fault, tuple[int, int]]] = {
     Fault.SCHEMA: (422, 42206),
     Fault.BATCH: (422, 42208),
 }
-"""The status and number of a refusal by what it is about."""
+"""Status and error code by cause."""
 STATUS_NUMBERS: Final = {401: 40101, 403: 40301, 429: 42901, 500: 50002, 503: 50301}
-"""The number where the status says enough; any other is its own number."""
+"""The error code by status, for errors without a cause; by default the status itself."""
 RECORD_NUMBERS: Final = {403: 40301, 404: 40402, 500: 50002, 503: 50003}
-"""The number of a single record's error; any other is 50002, Kafka's error."""
+"""The error code of a single record by status; by default 50002, an error of Kafka."""
 _KAFKA_ERROR: Final = 50002
 
 
@@ -64,17 +64,17 @@ WORDS: Final[dict[Fault, str]] = {
         "by name, (2) subscribe to topics matching a regex pattern, (3) assign itself specific topic-partitions."
     ),
 }
-"""What users' code looks for: Confluent's words, and where Karapace has others (`EXCLUSIVE`), which are those of the
-client library beneath it, Karapace's. What names more than they do, such as a topic, keeps its own."""
+"""Error texts that users' code looks for. They are Confluent's; `EXCLUSIVE` is Karapace's, which has the text of its
+client library. Our own texts stay where they say more, such as a topic's name."""
 
 
 def message(error: RestError) -> str:
-    """What a refusal says in this dialect."""
+    """Return the error text in this dialect."""
     return error.message if error.fault is None else WORDS.get(error.fault, error.message)
 
 
 def number(error: RestError) -> tuple[int, int]:
-    """The status and number of a refusal. What does not fit the contract's schemas is a 422."""
+    """Return status and error code. A body or parameter that violates its schema is a 422 here."""
     if error.fault is not None:
         return NUMBERS[error.fault]
     status = 422 if error.status == 400 and error.validation_errors else error.status
@@ -82,7 +82,7 @@ def number(error: RestError) -> tuple[int, int]:
 
 
 class RecordResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of one record: a place, or an error."""
+    """The result of one record: partition and offset, or an error."""
 
     partition: int | None = None
     offset: int | None = None
@@ -91,7 +91,7 @@ class RecordResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProduceResults(msgspec.Struct, frozen=True):
-    """The answer to a produce request; there are no schemas."""
+    """The answer to a produce request; the schema ids are always null."""
 
     offsets: Sequence[RecordResult]
     key_schema_id: int | None = None
@@ -99,7 +99,7 @@ class ProduceResults(msgspec.Struct, frozen=True):
 
 
 def produce_results(results: Sequence[Stored | ErrorBody]) -> ProduceResults:
-    """The answer to a produce request, one entry for each record, in the order of the request."""
+    """Return the answer to a produce request: one entry for each record, in the order of the request."""
     return ProduceResults(
         [
             RecordResult(result.partition, result.offset)
@@ -114,7 +114,7 @@ def produce_results(results: Sequence[Stored | ErrorBody]) -> ProduceResults:
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The body of a consumer's creation: most values may be text."""
+    """The body of a request to create a consumer; most values may also be strings."""
 
     id: str | None = None
     name: str | None = None
@@ -128,14 +128,14 @@ class ConsumerConfig(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """A consumer as it is wanted: its settings, and how long its polls wait where they do not say it."""
+    """The settings of a consumer to create, and the default timeout of its polls."""
 
     create: CreateConsumer
     wait_ms: int
 
 
 class PartitionTime(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A position by time: of the first record that is not older."""
+    """The position of the first record that is not older than a time."""
 
     topic: str
     partition: int
@@ -144,7 +144,7 @@ class PartitionTime(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
 
 class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to read on."""
+    """Positions to seek to."""
 
     offsets: list[PartitionOffset] = []
     timestamps: list[PartitionTime] = []
@@ -162,7 +162,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def decode_consumer(body: bytes) -> Consumer:
-    """A consumer's settings; all defaults for an empty body; RestError: 422, a consumer cannot be so."""
+    """Decode a consumer's settings; all defaults for an empty body; RestError 422 for invalid settings."""
     config = decode(_CONSUMER, body) if body else ConsumerConfig()
     if config.format not in _FORMATS:
         raise RestError(422, f"Invalid format type: {config.format[:32]}", fault=Fault.CONSUMER_CONFIG)
@@ -171,7 +171,7 @@ def decode_consumer(body: bytes) -> Consumer:
         create["auto_offset_reset"] = config.auto_offset_reset
     if config.auto_commit is not None:
         create["enable_auto_commit"] = config.auto_commit in (True, "true")
-    if config.fetch_min_bytes is not None:  # -1: whatever is there
+    if config.fetch_min_bytes is not None:  # -1: no minimum
         create["fetch_min_bytes"] = max(1, _integer(config.fetch_min_bytes, -1, "fetch.min.bytes"))
     if config.isolation_level is not None:
         create["isolation_level"] = config.isolation_level
@@ -189,17 +189,17 @@ def _integer(value: str | int, least: int, name: str) -> int:
 
 
 def decode_positions(body: bytes) -> Positions:
-    """Where to read on. The body fits the contract, or RestError 400."""
+    """Decode positions to seek to. RestError 400."""
     return decode(_POSITIONS, body)
 
 
 def decode_commit(body: bytes) -> list[PartitionOffset] | None:
-    """The offsets to commit; None, also for `{}`: of all that was delivered. It fits the contract, or RestError 400."""
+    """Decode the offsets to commit; None, also for `{}`, means those of all delivered records. RestError 400."""
     return decode(_COMMIT, body).offsets if body else None
 
 
 def epoch_ms(text: str) -> int:
-    """Milliseconds since the epoch of an ISO 8601 time with its zone; RestError: 422."""
+    """Parse an ISO 8601 time with a zone to milliseconds since the epoch; RestError 422."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -213,5 +213,5 @@ def epoch_ms(text: str) -> int:
 
 
 def poll_wanted(query: Mapping[str, int]) -> dict[str, int]:
-    """What a poll's query says; -1 is what holds without it."""
+    """Return the values of a poll's query without those that are -1, which means the default."""
     return {name: value for name, value in query.items() if value >= 0}

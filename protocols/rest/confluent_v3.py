@@ -1,4 +1,4 @@
-"""Bodies of Confluent's REST API, version 3: records on their way in, reports of them, and what clusters look like."""
+"""Bodies of Confluent's REST API version 3: records to produce, reports about them, clusters and topics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Header(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A key or value: what it is, and itself."""
+    """A key or value with its type."""
 
     type: str | None = None
     data: msgspec.Raw = NULL
@@ -39,10 +39,10 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     subject_name_strategy: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     def format(self, part: str) -> Format | None:
-        """How `data` is to be read; None where there is none. `part` is `key` or `value`, for the error.
+        """Return the format of `data`, None if there is no data. `part` is `key` or `value`, for error texts.
 
         Raises:
-            RestError: 422 for what needs a schema, 400 for an unknown type, or none.
+            RestError: 422 if it needs a schema, 400 for an unknown or missing type.
         """
         kind = None if self.type is None else self.type.upper()
         embedded = TYPES.get(kind or "")
@@ -60,7 +60,7 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One record on its way in."""
+    """One record to produce."""
 
     partition_id: int | None = None
     headers: tuple[Header, ...] = ()
@@ -70,7 +70,7 @@ class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 
 class Entry(Produced, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """One record of a batch; its id is the client's own."""
+    """One record of a batch; the client chooses its id."""
 
     id: str
 
@@ -84,7 +84,7 @@ class _Name(msgspec.Struct, frozen=True, gc=False):
 
 
 class DataReport(msgspec.Struct, frozen=True, gc=False):
-    """What became of a key or value: its type, and its bytes."""
+    """The type of a stored key or value, and its size in bytes."""
 
     type: str
     size: int
@@ -119,21 +119,21 @@ _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
 def decode_produced(document: bytes) -> Produced:
-    """One record; RestError 400, with the place in `validation_errors`."""
+    """Decode one record; RestError 400 with the place in `validation_errors`."""
     check_utf8(document)
     return decode(_PRODUCED, document)
 
 
 def decode_entry(document: msgspec.Raw) -> Produced:
-    """One record of a batch; RestError 400."""
+    """Decode one record of a batch; RestError 400."""
     return decode(_ENTRY, bytes(document))
 
 
 def decode_batch(body: bytes, limit: int) -> list[tuple[str, msgspec.Raw]]:
-    """The entries of a batch and their ids, not decoded yet.
+    """Return the ids and the undecoded entries of a batch.
 
     Raises:
-        RestError: 400; 422 for no entry, more than `limit`, or ids that are empty, too long or there twice.
+        RestError: 400; 422 for no entries, more than `limit`, or ids that are empty, too long or duplicate.
     """
     check_utf8(body)
     entries = decode(_BATCH, body).entries
@@ -148,7 +148,7 @@ def decode_batch(body: bytes, limit: int) -> list[tuple[str, msgspec.Raw]]:
 
 
 def to_epoch(moment: datetime) -> int:
-    """Milliseconds since the epoch; RestError 422 for a time before."""
+    """Return milliseconds since the epoch; RestError 422 for an earlier time."""
     found = (moment - _EPOCH) // _MILLISECOND
     if found < 0:
         raise unprocessable(f"The timestamp {moment.isoformat()} is before 1970")
@@ -156,24 +156,24 @@ def to_epoch(moment: datetime) -> int:
 
 
 def from_epoch(milliseconds: int) -> datetime:
-    """A time of this or the next thousands of years."""
+    """Return the time for milliseconds since the epoch."""
     return _EPOCH + milliseconds * _MILLISECOND
 
 
 def described(error: RestError) -> str:
-    """The message of a record's error: the number with five digits stands in it, as in Confluent's reports."""
+    """Return the message of a record's error, with the five-digit code in it as in Confluent's reports."""
     if error.fault is Fault.SCHEMA:
         return f"Error: 42206 : {error.message}"
     return ": ".join((error.message, *error.validation_errors))
 
 
 def resource_list(kind: str, address: str, entries: Sequence[Any]) -> dict[str, Any]:
-    """A list as the API has it; it has no further pages."""
+    """Return a list in the API's form; it never has further pages."""
     return {"kind": kind, "metadata": {"self": address, "next": None}, "data": entries}
 
 
 def cluster_view(cluster_id: str, address: str) -> dict[str, Any]:
-    """A cluster; `address` is its own."""
+    """Return a cluster; `address` is its URL."""
     return {
         "kind": "KafkaCluster",
         "metadata": {"self": address, "resource_name": f"crn:///kafka={cluster_id}"},
@@ -183,7 +183,7 @@ def cluster_view(cluster_id: str, address: str) -> dict[str, Any]:
 
 
 def topic_view(cluster_id: str, topic: str, address: str, partitions: int, replicas: int) -> dict[str, Any]:
-    """A topic; `address` is its own."""
+    """Return a topic; `address` is its URL."""
     return {
         "kind": "KafkaTopic",
         "metadata": {"self": address, "resource_name": f"crn:///kafka={cluster_id}/topic={topic}"},

@@ -1,6 +1,6 @@
 """Bodies and parameters of consumer requests: create, subscribe, assign, commit, seek, poll.
 
-The contract has judged a body before it comes here.
+Bodies are validated against the contract before they are decoded here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _OPTIONS: Final = jsonschema_rs.RegexOptions()  # finite automata, of bounded si
 
 
 class TopicPattern:
-    """A client's regular expression for whole names of topics, without look-around and back-references.
+    """A client's regular expression for complete topic names, without look-around and back-references.
 
-    It is matched in linear time, so that none can stop the gateway.
+    It is matched in linear time, so no pattern can block the gateway.
     """
 
     def __init__(self, text: str) -> None:
-        """Compile `text`; RestError: 422, it is no such expression."""
+        """Compile `text`; RestError 422 if it is not a supported expression."""
         self.text = text
         try:
             self._matcher = jsonschema_rs.Draft202012Validator(
@@ -35,12 +35,12 @@ class TopicPattern:
             raise unprocessable("The topic_pattern is no regular expression that is served") from error
 
     def matches(self, topic: str) -> bool:
-        """Whether it fits the whole name."""
+        """Whether it matches the complete name."""
         return self._matcher.is_valid(topic)
 
 
 class CreateConsumer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The body of a consumer's creation; the names are Kafka's own. None: as the gateway is set."""
+    """The body of a request to create a consumer; the names are Kafka's. None means the gateway's default."""
 
     name: str | None = None
     format: str = Format.BINARY.value
@@ -52,7 +52,7 @@ class CreateConsumer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_field
 
     @property
     def embedded(self) -> Format:
-        """The format, as the contract has it."""
+        """The format as an enum."""
         return Format(self.format)
 
 
@@ -64,7 +64,7 @@ class Partition(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class PartitionOffset(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A position: the offset of the next record to be read, as given, without adding one."""
+    """The offset of the next record to read in a partition."""
 
     topic: str
     partition: int
@@ -73,7 +73,7 @@ class PartitionOffset(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fiel
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Topics, or a regular expression of topics' names; no topics: nothing."""
+    """Topics, or a regular expression for topic names. No topics means to unsubscribe."""
 
     topics: list[str] | None = None
     topic_pattern: str | None = None
@@ -88,14 +88,14 @@ class _Offsets(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class PollLimits(msgspec.Struct, frozen=True, gc=False):
-    """How long a poll waits for the first record, and at how many encoded bytes it stops."""
+    """How long a poll waits for the first record, and the size of its answer in bytes."""
 
     timeout_ms: int
     max_bytes: int
 
 
 EXCLUSIVE: Final = "Subscriptions to topics, partitions, and patterns are mutually exclusive."
-# Not strict: 1.0 is an integer to the contract, which has refused other types before.
+# Not strict: 1.0 is an integer for the contract, which has already refused other types.
 _CREATE: Final = msgspec.json.Decoder(CreateConsumer, strict=False)
 _SUBSCRIPTION: Final = msgspec.json.Decoder(Subscription)
 _PARTITIONS: Final = msgspec.json.Decoder(_Partitions, strict=False)
@@ -103,12 +103,12 @@ _OFFSETS: Final = msgspec.json.Decoder(_Offsets, strict=False)
 
 
 def decode_create(body: bytes) -> CreateConsumer:
-    """A consumer's settings; all defaults for an empty body. The body fits the contract, or RestError 400."""
+    """Decode a consumer's settings; all defaults for an empty body. RestError 400."""
     return decode(_CREATE, body) if body else CreateConsumer()
 
 
 def decode_subscription(body: bytes) -> Subscription:
-    """What to subscribe to. The body fits the contract; RestError: 400, or 409 for topics and a pattern."""
+    """Decode a subscription. RestError 400, or 409 for both topics and a pattern."""
     subscription = decode(_SUBSCRIPTION, body)
     if subscription.topics is not None and subscription.topic_pattern is not None:
         raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
@@ -116,19 +116,19 @@ def decode_subscription(body: bytes) -> Subscription:
 
 
 def decode_partitions(body: bytes) -> list[Partition]:
-    """The partitions of a request to assign, seek or look up. The body fits the contract, or RestError 400."""
+    """Decode the partitions of a request to assign, seek or look up. RestError 400."""
     return decode(_PARTITIONS, body).partitions
 
 
 def decode_offsets(body: bytes) -> list[PartitionOffset]:
-    """The offsets to commit or to seek to. The body fits the contract, or RestError 400."""
+    """Decode the offsets to commit or to seek to. RestError 400."""
     return decode(_OFFSETS, body).offsets
 
 
 def poll_limits(query: Mapping[str, int], default: PollLimits, largest: PollLimits) -> PollLimits:
-    """The limits in a poll's query.
+    """Return the limits from a poll's query.
 
-    Longer waiting than allowed is cut, since a poll that comes back empty is repeated anyway; so are more bytes.
+    Values above `largest` are reduced rather than refused, since clients repeat polls anyway.
     """
     return PollLimits(
         min(query.get("timeout", default.timeout_ms), largest.timeout_ms),

@@ -1,7 +1,7 @@
-"""Bodies in a content coding back to what they are (RFC 9110 section 8.4.1), in pieces. Pure.
+"""Decodes bodies with a content coding (RFC 9110 section 8.4.1), in pieces. Pure.
 
-A coded body is whole only when its coding says so: gzip (RFC 1952) and zstd (RFC 8878) may be several members or
-frames, deflate (RFC 1950) is one stream, and each must have ended, with its checksum, where the body ends.
+A coded body is complete only when its coding says so: gzip (RFC 1952) and zstd (RFC 8878) may have several members or
+frames, deflate (RFC 1950) is one stream, and each must end, with its checksum, where the body ends.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ else:
     from backports import zstd
 
 CODINGS: Final = ("zstd", "gzip", "deflate")
-"""What is known; our preference is their order."""
+"""The supported codings, in the order of our preference."""
 PIECE: Final = 64 * 1024
-"""Bytes that are decoded at once, at most."""
-_STEP: Final = 4 * 1024  # bytes in at once: the end of a member copies what is behind it, and members may be tiny
+"""The largest piece of decoded bytes."""
+_STEP: Final = 4 * 1024  # input bytes of a step: each end of a member copies the rest, and members may be tiny
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_WINDOW_LOG: Final = 23  # a window of 8 MB: what RFC 9659 lets a sender of zstd ask for; its decoder allocates that
+_WINDOW_LOG: Final = 23  # a window of 8 MB, the maximum of RFC 9659; the decoder allocates it
 _ALIASES: Final = {"x-gzip": "gzip"}  # RFC 9110 section 8.4.1.3
 _NONE: Final = frozenset({"identity", ""})
 
 
 class CodingError(Exception):
-    """The body is not what its coding says; the text says why."""
+    """The body violates its coding, or the coding is unknown; the text says why."""
 
 
 def coding_of(fields: Sequence[str]) -> str | None:
-    """The coding of a body, by its fields `Content-Encoding`; None where it has none.
+    """Return the coding of a body from its fields `Content-Encoding`, or None.
 
     Raises:
-        CodingError: it is none of `CODINGS`, or there are several of them, one over the other.
+        CodingError: It is none of `CODINGS`, or several were applied.
     """
     names = [name.strip().lower() for field in fields for name in field.split(",")]
     codings = [_ALIASES.get(name, name) for name in names if name not in _NONE]
@@ -48,21 +48,21 @@ def coding_of(fields: Sequence[str]) -> str | None:
 
 
 class BodyDecoder:
-    """One body of one coding."""
+    """Decodes one body."""
 
     def __init__(self, coding: str) -> None:
-        """`coding`: one of `CODINGS`."""
+        """`coding` is one of `CODINGS`."""
         self._coding = coding
         self._begin = _BEGIN[coding]
         self._one = coding == "deflate"
-        self._stream: _Zlib | _Zstd | None = None  # None: before the first, and between two
+        self._stream: _Zlib | _Zstd | None = None  # None before the first member, and between two
         self._begun = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data` brings, in pieces of at most `PIECE` bytes, none empty; take all of them before the next call.
+        """Yield decoded pieces of at most `PIECE` bytes, none empty. Consume all of them before the next call.
 
         Raises:
-            CodingError: the body is broken. What came before is as it was sent, as far as no checksum covers it.
+            CodingError: The body is malformed. Pieces before the error may not have been covered by a checksum yet.
         """
         try:
             for start in range(0, len(data), _STEP):
@@ -83,7 +83,7 @@ class BodyDecoder:
             raise CodingError(self._broken(str(error))) from error
 
     def finish(self) -> None:
-        """The body is over: CodingError unless its coding has ended too."""
+        """Check at the end of the body that its coding has ended too; else CodingError."""
         if self._stream is not None or not self._begun:
             raise CodingError(self._broken("it ends too early"))
 
@@ -93,7 +93,7 @@ class BodyDecoder:
 
 class _Zlib:
     def __init__(self, wbits: int | None) -> None:
-        """`wbits` as zlib's; None: deflate, whose first two bytes tell whether it has zlib's header."""
+        """`wbits` is zlib's argument. None means deflate, whose first two bytes show whether it has zlib's header."""
         self._object = None if wbits is None else zlib.decompressobj(wbits)
         self._head = b""
 
@@ -111,7 +111,7 @@ class _Zlib:
             if len(data) < 2:
                 self._head = data
                 return
-            # Some send deflate without the header (RFC 9110 section 8.4.1.2, note).
+            # Some clients send deflate without the header (RFC 9110 section 8.4.1.2, note).
             framed = data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
             self._object = zlib.decompressobj(zlib.MAX_WBITS if framed else -zlib.MAX_WBITS)
         while True:
@@ -150,4 +150,4 @@ _BEGIN: Final[dict[str, Callable[[], _Zlib | _Zstd]]] = {
     "deflate": partial(_Zlib, None),
     "zstd": _Zstd,
 }
-"""What makes one member, stream or frame."""
+"""Makes the decoder of one member, stream or frame."""

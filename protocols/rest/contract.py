@@ -1,13 +1,13 @@
-"""The contract (OpenAPI 3.1) as what requests are judged by: which operation, which parameters, which body.
+"""The contract (OpenAPI 3.1), against which requests are validated: operations, parameters and bodies.
 
-The document is put together from parts (`assemble`), each with the paths and schemas of one subject. What the gateway
-needs of it at run time is compiled once (`Contract`): routes, parameters with their types, schemas of bodies.
+The document is assembled from parts (`assemble`), each with the paths and schemas of one subject. `Contract` compiles
+it once for use at run time: routes, typed parameters, schemas of bodies.
 
-Extensions of ours: `x-every-operation` at the top holds answers that every operation can give, `x-with-body` those
-of every operation that takes a body; `assemble` writes them out. Three stand inside a schema. `x-status` names the
-status for a violation of single keywords, such as `{enum: 422}`; without it a violation is a 400. `x-words` has the
-words for it, where the dialect has some that its clients look for; `{value}` stands for what was sent. `x-lines:
-strimzi` says of an object that its own properties are told in the Strimzi bridge's lines, which name no deeper place.
+Extensions of ours: `x-every-operation` at the top has the answers that every operation can give, `x-with-body` those of
+every operation with a body; `assemble` expands both. Three more belong to a schema. `x-status` sets the status for a
+violation of a keyword, such as `{enum: 422}`; the default is 400. `x-words` sets the error text, where clients of the
+dialect look for a certain one; `{value}` in it is replaced by the value that was sent. `x-lines: strimzi` makes errors
+in an object's own properties look like those of the Strimzi bridge, which do not name a deeper place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORDS: Final = "x-words"
 _LINES: Final = "x-lines"
 _BOUNDS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})  # of a string
 _ANYTHING: Final = msgspec.json.Decoder(Any)
-_NUMBER_DIGITS: Final = 19  # of an integer in a path or query; more than 64 bits are nowhere of use
+_NUMBER_DIGITS: Final = 19  # of an integer in a path or query; no parameter needs more than 64 bits
 
 
 class Schema:
@@ -39,18 +39,18 @@ class Schema:
     __slots__ = ("_definition", "_validator")
 
     def __init__(self, definition: dict[str, Any]) -> None:
-        """`definition` without references."""
+        """Compile `definition`, which has no references."""
         self._definition = definition
         self._validator = jsonschema_rs.Draft202012Validator(definition)
 
     def check(self, value: Any, where: str = "$", place: str = "") -> None:
-        """Refuse a value, as `json.loads` gives it, that does not fit.
+        """Validate a value as `json.loads` returns it.
 
-        `where` is the first part of the JSON path in the error; `place` stands there instead, such as "query parameter
-        `timeout`".
+        `where` is the start of the JSON path in error texts; `place`, such as "query parameter `timeout`", replaces the
+        whole path.
 
         Raises:
-            RestError: 400, or what `x-status` says where all violations have one.
+            RestError: 400; or the lowest `x-status` if all violations have one.
         """
         if self._validator.is_valid(value):
             return
@@ -76,7 +76,7 @@ class Schema:
         return words.replace("{value}", _cut(str(error.instance))) if words else ""
 
     def _said(self, extension: str, error: jsonschema_rs.ValidationError) -> Any:
-        """What the schema says in `extension` about a violation, or None."""
+        """Return the schema's value in `extension` for the violated keyword, or None."""
         *path, keyword = error.schema_path
         node: Any = self._definition
         for step in path:
@@ -93,10 +93,10 @@ class Parameter(msgspec.Struct, frozen=True):
     required: bool
     default: Any
     schema: Schema
-    bounded: bool  # whether not every text is a value
+    bounded: bool  # whether some texts are not valid
 
     def value(self, texts: Sequence[str]) -> Any:
-        """Its value from what was sent; RestError: 400."""
+        """Convert and validate the texts that were sent; RestError 400."""
         where = f"{self.place} parameter `{self.name}`"
         if self.kind == "array":
             value: Any = list(texts)
@@ -109,7 +109,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """What an operation takes as a body: by media type its schema, or None for what is no JSON."""
+    """The body of an operation: the schema for each media type, None for types that are not JSON."""
 
     required: bool
     media: dict[str, Schema | None]
@@ -125,12 +125,12 @@ class Operation(msgspec.Struct, frozen=True):
     query: dict[str, Parameter]
     headers: tuple[Parameter, ...]
     body: Body | None
-    answers: dict[str, tuple[str, ...]]  # by status ("200"), the media types
-    typed_path: bool  # whether the values of the path must be looked at
+    answers: dict[str, tuple[str, ...]]  # media types by status ("200")
+    typed_path: bool  # whether the values of the path must be converted or validated
     defaults: dict[str, Any]  # of the query's parameters
 
     def path_values(self, texts: Sequence[str]) -> tuple[Any, ...]:
-        """The path's values with their types. Raises RestError 400, `Fault.NO_NUMBER` where a number is to be."""
+        """Return the path's values, typed. Raises RestError 400, with `Fault.NO_NUMBER` for a bad number."""
         if not self.typed_path:
             return tuple(texts)
         values = []
@@ -143,10 +143,10 @@ class Operation(msgspec.Struct, frozen=True):
         return tuple(values)
 
     def query_values(self, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """The declared parameters of the query with their types and defaults; others are ignored.
+        """Return the declared query parameters, typed, with defaults; others are ignored.
 
         Raises:
-            RestError: 400 for a value against the contract, or a missing one.
+            RestError: 400 for a value that violates the contract, or for a missing one.
         """
         values = dict(self.defaults)
         for name, parameter in self.query.items():
@@ -158,7 +158,7 @@ class Operation(msgspec.Struct, frozen=True):
         return values
 
     def success_media(self) -> tuple[str, ...]:
-        """The media types of its good answers, the preferred one first."""
+        """Return the media types of 2xx answers, the preferred one first."""
         return tuple(
             dict.fromkeys(media for status, types in self.answers.items() if status[0] == "2" for media in types)
         )
@@ -168,7 +168,7 @@ class Contract:
     """The whole document, compiled."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """`document`: as `assemble` made it; ValueError when it contradicts itself."""
+        """Compile a `document` from `assemble`; ValueError if it is not consistent."""
         self.document = document
         self.operations: dict[str, Operation] = {}
         for operation in self._compiled():
@@ -219,7 +219,7 @@ class Contract:
         return Body(body.get("required", False), media)
 
     def _resolved(self, node: Any) -> Any:
-        """`node` with what it refers to written out."""
+        """Return `node` with its references replaced by their targets."""
         if isinstance(node, dict):
             reference = node.get("$ref")
             if reference is None:
@@ -232,10 +232,10 @@ class Contract:
 
 
 def assemble(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One document from its parts; the first has what is said once (title, version, licence).
+    """Assemble one document from its parts; the first has the common fields (title, version, licence).
 
     Raises:
-        ValueError: a path's method or a component stands in two parts.
+        ValueError: A path's method or a component is defined in two parts.
     """
     document: dict[str, Any] = {**parts[0], "tags": [], "paths": {}, "components": {}}
     for part in parts:
@@ -277,7 +277,7 @@ def _parameter(entry: dict[str, Any]) -> Parameter:
 
 
 def _typed(kind: str, text: str) -> Any:
-    """The value of a text; the text itself where it is none of the kind, for the schema to refuse."""
+    """Convert a text; return it unchanged if it is not of the kind, so that the schema refuses it."""
     if kind == "integer":
         digits = text.removeprefix("-")
         return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _NUMBER_DIGITS else text
@@ -291,7 +291,7 @@ def _cut(text: str) -> str:
 
 
 def _flat_lines(error: jsonschema_rs.ValidationError) -> list[str]:
-    """A violation in an object without depth, as the Strimzi bridge's validator tells it."""
+    """Describe a violation in a flat object in the words of the Strimzi bridge's validator."""
     kind = error.kind
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
         return [f'Property "{_cut(name)}" does not match additional properties schema' for name in kind.unexpected]
@@ -302,7 +302,7 @@ def _flat_lines(error: jsonschema_rs.ValidationError) -> list[str]:
 
 
 def _kind(value: object) -> str:
-    """The type of a decoded value, as JSON Schema names it."""
+    """Return JSON Schema's name for the type of a decoded value."""
     match value:
         case None:
             return "null"
@@ -323,6 +323,6 @@ def _json_path(where: str, path: Sequence[str | int]) -> str:
 
 
 def check_body(schema: Schema | None, body: bytes) -> None:
-    """Refuse (400, or what the schema's `x-status` says) a body that is no JSON or not as the contract says."""
+    """Validate a JSON body; RestError 400, or the schema's `x-status`."""
     if schema is not None:
         schema.check(decode(_ANYTHING, body))

@@ -1,4 +1,4 @@
-"""A request that cannot be served, and how that is said: status, one line of text, and what must go with it."""
+"""Errors of HTTP requests: status, one line of text, and further fields of the answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Final
 
 RETRY_AFTER_S: Final = 1
-"""`Retry-After` in general: a stalled broker is judged anew within this time."""
+"""The usual `Retry-After`: the state of a stalled broker is checked again within this time."""
 TOPIC_LIMIT_RETRY_AFTER_S: Final = 60
-"""`Retry-After` where a limit of topics is reached: somebody must delete one first."""
+"""`Retry-After` when a limit of topics is reached: an administrator must delete a topic first."""
 _AFTER_S: Final = {503: RETRY_AFTER_S, 429: TOPIC_LIMIT_RETRY_AFTER_S}
 
 
 def retry_after(status: int) -> tuple[tuple[str, str], ...]:
-    """The field `Retry-After` of what Kafka's side refused with `status`; none where sending again does not help."""
+    """Return the field `Retry-After` for a `status` from Kafka's side; none if a retry does not help."""
     after = _AFTER_S.get(status)
     return () if after is None else (("Retry-After", str(after)),)
 
 
 class Fault(enum.Enum):
-    """What a refusal is about, where a dialect has a number of its own for it (`confluent.NUMBERS`)."""
+    """The cause of an error, where a dialect has an error code of its own for it (`confluent.NUMBERS`)."""
 
     NO_NUMBER = "what stands for a number in the path, such as a partition, cannot be one"
     TOPIC = "there is no such topic"
@@ -38,7 +38,7 @@ class Fault(enum.Enum):
 
 
 class RestError(Exception):
-    """A refusal, with everything the answer needs (RFC 9110 section 15)."""
+    """An error with everything that its answer needs (RFC 9110 section 15)."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class RestError(Exception):
         super().__init__(message)
         self.status = status  # the HTTP status, which is also the `error_code` of the body
         self.message = _shown(message)  # one line for the client, without secrets
-        # what is wrong with the body, one line each; empty when it is not about the body
+        # violations of the contract, one line each; empty for other errors
         self.validation_errors = tuple(_shown(line) for line in validation_errors)
         # further fields of the answer, such as `Allow`, `Retry-After` or `WWW-Authenticate`
         self.headers = tuple(headers)
-        self.close = close  # the connection cannot be used further, because the rest of the request was not read
-        self.fault = fault  # what it is about; None where the status says enough
+        self.close = close  # whether to close the connection, because the rest of the request was not read
+        self.fault = fault  # the cause; None where the status says enough
 
 
 def _shown(text: str) -> str:
-    """`text` as it can be sent: a header field's bytes that are no UTF-8 arrive here as lone surrogates."""
+    """Make `text` encodable: bytes of a header field that are not UTF-8 arrive here as lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -72,42 +72,42 @@ def not_found(message: str = "Not Found", fault: Fault | None = None) -> RestErr
 
 
 def method_not_allowed(allowed: Sequence[str]) -> RestError:
-    """405, with the methods that the path has (RFC 9110 section 15.5.6)."""
+    """405 with the methods of the path (RFC 9110 section 15.5.6)."""
     return RestError(405, "Method Not Allowed", headers=(("Allow", ", ".join(allowed)),))
 
 
 def not_acceptable(offered: Sequence[str]) -> RestError:
-    """406: the client accepts none of what there is (RFC 9110 section 15.5.7)."""
+    """406: the client accepts none of the `offered` media types (RFC 9110 section 15.5.7)."""
     return RestError(406, f"Not Acceptable: there is {', '.join(offered)}")
 
 
 def invalid(detail: str) -> RestError:
-    """400: the body or a parameter is not what the contract says; `detail` names the place."""
+    """400: the body or a parameter violates the contract; `detail` names the place."""
     return RestError(400, "Validation error on: Schema validation error", validation_errors=(detail,))
 
 
 def refused_by_contract(status: int, details: Sequence[str]) -> RestError:
-    """400, or what the contract says instead: values that do not fit their schemas, one line each."""
+    """400, or the status that the contract says: values violate their schemas; one line for each."""
     return RestError(status, "Validation error on: Schema validation error", validation_errors=details)
 
 
 def unprocessable(message: str) -> RestError:
-    """422: the request is well formed and its content cannot be used (RFC 9110 section 15.5.21)."""
+    """422: the request is well formed, but its content cannot be used (RFC 9110 section 15.5.21)."""
     return RestError(422, message)
 
 
 def busy(message: str, retry_after_s: int = RETRY_AFTER_S, *, close: bool = False) -> RestError:
-    """503 with `Retry-After`: sending the same again later is right (RFC 9110 section 15.6.4)."""
+    """503 with `Retry-After`: the client should retry later (RFC 9110 section 15.6.4)."""
     return RestError(503, message, headers=(("Retry-After", str(retry_after_s)),), close=close)
 
 
 def too_many(
     message: str, retry_after_s: int = RETRY_AFTER_S, fields: Sequence[tuple[str, str]] = (), *, close: bool = False
 ) -> RestError:
-    """429 with `Retry-After` and more `fields`: this client has more than its share (RFC 6585 section 4)."""
+    """429 with `Retry-After` and more `fields`: a limit is reached (RFC 6585 section 4)."""
     return RestError(429, message, headers=(("Retry-After", str(retry_after_s)), *fields), close=close)
 
 
 def too_large(limit: int) -> RestError:
-    """413: the body is longer than `limit` bytes; it is not read to its end (RFC 9110 section 15.5.14)."""
+    """413: the body is longer than `limit` bytes, and is not read to its end (RFC 9110 section 15.5.14)."""
     return RestError(413, f"The request body is larger than {limit} bytes", close=True)

@@ -1,4 +1,4 @@
-"""How a client reached us, when proxies stand between: scheme, host and path as the client sees them."""
+"""URLs as clients behind proxies see them: scheme, host and path."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str) -> str:
-    """The absolute address of `path` (encoded) for this client.
+    """Return the absolute URL of `path` (encoded) for this client.
 
-    `Forwarded` (RFC 7239) goes before `X-Forwarded-Host` with `X-Forwarded-Proto`, and both before `Host`. Without a
-    port in the forwarded host the scheme's own is written out. `bound` is our own address, when the request names no
-    host at all (HTTP/1.0).
+    `Forwarded` (RFC 7239) takes precedence over `X-Forwarded-Host` with `X-Forwarded-Proto`, and both over `Host`. If
+    the forwarded host has no port, the scheme's default port is added. `bound` is our own address, for requests without
+    any host (HTTP/1.0).
 
     Raises:
         RestError: 400 for a forwarded scheme that is neither http nor https.
@@ -37,23 +37,23 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
 
 
 def seen_path(headers: Mapping[str, str], path: str) -> str:
-    """The path of this request as the client sees it, encoded: what `X-Forwarded-Path` says, else `path`."""
+    """Return the path of this request as the client sees it, encoded: `X-Forwarded-Path`, or else `path`."""
     forwarded = headers.get("X-Forwarded-Path")
     return path if forwarded is None else quote(forwarded.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
 
 
 def group_path(group: str) -> str:
-    """The path of a group's consumers, encoded."""
+    """Return the path of a group's consumers, encoded."""
     return f"/consumers/{quote(group, safe='')}"
 
 
 def instance_path(consumers: str, name: str) -> str:
-    """The path of a consumer instance, encoded; `consumers`: that of its group."""
+    """Return the path of a consumer instance, encoded; `consumers` is the path of its group's consumers."""
     return f"{consumers}/instances/{quote(name, safe='')}"
 
 
 def _first(field: str) -> str:
-    """The first of a list: what the proxy nearest to the client said."""
+    """Return the first element of a list, which the proxy nearest to the client has added."""
     return field.partition(",")[0].strip()
 
 

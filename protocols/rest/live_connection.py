@@ -1,7 +1,7 @@
-"""The server's side of a live WebSocket: frames (RFC 6455) in, messages out; no socket and no clock. Sans-io.
+"""The server's side of a live WebSocket: frames (RFC 6455) in, messages out. Sans-io.
 
-The bytes are those of the socket behind the opening handshake. Messages are text; each is gathered up to a limit. What
-is no message of ours is answered, and the connection goes on; what breaks WebSocket's own rules ends it, with its code.
+It gets the bytes behind the opening handshake. Messages are text and have a maximum size. A message that is not valid
+is answered with an error and the connection stays open; a violation of RFC 6455 closes it with the code for it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from protocols.websocket import (
     write_frame,
 )
 
-SILENT_HEARTBEATS: Final = 4  # without a byte from the peer: it is gone, or has stopped reading long ago
+SILENT_HEARTBEATS: Final = 4  # after so many heartbeats without a byte from the peer the connection is closed
 
 
 def text_frame(payload: bytes) -> bytes:
-    """A whole text message of the server's (section 5.2): not masked, so that many connections can share it."""
+    """Return a complete text message of the server (section 5.2); not masked, so many connections can share it."""
     return write_frame(TEXT, payload)
 
 
 class LiveConnection:
-    """One live WebSocket, behind its opening handshake; a `protocols.connection.Connection`."""
+    """One live WebSocket after its opening handshake; a `protocols.connection.Connection`."""
 
     def __init__(self, max_message_bytes: int, heartbeat_s: float) -> None:
         """`tick` sends a Ping every `heartbeat_s` seconds; a message over `max_message_bytes` ends the connection."""
         self.waiting = 0  # bytes that wait for `data_to_send`
-        self.closing = False  # whether a Close frame was sent or the socket is gone
-        self.reading = True  # whether the socket is being read: only then does the peer's silence mean that it is gone
+        self.closing = False  # whether a Close frame was sent or the socket is closed
+        self.reading = True  # whether the socket is being read: only then a silent peer times out
         self._frames = FrameReader(TEXT)
         self._out: list[bytes] = []
-        self._message = bytearray()  # as far as it has come
+        self._message = bytearray()  # the received part of the current message
         self._limit = max_message_bytes
         self._heartbeat_s = heartbeat_s
         self._now = 0.0
@@ -55,7 +55,7 @@ class LiveConnection:
     # protocols.connection.Connection
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Events of bytes from the socket; [] after the end."""
+        """Return the events for bytes from the socket; [] after the end."""
         if self.closing:
             return []
         self._heard = self._now
@@ -82,7 +82,7 @@ class LiveConnection:
             self._write(write_frame(CLOSE, received.close[:2]))
             code = int.from_bytes(received.close[:2], "big") if received.close else NO_STATUS
             events.append(ConnectionClosed(str(code)))
-        elif received.ping is not None:  # the newest is enough (section 5.5.3)
+        elif received.ping is not None:  # only the newest needs a Pong (section 5.5.3)
             self._write(write_frame(PONG, received.ping))
         return events
 
@@ -94,11 +94,11 @@ class LiveConnection:
         return [ConnectionFailed("the peer left without a Close frame", str(ABNORMAL_CLOSURE))]
 
     def release(self) -> None:
-        """Note that the socket is gone."""
+        """Note that the socket is closed."""
         self.closing = True
 
     def data_to_send(self) -> bytes:
-        """The bytes to write now; b"" for none."""
+        """Return and remove the bytes to write; b"" when there are none."""
         out = self._out
         if not out:
             return b""
@@ -108,11 +108,11 @@ class LiveConnection:
         return data
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due, in seconds of its clock; None: never."""
+        """Return when `tick` must be called, in seconds of its clock, or None."""
         return None if self.closing else self._next_ping
 
     def tick(self, now: float) -> list[Any]:
-        """Send a Ping, or end the connection of a peer that has been silent for too long."""
+        """Send a Ping, or close the connection of a peer that was silent for too long."""
         self._now = now
         if self.closing:
             return []
@@ -130,15 +130,15 @@ class LiveConnection:
 
     @property
     def frames(self) -> FrameReader:
-        """A reader of what comes from here on, beside the connection's own."""
+        """A copy of the frame reader, to decode the following bytes separately."""
         return copy.copy(self._frames)
 
     def send(self, payload: bytes) -> None:
-        """Send a text message; nothing after a Close frame (section 5.5.1)."""
+        """Send a text message; does nothing after a Close frame (section 5.5.1)."""
         self.send_frame(text_frame(payload))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a frame that was made before; nothing after a Close frame."""
+        """Send a ready frame; does nothing after a Close frame."""
         if not self.closing:
             self._write(frame)
 
@@ -149,13 +149,13 @@ class LiveConnection:
             self._write(close_frame(code, reason))
 
     def give_up(self) -> list[Any]:
-        """End the connection after a bug of ours, with code 1011."""
+        """Close the connection after a bug of ours, with code 1011."""
         return [] if self.closing else [self._fail(INTERNAL_ERROR, "internal error")]
 
     # inside
 
     def _gather(self, part: bytes, events: list[Any]) -> bool:
-        """Add to the message; False when it has become too large, and the connection ends."""
+        """Append to the message; False if it is too large and the connection is being closed."""
         if len(self._message) + len(part) > self._limit:
             events.append(self._fail(MESSAGE_TOO_BIG, f"a message has at most {self._limit} bytes"))
             return False

@@ -1,7 +1,7 @@
-"""The messages of a live WebSocket (subprotocol `trivium.v1`): one JSON object a text message, told apart by `type`.
+"""The messages of a live WebSocket (subprotocol `trivium.v1`): one JSON object for each text message, tagged by `type`.
 
-Every message of a client has an `id` of its choice. The answer to it has the same; the records of a subscription have
-the subscription's.
+Every message of a client has an `id` that the client chooses. Its answer has the same id; the records of a subscription
+have the subscription's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False, tag_field="type", forbid_u
 
 
 class Produce(_Message, frozen=True, gc=False, tag="produce"):
-    """Store records, in order; answered by `produced`. `records` is what the body of a produce request has there."""
+    """Store records in order; answered by `produced`. `records` has the form it has in a produce request."""
 
     topic: str
     records: msgspec.Raw
@@ -37,39 +37,39 @@ class Produce(_Message, frozen=True, gc=False, tag="produce"):
 class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start": "from"}):
     """Get records from now on; answered by `subscribed`."""
 
-    topic: str  # its name
-    format: Format = Format.JSON  # how keys and values stand in the records
-    # start, offset, timestamp, partition: where to begin; as the parameters of a stream of events
+    topic: str
+    format: Format = Format.JSON  # of keys and values in the records
+    # start, offset, timestamp, partition: where to start; like the parameters of an event stream
     start: str | None = None
     offset: int | None = None
     timestamp: int | None = None
     partition: int | None = None
-    group: str | None = None  # take a share of this consumer group: each record is acknowledged or released then
+    group: str | None = None  # join this consumer group; each record must then be acknowledged or released
     key: tuple[str, ...] = ()  # only records with one of these keys
     header: tuple[str, ...] = ()  # only records with all of these headers, each NAME:VALUE
-    # how many records may come before `credit` allows more; None: as many as the connection takes
+    # how many records may be sent before `credit` allows more; None: only the connection limits them
     credit: int | None = None
 
     def wanted(self) -> Wanted:
-        """Where to begin. Raises RestError 422."""
+        """Return where to start. Raises RestError 422."""
         given = {"from": self.start, "offset": self.offset, "timestamp": self.timestamp, "partition": self.partition}
         return wanted({name: value for name, value in given.items() if value is not None})
 
 
 class Credit(_Message, frozen=True, gc=False, tag="credit"):
-    """So many records more may come for the subscription `id`."""
+    """Allow more records for the subscription `id`."""
 
     credit: int
 
 
 class Acknowledge(_Message, frozen=True, gc=False, tag="ack"):
-    """The records of a group with these delivery numbers are dealt with."""
+    """Acknowledge a group's records by their delivery numbers."""
 
     deliveries: tuple[int, ...]
 
 
 class Release(_Message, frozen=True, gc=False, tag="release"):
-    """They go back to the group; `failed` counts as an attempt that failed."""
+    """Return records to the group; `failed` counts as a failed attempt."""
 
     deliveries: tuple[int, ...]
     failed: bool = False
@@ -80,7 +80,7 @@ class Unsubscribe(_Message, frozen=True, gc=False, tag="unsubscribe"):
 
 
 class BadMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message that is none of these; the connection goes on. `id` is its own, where it could be read."""
+    """A message that is not valid; the connection stays open. `id` is the message's, if it could be read."""
 
     error: RestError
     id: str | None = None
@@ -98,7 +98,7 @@ _ONLY_ID: Final = msgspec.json.Decoder(_OnlyId)
 
 
 def decode_message(text: str) -> ClientMessage | BadMessage:
-    """What a text message says; never an exception."""
+    """Decode a text message; never raises."""
     try:
         message: ClientMessage = _CLIENT.decode(text)
     except msgspec.ValidationError as error:
@@ -113,22 +113,22 @@ def decode_message(text: str) -> ClientMessage | BadMessage:
 
 
 def produced(name: str, results: Sequence[Stored | ErrorBody]) -> bytes:
-    """The fate of each record of `Produce`, in order."""
+    """Answer `Produce` with the result of each record, in order."""
     return encode({"type": "produced", "id": name, "offsets": results})
 
 
 def subscribed(name: str, position: str | None) -> bytes:
-    """The subscription is there; `position` is where it begins, None in a group."""
+    """Answer `Subscribe`; `position` is where it starts, None in a group."""
     return encode({"type": "subscribed", "id": name} | ({} if position is None else {"position": position}))
 
 
 def unsubscribed(name: str) -> bytes:
-    """The subscription is over."""
+    """Answer `Unsubscribe`."""
     return encode({"type": "unsubscribed", "id": name})
 
 
 def failed(name: str | None, error: RestError) -> bytes:
-    """Something was refused: the message with this id; None when it had none that could be read."""
+    """Answer the message with this id with an error; `name` is None if its id could not be read."""
     answer: dict[str, Any] = {"type": "error", "id": name, "error_code": error.status, "message": error.message}
     if error.validation_errors:
         answer["validation_errors"] = error.validation_errors
@@ -136,17 +136,17 @@ def failed(name: str | None, error: RestError) -> bytes:
 
 
 def lost(name: str, partition: int, count: int) -> bytes:
-    """Retention had deleted records that the subscription asked for."""
+    """Report that retention has deleted `count` records that the subscription requested."""
     return encode({"type": "gap", "id": name, "partition": partition, "lost": count})
 
 
 def carried(name: str, line: bytes, position: str) -> bytes:
-    """A record of a subscription; `line` is its JSON, `position` is behind it."""
+    """Carry a record of a subscription; `line` is its JSON, `position` the one behind it."""
     return b'{"type":"record","id":%b,"position":"%b","record":%b}' % (encode(name), position.encode(), line)
 
 
 def shared(name: str, line: bytes, delivery: int, attempts: int) -> bytes:
-    """A record of a subscription in a group, to be acknowledged; `attempts` were made before."""
+    """Carry a record of a group, to be acknowledged; it was delivered `attempts` times before."""
     return b'{"type":"record","id":%b,"delivery":%d,"attempts":%d,"record":%b}' % (
         encode(name),
         delivery,

@@ -1,4 +1,4 @@
-"""Media types of the dialect: what a request's body is, and whether a client takes our answer."""
+"""Media types of the dialect: the format of a request's body, and content negotiation of the answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocols.rest.errors import Fault, RestError
 
 
 class Format(enum.Enum):
-    """How keys and values stand inside the JSON of a body."""
+    """How keys and values are embedded in the JSON of a body."""
 
     JSON = "json"  # as JSON
     BINARY = "binary"  # as base64 text (RFC 4648 section 4)
@@ -18,18 +18,18 @@ class Format(enum.Enum):
 
 
 CONTROL_TYPE: Final = "application/vnd.kafka.v2+json"
-"""Everything that is not a list of records: consumers, offsets, topics, errors."""
+"""The type of everything except lists of records: consumers, offsets, topics, errors."""
 PLAIN_JSON_TYPE: Final = "application/json"
 RECORD_TYPES: Final = {kind: f"application/vnd.kafka.{kind.value}.v2+json" for kind in Format}
 FORMATS: Final = {media: kind for kind, media in RECORD_TYPES.items()}
 _PRODUCE_FORMATS: Final = FORMATS | {PLAIN_JSON_TYPE: Format.JSON}
 _UNSUPPORTED: Final = "The format of the request body is not supported"
-_ACCEPT_LIMIT: Final = 64  # ranges that are looked at: no browser sends ten
+_ACCEPT_LIMIT: Final = 64  # media ranges to check; no browser sends more than ten
 _NO_PARAMETERS: Final[dict[str, str]] = {}
 
 
 def produce_format(content_type: str | None) -> Format:
-    """The embedded format of a produce request; 400 when its Content-Type is none of ours, or missing."""
+    """Return the embedded format of a produce request; RestError 400 for an unknown or missing Content-Type."""
     if content_type is None:
         raise _unsupported("no Content-Type", _PRODUCE_FORMATS)
     embedded = _PRODUCE_FORMATS.get(content_type)
@@ -41,7 +41,7 @@ def produce_format(content_type: str | None) -> Format:
 
 
 def body_type(content_type: str | None, known: Collection[str]) -> str:
-    """Which of the `known` media types a body is of; 400 when none, or no Content-Type."""
+    """Return which of the `known` media types a body has; RestError 400 if none, or without Content-Type."""
     if content_type is not None and content_type in known:
         return content_type
     essence = "" if content_type is None else _essence(content_type)
@@ -51,15 +51,15 @@ def body_type(content_type: str | None, known: Collection[str]) -> str:
 
 
 def accepts(accept: str | None, media_type: str) -> bool:
-    """Whether the field `Accept` allows an answer of `media_type` (RFC 9110 section 12.5.1)."""
+    """Whether the field `Accept` allows `media_type` (RFC 9110 section 12.5.1)."""
     return preferred(accept, (media_type,)) is not None
 
 
 def preferred(accept: str | None, offered: Sequence[str]) -> str | None:
-    """Which of `offered` the field `Accept` prefers, or None (RFC 9110 section 12.5.1).
+    """Return which of `offered` the field `Accept` prefers, or None (RFC 9110 section 12.5.1).
 
-    For each type the most specific range that matches decides; weight 0 refuses; no field at all allows everything.
-    Among the same weights the order of `offered` decides.
+    For each type the most specific matching range decides; weight 0 refuses; without the field everything is accepted.
+    For equal weights the order of `offered` decides.
     """
     if accept is None or accept == "*/*":
         return offered[0]
@@ -80,9 +80,9 @@ def preferred(accept: str | None, offered: Sequence[str]) -> str | None:
 
 
 def preferred_coding(field: str | None, offered: Sequence[str]) -> str | None:
-    """Which of `offered` the field `Accept-Encoding` prefers to no coding at all, or None (RFC 9110 section 12.5.3).
+    """Return which of `offered` the field `Accept-Encoding` prefers over no coding, or None (RFC 9110 section 12.5.3).
 
-    Among the same weights the order of `offered` decides; one that is not named has the weight of `*`.
+    For equal weights the order of `offered` decides; a coding that is not named has the weight of `*`.
     """
     if field is None:
         return None
@@ -100,7 +100,7 @@ def preferred_coding(field: str | None, offered: Sequence[str]) -> str | None:
 
 
 def _essence(content_type: str) -> str:
-    """The type without parameters, if its charset is UTF-8 or not said; "" for any other charset."""
+    """Return the type without parameters if its charset is UTF-8 or not given; "" for any other charset."""
     essence, parameters = _split(content_type)
     return essence if parameters.get("charset", "utf-8").lower() == "utf-8" else ""
 
@@ -117,7 +117,7 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _weight(parameters: dict[str, str]) -> float:
-    """The `q` parameter; a weight that is no number counts as 1, as if it were not there."""
+    """Return the `q` parameter; a missing or malformed weight counts as 1."""
     try:
         return float(parameters.get("q", "1"))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Positions in a topic as clients see them: a position says for each partition which offset comes next.
+"""Positions in a topic as clients see them: a position has the next offset of each partition.
 
-`0:12,1:40` is behind offset 11 of partition 0 and offset 39 of partition 1. It is what an event's `id` and the
-parameter `from` hold. A partition that is missing in it begins with its first record: it is newer than the position.
+`0:12,1:40` is behind offset 11 of partition 0 and offset 39 of partition 1. An event's `id` and the parameter `from`
+are positions. A partition that is missing in a position is newer than it, and is read from its first record.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ BEGINNING: Final = "beginning"
 END: Final = "end"
 LARGEST_OFFSET: Final = 2**63 - 1
 LARGEST_PARTITION: Final = 2**31 - 1
-PARTITIONS_LIMIT: Final = 100_000  # of one position; more than Kafka likes in a topic
+PARTITIONS_LIMIT: Final = 100_000  # of one position; more than a topic has in practice
 
 Position = Mapping[int, int]
 """By partition, the offset of the next record."""
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """Where to begin: one of the fields is set, or none."""
+    """Where to start: at most one of `edge`, `position` and `timestamp` is set."""
 
     edge: str | None = None  # `BEGINNING` or `END`
-    position: Position | None = None  # a position; what it leaves out begins with the first record
-    timestamp: int | None = None  # the first records that are not older, in ms since the epoch
-    partition: int | None = None  # of this partition alone
+    position: Position | None = None  # partitions that it leaves out start with their first record
+    timestamp: int | None = None  # start with the first records that are not older; ms since the epoch
+    partition: int | None = None  # read only this partition
 
 
 def parse_position(text: str, where: str) -> dict[int, int]:
-    """A position from its text; RestError: 422; `where` names what the text is of."""
+    """Parse a position; RestError 422; `where` names the parameter or field in error texts."""
     position: dict[int, int] = {}
     if text:
         parts = text.split(",")
@@ -49,17 +49,17 @@ def parse_position(text: str, where: str) -> dict[int, int]:
 
 
 def format_position(position: Position) -> str:
-    """The text of a position, sorted by partition."""
+    """Format a position, sorted by partition."""
     return ",".join([f"{partition}:{offset}" for partition, offset in sorted(position.items())])
 
 
 def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted:
-    """Where a client wants to begin, by `from`, `offset`, `timestamp` and `partition` where they were given.
+    """Return where a client wants to start, from the parameters `from`, `offset`, `timestamp` and `partition`.
 
-    The header field `last_event_id` goes before everything else, since a browser sends it when it comes back.
+    The header field `last_event_id` takes precedence, since a browser sends it when it reconnects.
 
     Raises:
-        RestError: 422, they exclude each other, or no position.
+        RestError: 422 if they exclude each other or are not valid.
     """
     partition = given.get("partition")
     if last_event_id:
@@ -80,7 +80,7 @@ def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted
 
 
 def beyond_end(partition: int, offset: int, end: int) -> RestError:
-    """416: a position that the log does not have (RFC 9110 section 15.5.17)."""
+    """416: the position is beyond the end of the log (RFC 9110 section 15.5.17)."""
     return RestError(416, f"There is no offset {offset} in partition {partition}: it ends at {end}")
 
 

@@ -1,8 +1,8 @@
-"""Bodies of produce requests: strict, typed, in one pass over the bytes.
+"""Decodes bodies of produce requests: strict, typed, in one pass over the bytes.
 
-JSON values are kept as the sender's own text (`msgspec.Raw`), so that no number loses a digit and no key its
-order. What is well formed and still no use (bad base64, a negative partition) is judged in `mapping.rest`, where
-keys and values become bytes.
+JSON values are kept as the sender's own text (`msgspec.Raw`), so that no number loses a digit and no object its order.
+Well-formed values that cannot be used (bad base64, a negative partition) are refused in `mapping.rest`, where keys and
+values become bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """What a record has in every format. `timestamp` is in milliseconds since the epoch."""
+    """The fields of a record in every format. `timestamp` is in milliseconds since the epoch."""
 
     partition: int | float | msgspec.UnsetType | None = (
         msgspec.UNSET
@@ -36,7 +36,7 @@ class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True
 
 
 class JsonRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """A record whose key and value are JSON texts; or, where it says so, JSON strings of another format."""
+    """A record whose key and value are JSON texts, or JSON strings in another format that the record names."""
 
     value: msgspec.Raw
     key: msgspec.Raw = NULL
@@ -60,7 +60,7 @@ class _TextBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 def whole(number: float, where: str) -> int:
-    """A number that must be an integer, however it is written; 400 for a fraction."""
+    """Return an integer that may be written as `1.0`; RestError 400 for a fraction."""
     if isinstance(number, int):
         return number
     if number.is_integer():
@@ -76,21 +76,21 @@ AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
 
 
 def decode_json(body: bytes, limit: int) -> list[JsonRecord]:
-    """The records of a body in the json format.
+    """Decode the records of a body in the json format.
 
     Raises:
-        RestError: 400 for a body that is not what the contract says, 413 for more than `limit` records, 422 for a
-            body without records.
+        RestError: 400 if the body violates the contract, 413 for more than `limit` records, 422 for a body without
+            records.
     """
     check_utf8(body)  # msgspec.Raw checks the grammar, not the encoding
     return _checked(decode(_JSON, body).records, limit)
 
 
 def decode_lines(lines: bytes) -> list[JsonRecord]:
-    """Records of whole lines, each a record in the json format.
+    """Decode complete lines, each a record in the json format.
 
     Raises:
-        RestError: 400; one of the lines is not, or is blank.
+        RestError: 400 if a line is blank or not a record.
     """
     check_utf8(lines)
     try:
@@ -103,13 +103,13 @@ def decode_lines(lines: bytes) -> list[JsonRecord]:
 
 
 def decode_line(line: bytes) -> JsonRecord:
-    """One record in the json format; RestError 400, with the place in `validation_errors`."""
+    """Decode one record in the json format; RestError 400 with the place in `validation_errors`."""
     check_utf8(line)
     return decode(_LINE, line)
 
 
 def decode_text(body: bytes, limit: int, embedded: Format) -> list[TextRecord]:
-    """The records of a body in the text or binary format; errors as `decode_json`, and 422 for what is no string."""
+    """Decode a body in the text or binary format; errors as `decode_json`, and 422 if a value is not a string."""
     try:
         records = decode(_TEXT, body).records
     except RestError as error:
@@ -123,7 +123,7 @@ def decode_text(body: bytes, limit: int, embedded: Format) -> list[TextRecord]:
 
 
 def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
-    """Decode, or say what is wrong: 400 with the place in `validation_errors`."""
+    """Decode JSON; RestError 400 with the place in `validation_errors`."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -137,7 +137,7 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 
 
 def check_utf8(body: bytes) -> None:
-    """Refuse (400) a body that is not UTF-8 (RFC 8259 section 8.1)."""
+    """Raise RestError 400 for a body that is not UTF-8 (RFC 8259 section 8.1)."""
     if not body.isascii():
         try:
             body.decode()
@@ -158,7 +158,7 @@ def _not_utf8(error: UnicodeDecodeError) -> RestError:
 
 
 def _bad_field(error: RestError) -> str | None:
-    """`key` or `value` when the error is about a record's key or value that is there and no string."""
+    """Return `key` or `value` if the error says that a record's key or value is not a string."""
     if not error.validation_errors:
         return None
     text, _, path = error.validation_errors[0].partition(_PATH)

@@ -1,4 +1,4 @@
-"""Bodies of answers: results of a produce request, errors, and pages of records cut at a size."""
+"""Bodies of answers: results of a produce request, errors, and pages of records of limited size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from protocols.rest.errors import RestError
 
 _ENCODER: Final = msgspec.json.Encoder()
-_BLOCK: Final = 64  # records that are written at once: as many may be written twice at the end of a page
+_BLOCK: Final = 64  # records that are encoded in one call; at the end of a page they may be encoded twice
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -21,7 +21,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What went wrong, for a request or for one of its records; the code is an HTTP status."""
+    """The error of a request or of one of its records; the code is an HTTP status."""
 
     error_code: int
     message: str
@@ -29,14 +29,14 @@ class ErrorBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class RecordHeader(msgspec.Struct, frozen=True, gc=False):
-    """A header of a record on its way out: base64 text, or null."""
+    """A header of a record in an answer: base64 text, or null."""
 
     key: str
     value: bytes | None
 
 
 class RecordItem(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way out; `timestamp` is in milliseconds since the epoch. No headers, no field."""
+    """A record in an answer; `timestamp` is in milliseconds since the epoch. Without headers the field is left out."""
 
     topic: str
     key: Any  # msgspec.Raw, text, bytes (written as base64) or None
@@ -48,26 +48,26 @@ class RecordItem(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode(value: Any) -> bytes:
-    """Any of our structs, as compact JSON."""
+    """Encode one of our structs as compact JSON."""
     return _ENCODER.encode(value)
 
 
 def encode_results(results: Sequence[Stored | ErrorBody]) -> bytes:
-    """The answer to a produce request: one entry for each record, in the order of the request."""
+    """Encode the answer to a produce request: one entry for each record, in the order of the request."""
     if len(results) == 1 and type(results[0]) is Stored:
         return b'{"offsets":[{"partition":%d,"offset":%d}]}' % (results[0].partition, results[0].offset)
     return _ENCODER.encode({"offsets": results})
 
 
 def encode_error(error: RestError) -> bytes:
-    """The body of a refusal."""
+    """Encode the body of an error answer."""
     return _ENCODER.encode(ErrorBody(error.status, error.message, error.validation_errors))
 
 
 class Page:
-    """A list of records that is closed before it grows over `max_bytes`.
+    """A JSON list of records of at most `max_bytes`.
 
-    One record that is larger alone is let in, else it could never be delivered.
+    A single record that is larger is accepted, else it could never be delivered.
     """
 
     __slots__ = ("_body", "_limit", "count")
@@ -78,7 +78,7 @@ class Page:
         self.count = 0
 
     def add(self, item: RecordItem) -> bool:
-        """Append a record; False, and nothing is changed, when it does not fit."""
+        """Append a record. Returns False and changes nothing if it does not fit."""
         body = self._body
         before = len(body)
         if self.count:
@@ -91,12 +91,12 @@ class Page:
         return True
 
     def extend(self, items: Sequence[RecordItem]) -> int:
-        """Append records in order, as `add` would; how many fitted."""
+        """Append records in order, like `add`. Returns how many fit."""
         body = self._body
         for start in range(0, len(items), _BLOCK):
             block = items[start : start + _BLOCK]
             text = _ENCODER.encode(block)
-            if len(body) + len(text) - 1 > self._limit:  # its brackets go, a comma comes
+            if len(body) + len(text) - 1 > self._limit:  # minus two brackets, plus a comma
                 for count, item in enumerate(block, start):
                     if not self.add(item):
                         return count
@@ -108,7 +108,7 @@ class Page:
         return len(items)
 
     def finish(self) -> bytes:
-        """The body of the answer; the page takes nothing more."""
+        """Return the body of the answer. The page must not be used any more."""
         body, self._body = self._body, bytearray()
         body += b"]"
         return bytes(body)

@@ -1,7 +1,7 @@
-"""Which operation a method and path mean: the contract's paths as a tree, matched without regular expressions.
+"""Finds the operation for a method and path: the contract's paths as a tree, matched without regular expressions.
 
-Segments of a path are percent-decoded after the path was split (RFC 3986 section 2.4), so that a group or a consumer
-may have any name, also one with a slash in it.
+Segments are percent-decoded after the path was split (RFC 3986 section 2.4), so that the name of a group or a consumer
+may contain a slash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocols.rest.errors import method_not_allowed, not_found
 
 
 class Match(NamedTuple):
-    """An operation and the texts of its template's names, in order."""
+    """An operation and the texts of its path parameters, in order."""
 
     operation: Operation
     values: tuple[str, ...]
@@ -33,18 +33,18 @@ class _Node(msgspec.Struct, eq=False):
 
 
 def _methods(declared: Collection[str]) -> list[str]:
-    """With HEAD, where there is GET."""
+    """Return the methods sorted, with HEAD if there is GET."""
     return sorted({*declared, "HEAD"} if "GET" in declared else declared)
 
 
 class Router:
-    """The paths as a tree: one is matched in one walk over its segments. A literal segment goes before a name.
+    """The paths as a tree; a path is matched in one walk. A literal segment takes precedence over a parameter.
 
-    Below `confluent.PREFIX` a slash at the end counts for nothing.
+    Below `confluent.PREFIX` a slash at the end is ignored.
     """
 
     def __init__(self, operations: Iterable[Operation], *, dialect: Dialect = Dialect.STRIMZI) -> None:
-        """Serve `operations`; a path that the dialect has means the dialect's operation."""
+        """Serve `operations`; `dialect` decides for paths that both dialects have."""
         self._confluent = dialect is Dialect.CONFLUENT
         self._root = _Node()
         self._methods: set[str] = set()
@@ -60,16 +60,16 @@ class Router:
             node.operations[operation.method] = operation
 
     def methods(self, raw_path: str | None = None) -> list[str]:
-        """The methods of a path, or of all, sorted; RestError 404 for no such path."""
+        """Return the methods of a path, or of all paths, sorted; RestError 404 for an unknown path."""
         return _methods(self._methods if raw_path is None else self._find(raw_path)[0].operations)
 
     def match(self, method: str, raw_path: str) -> Match:
-        """The operation for a method and a path that is still percent-encoded, without the query.
+        """Return the operation for a method and a path that is still percent-encoded, without the query.
 
         Raises:
-            RestError: 404 for no such path, 405 with `Allow` for a path without this method.
+            RestError: 404 for an unknown path, 405 with `Allow` for a path without this method.
         """
-        if method == "HEAD":  # what has GET has HEAD (RFC 9110 section 9.3.2)
+        if method == "HEAD":  # served wherever GET is (RFC 9110 section 9.3.2)
             method = "GET"
         node, values = self._find(raw_path, method)
         operation = node.operations.get(method)
@@ -78,7 +78,7 @@ class Router:
         return Match(operation, tuple(values))
 
     def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:
-        """The path's node; with a method, the one that has it, where two dialects have the path."""
+        """Return the path's node and parameters; if two dialects have the path, the node that has the method."""
         if not raw_path.startswith("/"):
             raise not_found()
         segments = raw_path[1:].split("/")

@@ -1,8 +1,8 @@
-"""Bodies cut as they come in: at ends of lines, or into JSON documents one behind the other. Pure.
+"""Splits a body as it arrives, into lines or into concatenated JSON documents. Pure.
 
-Documents (RFC 8259, concatenated) are objects or arrays; between them may be white space, and there need not be any.
-What stands inside a document is looked at only as far as its end demands: strings and brackets. Whether it is JSON is
-judged by who decodes it. Each byte is looked at once, however the body is cut into parts.
+Documents (RFC 8259) are objects or arrays with optional white space between them. To find a document's end, only
+strings and brackets are recognized; the decoder checks whether it is JSON. Each byte is scanned once, however the body
+is split into parts.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _FEED: Final = b"\n"
 
 
 class LineSplitter:
-    """Takes parts of a body, and gives blocks of whole lines."""
+    """Turns parts of a body into blocks of complete lines."""
 
     __slots__ = ("_held", "_limit", "_parts", "_skipping")
 
     def __init__(self, limit: int) -> None:
-        """`limit`: the most bytes of a line, its end not counted."""
+        """`limit` is the maximum size of a line in bytes, without its end."""
         self._limit = limit
         self._parts: list[bytes] = []
         self._held = 0
         self._skipping = False
 
     def feed(self, data: bytes) -> list[bytes | None]:
-        """The next part of the body.
+        """Process the next part of the body.
 
         Returns:
-            In order: blocks of one or more lines with their ends, and None for each line that is too long; of that one
-            nothing is kept.
+            In order, blocks of one or more lines with their ends, and None for each line that is too long, which is
+            discarded.
         """
         if self._skipping:
             end = data.find(_FEED)
@@ -62,11 +62,11 @@ class LineSplitter:
         return found
 
     def finish(self) -> list[bytes | None]:
-        """The body is over: the last line, where it has no end."""
+        """Return the last line if the body does not end with a line end."""
         return [b"".join(self._parts)] if self._parts else []
 
     def _sift(self, block: bytes, found: list[bytes | None]) -> None:
-        """Lines that may be too long, one by one; the others stay together."""
+        """Check lines one by one for their length; consecutive good lines stay in one block."""
         good: list[bytes] = []
         for line in [line + _FEED for line in block.split(_FEED)[:-1]]:
             if len(line) - 1 <= self._limit:
@@ -81,28 +81,28 @@ class LineSplitter:
 
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
-_MARK: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)  # a whole string, or where one begins
+_MARK: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)  # a whole string, its start, a bracket
 _INSIDE: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # the rest of a string
 _QUOTE: Final = ord('"')
 _OPENING: Final = b"{["
 
 
 class DocumentSplitter:
-    """Takes parts of a body, and gives whole documents."""
+    """Turns parts of a body into complete documents."""
 
     __slots__ = ("_data", "_depth", "_in_string", "_limit", "_seen", "fault")
 
     def __init__(self, limit: int) -> None:
-        """`limit`: the most bytes of a document."""
-        self.fault: RestError | None = None  # why nothing more can be cut; what was given before is good
+        """`limit` is the maximum size of a document in bytes."""
+        self.fault: RestError | None = None  # why splitting stopped; documents returned before are valid
         self._limit = limit
-        self._data = bytearray()  # from the beginning of the document on
-        self._seen = 0  # so far it was looked at
+        self._data = bytearray()  # from the start of the current document on
+        self._seen = 0  # bytes of it that are scanned
         self._depth = 0
         self._in_string = False
 
     def feed(self, part: bytes) -> list[bytes]:
-        """The documents that end in the next part of the body; none any more after a fault."""
+        """Return the documents that end in the next part of the body; none after a fault."""
         found: list[bytes] = []
         if self.fault is not None:
             return found
@@ -123,7 +123,7 @@ class DocumentSplitter:
                 continue
             if self._in_string:
                 seen = _end(_INSIDE, data, seen)
-                if seen == size or data[seen] != _QUOTE:  # the part ends in it, perhaps behind a backslash
+                if seen == size or data[seen] != _QUOTE:  # the part ends in the string, perhaps after a backslash
                     break
                 self._in_string = False
                 seen += 1
@@ -156,7 +156,7 @@ class DocumentSplitter:
         return found
 
     def finish(self) -> None:
-        """The body is over; RestError: 400, in the middle of a document."""
+        """Check that the body does not end within a document; else RestError 400."""
         if self.fault is None and self._data:
             raise RestError(400, "Validation error on: the body is not JSON: it ends in the middle of an object")
 

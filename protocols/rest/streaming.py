@@ -1,4 +1,4 @@
-"""Answers that go on: lines of JSON, server-sent events, and the chunks of HTTP/1.1 that carry them. Pure."""
+"""Streamed answers: lines of JSON, server-sent events, and the chunks of HTTP/1.1 that carry them. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk (RFC 9112 section 7.1); not empty, which would be the last."""
+    """Frame a chunk (RFC 9112 section 7.1); an empty one would be the last."""
     assert data
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def event(line: bytes, position: str = "", kind: str = "") -> bytes:
-    """One event; `line` is its data, without line feeds.
+    """Return an event; `line` is its data, without line feeds.
 
-    `position` becomes what the client sends as `Last-Event-ID` when it comes back; none leaves that as it is. `kind` is
-    what a browser's `addEventListener` names; none is `message`.
+    The client sends `position` as `Last-Event-ID` when it reconnects; without it the client keeps the former one.
+    `kind` is the type for a browser's `addEventListener`, by default `message`.
     """
     head = b"id: %b\n" % position.encode() if position else b""
     if kind:
@@ -28,17 +28,17 @@ def event(line: bytes, position: str = "", kind: str = "") -> bytes:
 
 
 def heartbeat(position: str) -> bytes:
-    """Nothing new: a comment, and a block without data, which moves the client's last event id without an event."""
+    """Return a comment, and the position in a block without data, which updates Last-Event-ID without an event."""
     return b": nothing new\nid: %b\n\n" % position.encode() if position else b": nothing new\n\n"
 
 
 def retry(milliseconds: int) -> bytes:
-    """After how long a client that has lost us shall come back."""
+    """Set the time after which a disconnected client reconnects."""
     return b"retry: %d\n\n" % milliseconds
 
 
 class Lines:
-    """Lines of JSON that end before they are more than `max_bytes`; a first line that is longer is let in alone."""
+    """Lines of JSON of at most `max_bytes`; a single line that is larger is accepted."""
 
     __slots__ = ("_body", "_limit", "count")
 
@@ -48,7 +48,7 @@ class Lines:
         self.count = 0
 
     def add(self, line: bytes) -> bool:
-        """Append a line; False, and nothing is changed, when it does not fit."""
+        """Append a line. Returns False and changes nothing if it does not fit."""
         if self.count and len(self._body) + len(line) + 1 > self._limit:
             return False
         self._body += line
@@ -57,6 +57,6 @@ class Lines:
         return True
 
     def finish(self) -> bytes:
-        """The body; nothing more is taken."""
+        """Return the body. The object must not be used any more."""
         body, self._body = self._body, bytearray()
         return bytes(body)
