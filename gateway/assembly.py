@@ -46,7 +46,7 @@ from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
 from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.mqtt.session.session import SessionParts, topic_made_anew, topics_changed
+from gateway.mqtt.session.session import SessionParts, topic_recreated, topics_changed
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
@@ -322,14 +322,14 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         recovery,
         wall_clock=wall_clock,
         new_session_id=partial(secrets.token_hex, 6),
-        follow=lambda client_id: state.follow(SESSIONS, client_id.encode()),
+        follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
         elsewhere=lambda client_id: (
             None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
         ),
     )
 
     async def read_to_end() -> None:
-        await state.follow(SESSIONS)
+        await state.read_to_end(SESSIONS)
         if presence is not None:
             await presence.read_to_end()
 
@@ -347,7 +347,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     if presence is not None:
         presence.bind(state, retained.show)
     log.topics.watch(partial(topics_changed, sessions.live))
-    router.listen(partial(topic_made_anew, sessions.live))
+    router.listen(partial(topic_recreated, sessions.live))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()

@@ -141,7 +141,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         wall_clock=wall_clock,
     )
     server = MqttServer(services, process.spawn, security.strangers)
-    log.live_reader.fan_out.written = server.writes.written
+    log.live_reader.distributor.written = server.writes.written
     open_listeners(server, process, security)
     return server
 
@@ -154,7 +154,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         name=state.identity.name,
         limit=config.transaction_producers,
         timeout_s=config.transaction_timeout_s,
-        marks=state.identity.beside("transactions"),
+        used_ids_file=state.identity.beside("transactions"),
         spawn=process.spawn,
         clock=process.loop.time,
     )

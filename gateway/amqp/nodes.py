@@ -198,7 +198,7 @@ class NodeConsumer:
         for record in records:
             self._held.pop(id(record), None)
 
-    def again(self, record: Received, *, failed: bool = True) -> None:
+    def requeue(self, record: Received, *, failed: bool = True) -> None:
         """Return a record to the node; `failed` counts an attempt."""
         found = self._held.pop(id(record), None)
         if found is not None:
@@ -207,7 +207,7 @@ class NodeConsumer:
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """Drop a record that this receiver does not take, or `keep` it for the next one (possibly the same again)."""
         if keep:
-            self.again(record, failed=failed)
+            self.requeue(record, failed=failed)
         else:
             self.done(record)
 

@@ -54,8 +54,8 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
 class Subscriber(Protocol):
     """Receives the records for one client: an MQTT session, an AMQP link, an HTTP consumer.
 
-    A subscriber that knows why it has no capacity also has a method `lacks`: it returns the reason and the subject for
-    `gateway.pauses`, or None when the pause is reported elsewhere.
+    A subscriber that knows why it has no capacity also has a method `pause_reason`: it returns the reason and the
+    subject for `gateway.pauses`, or None when the pause is reported elsewhere.
     """
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:
@@ -104,7 +104,7 @@ class LossySubscriber(Protocol):
 class Fanout(Protocol):
     """Selects the subscribers for each record at the end of the log (the MQTT subscription trie is one).
 
-    A fan-out that keeps offsets also has a method `made_anew(topic)`: the topic was deleted and recreated, so its
+    A fan-out that keeps offsets also has a method `topic_recreated(topic)`: the topic was deleted and recreated, so its
     offsets are void.
 
     A fan-out that selects the same subscribers for many records also has a method `select_run(records, at)`. It returns

@@ -44,7 +44,7 @@ DIRTY_RATIO: Final = "0.1"
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 """How long a tombstone stays in the log: a gateway that was frozen for less still reads it."""
 RETRY_S: Final = 0.5
-DOUBT_S: Final = 0.5
+REFRESH_S: Final = 0.5
 """Pause after the first sign that a topic was deleted: many signs follow, and one metadata request serves them all."""
 
 Apply = Callable[[Received], None]
@@ -90,7 +90,7 @@ class StateStatistics(msgspec.Struct, frozen=True):
     table: Annotated[dict[str, TopicStatistics], structs_by("table")]
 
 
-class Written:
+class PendingWrite:
     """The owner of one write whose result is awaited."""
 
     __slots__ = ("done",)
@@ -120,11 +120,11 @@ class StateTopic:
         restarted: Restarted,
         reread: Reread,
         *,
-        forgets: bool = False,
+        expires: bool = False,
     ) -> None:
-        """`forgets`: retention may delete old records."""
+        """`expires`: retention may delete old records."""
         self.name = name  # of the topic
-        self.forgets = forgets
+        self.expires = expires
         self.partitions = 0
         self.apply = apply
         self.restarted = restarted
@@ -141,27 +141,26 @@ class StateTopic:
         *,
         owner: Owner | None,
         token: Any = None,
-        place: bytes | None = None,
+        partition_key: bytes | None = None,
         partition: int | None = None,
     ) -> None:
         """Write a record to the log (None: a tombstone); `owner` is settled as in `Publisher.submit`.
 
-        Keys that are written with the same `place` (a client id) share a partition and keep their order; without
-        `place` the key itself selects the partition. `partition` names it directly, where the key is known to be there
-        already.
+        Keys with the same `partition_key` (a client id) share a partition and keep their order; without it the key
+        itself selects the partition. `partition` names it directly, where the key is known to be there already.
 
         Raises:
             RuntimeError: the topic was not looked up yet; nothing may be written before `StateTopics.loaded`.
         """
         if not self.partitions:
             raise RuntimeError(f"{self.name} is not loaded yet")
-        if place is not None:
-            partition = partition_of(place, self.partitions)
+        if partition_key is not None:
+            partition = partition_of(partition_key, self.partitions)
         self._written += 1
         self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 
     def partition_of(self, key: bytes) -> int:
-        """Return the partition of a key that was written without `place`; the topic must have been looked up."""
+        """Return the partition of a key that has no `partition_key`; the topic must have been looked up."""
         return partition_of(key, self.partitions)
 
     def statistics(self, lag: int) -> TopicStatistics:
@@ -206,13 +205,13 @@ class StateTopics:
         self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
         self._goals: dict[TopicPartition, int] = {}  # the offsets to reach before everything is loaded
         self._rereading: dict[TopicPartition, int | None] = {}  # the offset where a re-read ends; None: not known yet
-        self._remade: set[str] = set()  # recreated topics whose re-reading has not started
-        self._lacked = False  # the reading consumer's last metadata lacked a topic
-        self._doubting: asyncio.TimerHandle | None = None
+        self._recreated: set[str] = set()  # recreated topics whose re-reading has not started
+        self._was_missing = False  # the reading consumer's last metadata lacked a topic
+        self._refresh_timer: asyncio.TimerHandle | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complaint = ""
-        self._read_on = asyncio.Event()  # replaced after each answer of Kafka
+        self._last_warning = ""
+        self._applied = asyncio.Event()  # replaced after each answer of Kafka
         self.loaded = asyncio.Event()  # set when everything that was stored at the start is applied
 
     def open(
@@ -230,8 +229,8 @@ class StateTopics:
             raise RuntimeError("open tables before the start")
         configs = table_configs(self._largest_bytes, retention_ms)
         self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
-        forgets = retention_ms is not None
-        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, forgets=forgets)
+        expires = retention_ms is not None
+        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, expires=expires)
         return table
 
     async def start(self) -> None:
@@ -239,26 +238,27 @@ class StateTopics:
 
         Kafka need not be reachable: connecting is retried until it is.
         """
-        self._lookup.listen(self._compare_ids)
+        self._lookup.listen(self._check_ids)
         self._task = self._spawn(keep_on(self._run, "state"))
 
-    async def follow(self, name: str, place: bytes | None = None) -> None:
+    async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:
         """Wait until every record that is in a loaded table now is applied, whichever process wrote it.
 
-        `place`: only the records of this place, as in `StateTopic.write`. None means the whole table.
+        `partition_key`: wait only for its partition, as in `StateTopic.write`. None means the whole table.
 
         Raises:
             Refused: Kafka does not answer, or the topic does not exist at the moment.
         """
         table = self._tables[name]
         while True:
-            numbers = range(table.partitions) if place is None else (partition_of(place, table.partitions),)
+            every = range(table.partitions)
+            numbers = every if partition_key is None else (partition_of(partition_key, table.partitions),)
             restarts = table.restarts
             ends = await self._lookup.ends([TopicPartition(name, number) for number in numbers])
             while self._consumer is None or await self._is_behind(self._consumer, ends):
                 if table.restarts != restarts:
                     break  # these ends were the former topic's
-                await self._read_on.wait()
+                await self._applied.wait()
             else:
                 return
 
@@ -271,8 +271,8 @@ class StateTopics:
 
     async def stop(self) -> None:
         """Stop reading."""
-        if self._doubting is not None:
-            self._doubting.cancel()
+        if self._refresh_timer is not None:
+            self._refresh_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -290,24 +290,24 @@ class StateTopics:
     async def _run(self) -> None:
         try:
             for table in self._tables.values():
-                table.partitions = (await self._found(table)).partitions
+                table.partitions = (await self._find_topic(table)).partitions
         except ConfigError as error:
             self._failed(error)
             return
         await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "state", self._spawn)
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
-        await use_sessions(consumer, self.doubt)
-        on_metadata(consumer, self._compare)
+        await use_sessions(consumer, self.suspect_deletion)
+        on_metadata(consumer, self._check_consumer_metadata)
         try:
-            await self._begin(consumer)
+            await self._assign_all(consumer)
             self._consumer = consumer
             while True:
                 await self._read(consumer)
         finally:
             self._consumer = None
 
-    async def _found(self, table: StateTopic) -> TopicInfo:
+    async def _find_topic(self, table: StateTopic) -> TopicInfo:
         """Find the topic, or create it; retried until Kafka answers.
 
         Raises:
@@ -318,19 +318,19 @@ class StateTopics:
             try:
                 info = await self._publisher.topic(name, internal=True)
             except Refused as refused:
-                self._complain(f"state topic {name} cannot be used yet: {refused.reason}")
+                self._warn_once(f"state topic {name} cannot be used yet: {refused.reason}")
                 await asyncio.sleep(RETRY_S)
                 continue
             if info.cleanup is None:
                 log.warning("topic %s: cannot check that it is compacted, since describing it is denied", name)
-            elif info.cleanup != "compact" and not (table.forgets and "compact" in info.cleanup):
+            elif info.cleanup != "compact" and not (table.expires and "compact" in info.cleanup):
                 raise ConfigError(
                     f"Kafka topic {name} has cleanup.policy={info.cleanup}: the gateway's state in it would be "
                     "deleted. Set its cleanup.policy to compact"
                 )
             return info
 
-    async def _begin(self, consumer: AIOKafkaConsumer) -> None:
+    async def _assign_all(self, consumer: AIOKafkaConsumer) -> None:
         """Assign all partitions, each at its last position; those without one start at their beginning."""
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
@@ -359,10 +359,10 @@ class StateTopics:
             await self._lookup.refresh()  # a recreated topic shows in all of its partitions
             await self._restart(consumer, error.args[0])
             return
-        if self._remade:
+        if self._recreated:
             await self._restart(consumer, ())
             return
-        self._complaint = ""
+        self._last_warning = ""
         for partition, records in batches.items():
             table = self._tables[partition.topic]
             for record in records:
@@ -376,9 +376,9 @@ class StateTopics:
         await asyncio.sleep(0)
 
     def _wake(self) -> None:
-        """Let the waiting calls of `follow` check again."""
-        self._read_on.set()
-        self._read_on = asyncio.Event()
+        """Let the waiting calls of `read_to_end` check again."""
+        self._applied.set()
+        self._applied = asyncio.Event()
 
     async def _check_goals(self, consumer: AIOKafkaConsumer) -> None:
         """Set `loaded` when every goal is reached, even where compaction left no record at the end of the log."""
@@ -399,37 +399,37 @@ class StateTopics:
 
     # Topics that are deleted, and recreated by the next write.
 
-    def doubt(self) -> None:
+    def suspect_deletion(self) -> None:
         """Refresh the metadata soon: there is a sign that a topic was deleted."""
-        if self._doubting is None:
-            self._doubting = asyncio.get_running_loop().call_later(DOUBT_S, self._ask)
+        if self._refresh_timer is None:
+            self._refresh_timer = asyncio.get_running_loop().call_later(REFRESH_S, self._refresh)
 
-    def _ask(self) -> None:
-        self._doubting = None
+    def _refresh(self) -> None:
+        self._refresh_timer = None
         self._spawn(self._lookup.refresh())
 
-    def _compare(self, cluster: Any) -> None:
+    def _check_consumer_metadata(self, cluster: Any) -> None:
         """Check the consumer's new metadata: a topic that is missing, or is back, may have been recreated."""
         lacks = any(cluster.partitions_for_topic(name) is None for name in self._tables)
-        if lacks or self._lacked:
-            self.doubt()
-        self._lacked = lacks
+        if lacks or self._was_missing:
+            self.suspect_deletion()
+        self._was_missing = lacks
 
-    def _compare_ids(self, _: object) -> None:
+    def _check_ids(self, _: object) -> None:
         """Find recreated topics in the metadata of all topics."""
         for name, table in self._tables.items():
             if table.identity.becomes(self._lookup.identity(name)):
-                self._remade.add(name)
+                self._recreated.add(name)
 
     async def _restart(self, consumer: AIOKafkaConsumer, outside: Iterable[TopicPartition]) -> None:
         """Re-read recreated topics, and partitions whose log does not have our position, from their beginning."""
-        remade, self._remade = self._remade, set()
-        again = {partition for partition in outside if partition.topic not in remade}
-        for name in remade:
+        recreated, self._recreated = self._recreated, set()
+        again = {partition for partition in outside if partition.topic not in recreated}
+        for name in recreated:
             table = self._tables[name]
             former = table.partitions
             try:
-                table.partitions = (await self._found(table)).partitions
+                table.partitions = (await self._find_topic(table)).partitions
             except ConfigError as error:
                 log.error("%s", error)
             again |= {TopicPartition(name, number) for number in range(max(former, table.partitions))}
@@ -448,10 +448,10 @@ class StateTopics:
             else:
                 table.reread(partition.partition)
         self._wake()
-        await self._begin(consumer)
+        await self._assign_all(consumer)
 
-    def _complain(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Log a reason once, not at each attempt."""
-        if text != self._complaint:
-            self._complaint = text
+        if text != self._last_warning:
+            self._last_warning = text
             log.warning(text)

@@ -168,7 +168,7 @@ class Presence:
 
     async def read_to_end(self) -> None:
         """Wait until all records stored so far are read; raise Refused if Kafka does not answer."""
-        await self._state.follow(self.topic)
+        await self._state.read_to_end(self.topic)
 
     # other gateways, and periodic work
 

@@ -23,7 +23,7 @@ import structlog
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import Groups
-from gateway.kafka.state import StateTopic, StateTopics, Written
+from gateway.kafka.state import PendingWrite, StateTopic, StateTopics
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME
 from gateway.statistics import counter, gauge
@@ -134,7 +134,7 @@ class GroupNames:
             return None
         return owned
 
-    def _write(self, group: str, owned: Owned | None, written: Written | None = None) -> None:
+    def _write(self, group: str, owned: Owned | None, written: PendingWrite | None = None) -> None:
         assert self._table is not None, "it is not bound"
         self._table.write(group.encode(), None if owned is None else msgspec.json.encode(owned), owner=written)
 
@@ -216,11 +216,11 @@ class GroupNames:
             raise Refused(Outcome.BUSY, "too many names of groups are in use")
         made = not await self._groups.admin.exists(group)
         mine = Owned(principal, self._random_id(), self._wall_clock(), made)
-        written = Written()
+        written = PendingWrite()
         self._write(group, mine, written)
         if (await written.done).outcome is not Outcome.STORED:
             raise Refused(Outcome.BUSY, "whose the group is could not be stored")
-        await self._state.follow(TOPIC, group.encode())
+        await self._state.read_to_end(TOPIC, group.encode())
         first = self._find(group)
         if first is None:
             raise Refused(Outcome.BUSY, "whose the groups are is being read anew")

@@ -151,7 +151,7 @@ class OutgoingLink:
         reason = UNSETTLED if self._is_full else NO_CREDIT
         return pauses.since(reason, self) or Pause(reason)
 
-    def lacks(self) -> tuple[str, str] | None:
+    def pause_reason(self) -> tuple[str, str] | None:
         """Return why there is no demand, and the client (`gateway.kafka.contracts.Subscriber`)."""
         paused = self._paused()
         if paused is None or paused.reason in (SLOW_READER, OUTGOING_BUDGET, *OUTGOING_RATES):
@@ -322,7 +322,7 @@ class OutgoingLink:
             if code == outcomes.ACCEPTED:
                 membership.done(record)
             elif state is None or code == outcomes.RELEASED:
-                membership.again(record, failed=False)
+                membership.requeue(record, failed=False)
             else:
                 self._refused(membership, record, state)
         if self._reader_waits or was_full:
@@ -356,7 +356,7 @@ class OutgoingLink:
         elif again and isinstance(membership, Membership) and not membership.attempts(record):
             self.unsettled -= 1
             self._egress.counts.returned_by_peer += 1
-            membership.again(record, at_once=True)
+            membership.requeue(record, at_once=True)
         else:
             self.disposition(record, STATE_FAILED)
 
@@ -382,10 +382,10 @@ class OutgoingLink:
         elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
             cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
             if not self._dead_letter(record, cause):
-                membership.again(record)
+                membership.requeue(record)
             return
         else:
-            membership.again(record, failed=failed)
+            membership.requeue(record, failed=failed)
             return
         if not self._dead_letter(record, cause):
             membership.done(record)
@@ -409,7 +409,7 @@ class OutgoingLink:
             if stored:
                 self._membership.done(record)
             else:
-                self._membership.again(record, failed=False)
+                self._membership.requeue(record, failed=False)
         if self._dead_letters_done is not None and not self._dead_letters_pending:
             self._dead_letters_done.set()
         self.wake()

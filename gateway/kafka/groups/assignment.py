@@ -145,7 +145,7 @@ class AssignedPartition:
         else:
             self.checkpoint.settle(offset)
 
-    def gone(self, begin: int, end: int) -> int:
+    def discard_deleted(self, begin: int, end: int) -> int:
         """Note that the log no longer has records at these offsets; return how many of them were unselected."""
         count = self.unselected.discard_range(begin, end)
         if count:
@@ -193,7 +193,7 @@ class Member(Taker["Pool"]):
             order of their offers.
     """
 
-    __slots__ = ("_in_runs", "behind", "catching", "held", "subscriber", "wants")
+    __slots__ = ("_in_runs", "behind", "held", "log_subscriber", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Member(Taker["Pool"]):
         self.held: dict[int, Delivery] = {}
         # for each partition that it is behind on: the reading that brings formerly unselected records
         self.behind: dict[AssignedPartition, Reading] = {}
-        self.catching: Subscriber | None = None  # the subscriber of these readings; None when it never was behind
+        self.log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
         self._in_runs = wants is None and hasattr(subscriber, "offer_run")
 
     def delivery(self, record: Received) -> Delivery | None:
@@ -235,12 +235,12 @@ class Member(Taker["Pool"]):
 class Pool(TakerPool[Member]):
     """Members that want the same records, and the records that wait for one of these members."""
 
-    __slots__ = ("keeps", "name", "ready", "topics", "wanted")
+    __slots__ = ("name", "ready", "sticky", "topics", "wanted")
 
-    def __init__(self, name: Hashable, topics: Collection[str], *, keeps: bool) -> None:
+    def __init__(self, name: Hashable, topics: Collection[str], *, sticky: bool) -> None:
         super().__init__()
         self.name = name  # a topic (members that want all of it) or the name of a subscription filter
-        self.keeps = keeps  # a partition's keyed records stay with one member while that has capacity
+        self.sticky = sticky  # a partition's keyed records stay with one member while that has capacity
         self.topics = frozenset(topics)  # the Kafka topics that may have such records
         # the topics that `Pools` counts for this pool: none while it has no members
         self.wanted: frozenset[str] = frozenset()
@@ -248,14 +248,14 @@ class Pool(TakerPool[Member]):
 
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members with more than their share; the next record of each selects another member."""
-        if self.keeps:
+        if self.sticky:
             own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
             for position in surplus([assigned.preferred for assigned in own], len(self.members)):
                 own[position].preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""
-        return self.keeps and (delivery.record.key is not None or len(self.members) == 1)
+        return self.sticky and (delivery.record.key is not None or len(self.members) == 1)
 
 
-NOBODY: Final = Pool("", (), keeps=False)
+NO_POOL: Final = Pool("", (), sticky=False)

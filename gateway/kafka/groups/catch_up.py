@@ -17,7 +17,7 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 
 
-class _Head:
+class _ReaderPosition:
     """The position of the group's reader, where a reading has caught up."""
 
     def __init__(self, assigned: AssignedPartition) -> None:
@@ -28,7 +28,7 @@ class _Head:
         return self._assigned.position or 0
 
 
-class _Catching:
+class _LogSubscriber:
     """A member as the subscriber of its readings."""
 
     lossy: Final = False
@@ -65,15 +65,15 @@ class CatchUp:
         self._changed = changed
         self._suspended = suspended
 
-    def begin(self, member: Member, assigned: AssignedPartition, offset: int) -> None:
+    def start(self, member: Member, assigned: AssignedPartition, offset: int) -> None:
         """Start a reading for a member that is behind in a partition since `offset`, unless one covers it already."""
         reading = member.behind.get(assigned)
         if reading is not None:
             if reading.position <= offset:
                 return
             self._readings.cancel(reading)
-        if member.catching is None:
-            member.catching = _Catching(member, self._bring)
+        if member.log_subscriber is None:
+            member.log_subscriber = _LogSubscriber(member, self._offer_from_log)
 
         def finished(reading: Reading) -> None:
             del member.behind[assigned]
@@ -81,23 +81,24 @@ class CatchUp:
 
         def gap(count: int) -> None:
             position = member.behind[assigned].position
-            self.gone(assigned, position, position + count)
+            self.note_deleted(assigned, position, position + count)
 
-        reading = Reading(member.catching, assigned.partition, offset, goal=_Head(assigned), finished=finished, gap=gap)
+        goal, subscriber = _ReaderPosition(assigned), member.log_subscriber
+        reading = Reading(subscriber, assigned.partition, offset, goal=goal, finished=finished, gap=gap)
         member.behind[assigned] = reading
         self._readings.start(reading)
 
-    def gone(self, assigned: AssignedPartition, begin: int, end: int) -> None:
+    def note_deleted(self, assigned: AssignedPartition, begin: int, end: int) -> None:
         """Note that the log no longer has records at these offsets."""
-        count = assigned.gone(begin, end)
+        count = assigned.discard_deleted(begin, end)
         if count:
             self.expired += count
             self._changed()
 
     def resume(self, member: Member) -> None:
         """Continue the readings of a member that may have capacity again."""
-        if member.behind and member.catching is not None:
-            self._readings.resume(member.catching)
+        if member.behind and member.log_subscriber is not None:
+            self._readings.resume(member.log_subscriber)
 
     def keep(self, member: Member) -> None:
         """Stop a member's readings of partitions that are no longer assigned here; the others continue."""
@@ -105,14 +106,14 @@ class CatchUp:
             self._readings.cancel(member.behind.pop(assigned))
         self.resume(member)
 
-    def end(self, member: Member) -> None:
+    def stop(self, member: Member) -> None:
         """Stop all readings of a member that has left."""
-        if member.catching is not None:
-            self._readings.forget(member.catching)
-            member.catching = None  # it refers back to its member
+        if member.log_subscriber is not None:
+            self._readings.forget(member.log_subscriber)
+            member.log_subscriber = None  # it refers back to its member
         member.behind.clear()
 
-    def _bring(self, member: Member, record: Received) -> bool:
+    def _offer_from_log(self, member: Member, record: Received) -> bool:
         """Offer a record from the log to a member that is behind; False when it has no capacity."""
         place = self._place(record)
         reading = None if place is None else member.behind.get(place[0])
@@ -121,7 +122,7 @@ class CatchUp:
         assigned, pool = place
         offset = record.offset
         if offset > reading.position:
-            self.gone(assigned, reading.position, offset)
+            self.note_deleted(assigned, reading.position, offset)
         if offset not in assigned.unselected or offset in assigned.in_flight:
             return True  # settled already, or held by another member
         if member.wants is not None and not member.wants(record):

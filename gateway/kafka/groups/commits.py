@@ -107,7 +107,7 @@ class Commits:
                 continue  # Kafka or a topic is unreachable: try later
             for partition, first in firsts.items():
                 assigned = assignment[partition]
-                self._dispatch.catch_up.gone(assigned, assigned.unselected.first or 0, first)
+                self._dispatch.catch_up.note_deleted(assigned, assigned.unselected.first or 0, first)
 
     @contextlib.asynccontextmanager
     async def committing(
@@ -146,6 +146,6 @@ class Commits:
         self.count += 1
 
 
-def ours(stored: OffsetAndMetadata) -> OffsetAndMetadata:
+def without_foreign_metadata(stored: OffsetAndMetadata) -> OffsetAndMetadata:
     """Return a committed offset, without metadata that is not a ledger of Trivium's."""
     return OffsetAndMetadata(stored.offset, stored.metadata if stored.metadata.startswith(LEDGER) else "")

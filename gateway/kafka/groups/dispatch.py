@@ -28,7 +28,7 @@ from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
-    NOBODY,
+    NO_POOL,
     UNTRIED,
     AssignedPartition,
     Condition,
@@ -41,7 +41,7 @@ from gateway.kafka.groups.assignment import (
 from gateway.kafka.groups.catch_up import CatchUp
 from gateway.kafka.groups.pools import Pools
 from gateway.kafka.groups.ready import ReadyDeliveries
-from gateway.kafka.groups.redelivery import Later
+from gateway.kafka.groups.redelivery import RedeliveryQueue
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from mapping.record import Received
 
@@ -65,13 +65,13 @@ class Dispatch:
         self.progress = asyncio.Event()  # set when a settled prefix has grown
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
         self.redelivered = self.late = self.unwanted = 0  # see `GroupStatistics`
-        self.catch_up = CatchUp(readings, self._place, self._caught_up, lambda: self.suspended)
+        self.catch_up = CatchUp(readings, self._locate, self._caught_up, lambda: self.suspended)
         self._changed = changed
-        self._pools = Pools(return_wait_s, self._end)
+        self._pools = Pools(return_wait_s, self._drop_pool)
         self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
         self.ready = ReadyDeliveries()  # deliveries that wait for a member
-        self._orphans: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
-        self._later = Later(backoff, self._again, changed)
+        self._parked: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
+        self._redelivery = RedeliveryQueue(backoff, self._redeliver, changed)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -95,15 +95,15 @@ class Dispatch:
         for assigned in self.assignment.values() if subscription_filter is None else ():
             first = assigned.unselected.first
             if first is not None and assigned.partition.topic in topics:
-                self.catch_up.begin(member, assigned, first)
-        self._sort_orphans()
+                self.catch_up.start(member, assigned, first)
+        self._sort_parked()
         self.wake(member)
         return member
 
-    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+    def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
         """Change the topics of a subscription filter; does nothing when the filter has no members."""
-        self._pools.follow(name, topics)
-        self._sort_orphans()
+        self._pools.change_topics(name, topics)
+        self._sort_parked()
 
     def knows(self, name: Hashable) -> bool:
         """Whether a subscription filter has members, or kept records."""
@@ -115,13 +115,13 @@ class Dispatch:
         `failed`: count the deliveries as failures, not only as attempts.
         """
         del self.members[member.subscriber]
-        self.catch_up.end(member)
+        self.catch_up.stop(member)
         del member.subscriber  # it refers back to its member
         self._pools.remove(member)
         for assigned in self.assignment.values():
             if assigned.preferred is member:
                 assigned.preferred = None
-        self._sort_orphans()
+        self._sort_parked()
         held = list(member.held.values())
         member.held.clear()
         self.redelivered += len(held)
@@ -138,14 +138,14 @@ class Dispatch:
             while not self._pools.lives(pool) and pool.ready:
                 unassigned.append(self.ready.take(pool))
         for delivery in unassigned:
-            self._replace(delivery)
+            self._reroute(delivery)
         self._changed()
 
-    def _end(self, pool: Pool) -> None:
+    def _drop_pool(self, pool: Pool) -> None:
         """Drop a subscription filter whose members did not return; its records go to others, or are settled."""
         self._pools.end(pool)
         for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
-            self._replace(delivery)
+            self._reroute(delivery)
         self._changed()
 
     def wake(self, member: Member) -> None:
@@ -156,7 +156,7 @@ class Dispatch:
 
     def done(self, member: Member, record: Received) -> None:
         """Settle a record."""
-        delivery = self._owned(member, record)
+        delivery = self._take_back(member, record)
         if delivery is not None:
             delivery.assigned.finish(record.offset)
             self.progress.set()
@@ -181,21 +181,21 @@ class Dispatch:
             if self.suspended:
                 self.returned.set()
 
-    def again(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
+    def requeue(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
         """Take a record back: it is offered again after its back-off, or (`at_once`) before all others."""
-        delivery = self._owned(member, record)
+        delivery = self._take_back(member, record)
         if delivery is None:
             return
         delivery.attempts += failed
         delivery.failures += failed
         if not at_once:
-            self._later.add(delivery)
+            self._redelivery.add(delivery)
             return
         self.redelivered += 1
         if self._pools.lives(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
-            self._replace(delivery)
+            self._reroute(delivery)
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
@@ -204,7 +204,7 @@ class Dispatch:
         `failed`: count this as a failed attempt. `keep`: when no candidate is left, do not settle the record but offer
         it to all of them again, after a back-off.
         """
-        delivery = self._owned(member, record)
+        delivery = self._take_back(member, record)
         if delivery is None:
             return
         delivery.decline(member)
@@ -214,7 +214,7 @@ class Dispatch:
         if self._pools.lives(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
-            self._replace(delivery)
+            self._reroute(delivery)
         self._changed()
 
     def has_other(self, member: Member, record: Received) -> bool:
@@ -222,7 +222,7 @@ class Dispatch:
         delivery = member.delivery(record)
         return delivery is not None and self._pools.may_be_wanted(delivery.pool, delivery, but=member)
 
-    def _owned(self, member: Member, record: Received) -> Delivery | None:
+    def _take_back(self, member: Member, record: Received) -> Delivery | None:
         delivery = member.held.pop(id(record), None)
         if delivery is None:
             self.late += 1
@@ -238,7 +238,7 @@ class Dispatch:
             assigned.checkpoint.settle_all(offsets)
         self.progress.set()
 
-    def _leave(self, delivery: Delivery) -> None:
+    def _leave_in_log(self, delivery: Delivery) -> None:
         """Leave a record that no member here wants in the log if its topic is a queue; otherwise settle it."""
         assigned, record = delivery.assigned, delivery.record
         stays = self._queues.get(record.topic)
@@ -259,11 +259,11 @@ class Dispatch:
         pool = self._pools.only(assigned.partition.topic)
         if pool is None:
             for record in records:
-                self._sort(record, assigned, UNTRIED)
+                self._queue_record(record, assigned, UNTRIED)
         elif records:
             self.ready.add_all(pool, [Delivery(record, assigned, pool) for record in records])
 
-    def _sort(self, record: Received, assigned: AssignedPartition, tries: Tries) -> None:
+    def _queue_record(self, record: Received, assigned: AssignedPartition, tries: Tries) -> None:
         """Queue a record for each pool that gets a copy."""
         pools = self._pools.select(record)
         if pools:
@@ -272,24 +272,24 @@ class Dispatch:
             for pool in pools:
                 self.ready.add(Delivery(record, assigned, pool, *tries))
         elif record.topic in self.topics:
-            self._leave(Delivery(record, assigned, NOBODY, *tries))
+            self._leave_in_log(Delivery(record, assigned, NO_POOL, *tries))
         else:
-            self._orphans.append((record, assigned, tries))  # a rebalance is about to move the partition
+            self._parked.append((record, assigned, tries))  # a rebalance is about to move the partition
 
-    def _replace(self, delivery: Delivery) -> None:
+    def _reroute(self, delivery: Delivery) -> None:
         """Find other pools for a delivery whose pool has no members left."""
         if delivery.record.offset in delivery.assigned.copies:
             self.unwanted += 1
             delivery.assigned.finish(delivery.record.offset)  # other subscription filters have their own copies
             self.progress.set()
         else:
-            self._sort(delivery.record, delivery.assigned, (delivery.attempts, delivery.failures))
+            self._queue_record(delivery.record, delivery.assigned, (delivery.attempts, delivery.failures))
 
-    def _sort_orphans(self) -> None:
+    def _sort_parked(self) -> None:
         """Queue the records of topics without interested members again: members or their topics have changed."""
-        orphans, self._orphans = self._orphans, []
-        for record, assigned, tries in orphans:
-            self._sort(record, assigned, tries)
+        parked, self._parked = self._parked, []
+        for record, assigned, tries in parked:
+            self._queue_record(record, assigned, tries)
 
     # Delivering.
 
@@ -302,12 +302,12 @@ class Dispatch:
         """Deliver ready records to members that have capacity."""
         if self._pools.empty and not self.ready.has_space:
             for pool in [pool for pool in self._pools.empty if pool.ready]:
-                self._end(pool)  # it would delay pools that have members
+                self._drop_pool(pool)  # it would delay pools that have members
         for pool in self.ready.pools:
             self._push_pool(pool)
         if not self.ready.has_space and not self.suspended:
             for pool in self.ready.pools:
-                if pool.keeps and pool.free and pool.name in self._queues:
+                if pool.sticky and pool.free and pool.name in self._queues:
                     self._spill(pool)
 
     def _spill(self, pool: Pool) -> None:
@@ -318,13 +318,13 @@ class Dispatch:
             if delivery.kept:
                 self.ready.add(delivery)
             else:
-                self._leave(delivery)
+                self._leave_in_log(delivery)
                 lowest[assigned] = min(offset, lowest.get(assigned, offset))
         for member in [member for member in pool.members if member.full]:
             for assigned, offset in lowest.items():
-                self.catch_up.begin(member, assigned, offset)
+                self.catch_up.start(member, assigned, offset)
 
-    def _place(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
+    def _locate(self, record: Received) -> tuple[AssignedPartition, Pool] | None:
         """Return the partition and the pool of a record that was read again for a member that is behind."""
         assigned = self.assignment.get(TopicPartition(record.topic, record.partition))
         pool = self._pools.whole(record.topic)
@@ -338,7 +338,7 @@ class Dispatch:
         ready = pool.ready
         passed: list[Delivery] = []
         while ready and not self.suspended:
-            if pool.keeps and self._push_runs(pool):
+            if pool.sticky and self._push_runs(pool):
                 continue
             delivery = ready[0]
             member = delivery.assigned.preferred if pool.has_preferred(delivery) else None
@@ -357,9 +357,9 @@ class Dispatch:
                 self.ready.take(pool)
                 if delivery.kept:
                     delivery.declined = frozenset()
-                    self._later.add(delivery)
+                    self._redelivery.add(delivery)
                     continue
-                self._leave(delivery)
+                self._leave_in_log(delivery)
                 continue
             self.ready.take(pool)
             if not self._offer(member, delivery):
@@ -375,7 +375,7 @@ class Dispatch:
             taken = member.subscriber.offer_nowait(record)
         except Exception as error:  # our bug, in one delivery: a failed attempt
             failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
-            self.again(member, record, failed=True)
+            self.requeue(member, record, failed=True)
             return True
         if not taken:
             del member.held[id(record)]
@@ -387,7 +387,7 @@ class Dispatch:
 
         The deliveries were never offered before. All go to one member, or in equal parts to the members next in turn.
         """
-        kept, count = _alike(pool)
+        kept, count = _leading_run(pool)
         if not count:
             return False
         if kept is None:
@@ -424,13 +424,13 @@ class Dispatch:
             member.fill()
         return rest
 
-    def _again(self, delivery: Delivery) -> None:
+    def _redeliver(self, delivery: Delivery) -> None:
         """Offer a delivery again after its back-off."""
         self.redelivered += 1
         if self._pools.lives(delivery.pool):
             self.ready.add(delivery)
         else:
-            self._replace(delivery)
+            self._reroute(delivery)
 
     # Partitions.
 
@@ -452,15 +452,15 @@ class Dispatch:
             for key in lost:
                 del member.held[key]
             self.catch_up.keep(member)
-        self._later.keep()
-        self._orphans = [orphan for orphan in self._orphans if orphan[1].ours]
+        self._redelivery.keep()
+        self._parked = [entry for entry in self._parked if entry[1].ours]
 
     def close(self) -> None:
         """Forget all partitions and deliveries, and stop the timers."""
-        self._later.close()
+        self._redelivery.close()
         self.keep(())
         for pool in tuple(self._pools.empty):
-            self._end(pool)
+            self._drop_pool(pool)
 
     @property
     def held(self) -> int:
@@ -470,10 +470,10 @@ class Dispatch:
     @property
     def delayed(self) -> int:
         """How many deliveries wait for their next attempt."""
-        return len(self._later)
+        return len(self._redelivery)
 
 
-def _alike(pool: Pool) -> tuple[AssignedPartition | None, int]:
+def _leading_run(pool: Pool) -> tuple[AssignedPartition | None, int]:
     """Return how many of the first deliveries in a queue take the same route; none was offered before.
 
     They go to the preferred member of the partition that is returned with the count. None: to the members in turn.

@@ -1,8 +1,8 @@
 """Consumer groups: subscribers of one group share a member of that group, and native Kafka clients may be members too.
 
 membership = await groups.join("billing", ["orders"], subscriber)
-membership.done(record)      # settled: committed with everything before it
-membership.again(record)     # not settled: offered again, to any subscriber of the group
+membership.done(record)     # settled: committed with everything before it
+membership.requeue(record)  # not settled: offered again, to any subscriber of the group
 await membership.leave()
 """
 
@@ -40,7 +40,7 @@ GROUP_LIMIT: Final = 249
 
 
 class Membership:
-    """A subscriber's membership of a group. It settles each accepted record with `done`, `again` or `decline`.
+    """A subscriber's membership of a group. It settles each accepted record with `done`, `requeue` or `decline`.
 
     A record is identified by the object that was offered, not by an equal one.
     """
@@ -65,13 +65,13 @@ class Membership:
         """Settle several records, in this order, as `done` does."""
         self._dispatch.done_all(self._member, records)
 
-    def again(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
+    def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """Give the record back: it is offered again, to any subscriber of the group, after a back-off.
 
         Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, and before
         everything that waits; give several records back in reverse order.
         """
-        self._dispatch.again(self._member, record, failed=failed, at_once=at_once)
+        self._dispatch.requeue(self._member, record, failed=failed, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """Offer the record to other subscribers, as it is not for this one; when no candidate is left, it is settled.
@@ -171,7 +171,7 @@ class Groups:
     async def join(
         self,
         group: str,  # Kafka's `group.id`
-        topics: Collection[str],  # at least one; with a filter it may be none until `follow` names some
+        topics: Collection[str],  # at least one; with a filter it may be none until `change_topics` names some
         subscriber: Subscriber,  # offered records according to its demand; hashable by identity, at most once per group
         *,
         # where the group starts in topics in which it has committed nothing; `latest`: at the current end. The start is
@@ -219,14 +219,14 @@ class Groups:
             raise
         return Membership(self, reader, member)
 
-    def follow(self, group: str, subscription_filter: SubscriptionFilter, topics: Collection[str]) -> None:
+    def change_topics(self, group: str, subscription_filter: SubscriptionFilter, topics: Collection[str]) -> None:
         """Change the topics that may have records for a subscription filter.
 
         New topics are read from their beginning: all their records are newer than the filter.
         """
         reader = self._readers.get(group)
         if reader is not None:
-            reader.follow(subscription_filter.name, topics)
+            reader.change_topics(subscription_filter.name, topics)
 
     def knows(self, group: str, subscription_filter: SubscriptionFilter) -> bool:
         """Whether the filter has subscribers or kept records, so that its selector's `forget` will be called."""

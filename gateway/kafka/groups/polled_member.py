@@ -30,8 +30,8 @@ from gateway.kafka.driver.fetching import fetch, position, without_leader
 from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.progress import Progress
+from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.refusals import not_read
-from gateway.kafka.groups.remade_topics import RemadeTopics
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -74,7 +74,7 @@ class NotAssignedError(Exception):
         super().__init__(f"No current assignment for partition {names}")
 
 
-class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One consumer of one client."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self._clock = clock
         self._arrivals = arrivals
         self._lookup = lookup
-        self._remade = RemadeTopics(lookup)
+        self._recreated = RecreatedTopics(lookup)
         self.progress = Progress()  # of the client
         self._consumer = AIOKafkaConsumer(
             **options,
@@ -122,10 +122,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         self._joined = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
         self._arrival = asyncio.Event()
-        self._quiet: asyncio.TimerHandle | None = None
+        self._pause_timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._paused = False
-        self._looked = clock()  # when fetching last started, or was last known to have nothing to fetch
+        self._checked_at = clock()  # when fetching last started, or was last known to have nothing to fetch
         # Spread out: polls that went to sleep together check again at different times.
         self._recheck_s = RECHECK_S * (1 + zlib.crc32(f"{settings.group}/{settings.client_id}".encode()) % 64 / 64)
 
@@ -142,7 +142,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         """Leave the group and disconnect within `timeout` seconds; a running `wait` ends."""
         self.interrupt()
         self._stopped = True
-        self._stay_awake()
+        self._cancel_pause()
         self._arrivals.forget(self._arrival)
         await close_consumer(self._consumer, timeout)
 
@@ -165,7 +165,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         """
         had = self.topics
         self.topics = tuple(topics)
-        self._remade.follow(self.topics)
+        self._recreated.watch(self.topics)
         self.is_subscribed = True
         self._joined.clear()
         self.progress.forget()
@@ -182,10 +182,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly `partitions`, without a rebalance; their positions are fixed as in `subscribe`."""
         self.is_manual = True
-        self._remade.follow({partition.topic for partition in partitions})
+        self._recreated.watch({partition.topic for partition in partitions})
         self.progress.forget()
         self._consumer.assign(list(partitions))
-        self._begin_to_fetch()
+        self._start_fetching()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
                 await self._positions(partitions)
@@ -202,18 +202,18 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Start fetching the partitions that the group has assigned."""
-        for partition, place in self.progress.anew(self._consumer.assignment()):
+        for partition, place in self.progress.restarted(self._consumer.assignment()):
             self._consumer.seek(partition, place)
         self._joined.set()
-        self._begin_to_fetch()
+        self._start_fetching()
 
-    def _begin_to_fetch(self) -> None:
+    def _start_fetching(self) -> None:
         """Fetch new partitions for the poll that waits for them; without one, fetch for a while."""
         self._paused = False
-        self._looked = self._clock()
+        self._checked_at = self._clock()
         self._arrival.set()
         if self._waiting is None:
-            self._be_quiet_later()
+            self._pause_later()
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Commit before the group rebalances, which is still allowed."""
@@ -248,15 +248,15 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         Raises:
             Refused: Kafka has refused or is unreachable; no records are lost.
         """
-        self._leave_remade()
+        self._restart_recreated()
         held = self.progress.held
         if any(partition not in stuck for partition in held):
             return
         deadline = self._clock() + timeout_s
-        self._stay_awake()
-        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._looked + self._recheck_s
+        self._cancel_pause()
+        sleeps = self._paused and timeout_s > QUIET_S and self._clock() < self._checked_at + self._recheck_s
         if not sleeps:
-            self._fetch_again()
+            self._resume_fetching()
         try:
             async with asyncio.timeout_at(deadline) as scope:
                 self._waiting = scope
@@ -276,7 +276,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         finally:
             self._waiting = None
             self._arrivals.forget(self._arrival)
-            self._be_quiet_later()
+            self._pause_later()
 
     async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching, since nothing came for a while, until a record is stored or the partitions change."""
@@ -290,10 +290,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                     if place is not None:
                         places[partition] = place
                 if not await self._arrivals.wait_for(self._arrival, places):
-                    self._fetch_again()
+                    self._resume_fetching()
                     return
             except IllegalStateError:  # a rebalance has intervened
-                self._fetch_again()
+                self._resume_fetching()
                 return
             except KafkaError as error:
                 raise not_read(error) from error
@@ -301,7 +301,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 places = {}
         self._pause()
         while True:
-            until = self._looked + self._recheck_s if places and not lacking else self._clock() + QUIET_S
+            until = self._checked_at + self._recheck_s if places and not lacking else self._clock() + QUIET_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._arrival.wait()
@@ -309,9 +309,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
                 break
             if self._arrivals.may_have_more({place: places[place] for place in places.keys() - lacking}):
                 break
-            self._looked = self._clock()
+            self._checked_at = self._clock()
         self._arrivals.forget(self._arrival)
-        self._fetch_again()
+        self._resume_fetching()
 
     def _pause(self) -> None:
         self._paused = True
@@ -319,23 +319,23 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         if assigned:
             self._consumer.pause(*assigned)
 
-    def _fetch_again(self) -> None:
+    def _resume_fetching(self) -> None:
         self._paused = False
-        self._looked = self._clock()
+        self._checked_at = self._clock()
         assigned = self._consumer.assignment()
         if assigned:
             self._consumer.resume(*assigned)
 
-    def _stay_awake(self) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
+    def _cancel_pause(self) -> None:
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+            self._pause_timer = None
 
-    def _be_quiet_later(self) -> None:
+    def _pause_later(self) -> None:
         """Pause fetching in a while, as no poll waits; records fetched until then are ready for the next poll."""
-        self._stay_awake()
+        self._cancel_pause()
         if not self._stopped and not self._paused:
-            self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
+            self._pause_timer = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
     async def _fetch(self, partitions: Sequence[TopicPartition], timeout_s: float) -> None:
         try:
@@ -343,13 +343,13 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has n
         except KafkaError as error:
             raise not_read(error) from error
         self.progress.hold(fetched)
-        self._leave_remade()
+        self._restart_recreated()
 
-    def _leave_remade(self) -> None:
+    def _restart_recreated(self) -> None:
         """Read recreated topics from their beginning, whatever the reset policy is."""
-        for topic in self._remade.look():
+        for topic in self._recreated.check():
             log.warning("topic was recreated; reading it from its beginning", topic=topic)
-            self.progress.begin_anew(topic)
+            self.progress.restart_topic(topic)
             self.seek({partition: 0 for partition in self._consumer.assignment() if partition.topic == topic})
 
     def interrupt(self) -> None:

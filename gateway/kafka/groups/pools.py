@@ -54,13 +54,13 @@ class Pools:
             for topic in topics:
                 pool = self._whole.get(topic)
                 if pool is None:
-                    pool = self._whole[topic] = Pool(topic, (topic,), keeps=True)
+                    pool = self._whole[topic] = Pool(topic, (topic,), sticky=True)
                 pool.join(member)
         else:
             self._selector = subscription_filter.selector
             pool = self._filtered.get(subscription_filter.name)
             if pool is None:
-                pool = self._filtered[subscription_filter.name] = Pool(subscription_filter.name, topics, keeps=False)
+                pool = self._filtered[subscription_filter.name] = Pool(subscription_filter.name, topics, sticky=False)
             elif pool in self.empty:
                 self.empty.pop(pool).cancel()
             pool.topics = frozenset(topics)
@@ -74,7 +74,7 @@ class Pools:
         for pool in member.pools:
             pool.leave(member)
             if not pool.members:
-                if pool.keeps:
+                if pool.sticky:
                     del self._whole[str(pool.name)]
                 elif self._return_wait_s:
                     loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ class Pools:
                     self._forget(pool)
             self._count_topics(pool)
 
-    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+    def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
         """Change the topics of a subscription filter; does nothing when the filter has no members."""
         pool = self._filtered.get(name)
         if pool is not None:
@@ -190,6 +190,6 @@ class Pools:
 
     def _helpers(self, pool: Pool, delivery: Delivery) -> Pool | None:
         """Return the members that want all of the topic: they share records that match only one subscription filter."""
-        if pool.keeps or delivery.record.offset in delivery.assigned.copies:
+        if pool.sticky or delivery.record.offset in delivery.assigned.copies:
             return None
         return self._whole.get(delivery.record.topic)

@@ -28,7 +28,7 @@ class Progress:
         self.confirmed: dict[TopicPartition, int] = {}  # delivered before its latest poll, which proves their arrival
         self._committed: dict[TopicPartition, int] = {}
         # Recreated topics: the position in each partition, or None where the group has committed since.
-        self._anew: dict[str, dict[int, int | None]] = {}
+        self._recreated: dict[str, dict[int, int | None]] = {}
 
     def forget(self) -> None:
         """Forget all positions: the partitions have changed, or may have."""
@@ -49,7 +49,7 @@ class Progress:
             if not records or records[0] is not chunk.first:
                 continue
             self.delivered[chunk.partition] = records[chunk.count - 1].offset + 1
-            self._note(chunk.partition, self.delivered[chunk.partition])
+            self._note_position(chunk.partition, self.delivered[chunk.partition])
             if chunk.count == len(records):
                 del self.held[chunk.partition]
             else:
@@ -64,13 +64,13 @@ class Progress:
         self.held.pop(partition, None)
         self.delivered[partition] = offset
         self.confirmed.pop(partition, None)
-        self._note(partition, offset)
+        self._note_position(partition, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Note committed offsets."""
         for partition, offset in offsets.items():
             self._committed[partition] = offset.offset
-            self._note(partition, None)
+            self._note_position(partition, None)
 
     def uncommitted(
         self, positions: Mapping[TopicPartition, int], ours: Collection[TopicPartition]
@@ -82,19 +82,19 @@ class Progress:
             if partition in ours and self._committed.get(partition) != offset
         }
 
-    def begin_anew(self, topic: str) -> None:
+    def restart_topic(self, topic: str) -> None:
         """Note that a topic was recreated: the group's commits in the former topic do not count."""
-        self._anew[topic] = {}
+        self._recreated[topic] = {}
 
-    def anew(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, int]]:
+    def restarted(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, int]]:
         """Yield the positions in partitions of recreated topics where the group has committed nothing since."""
-        for partition in partitions if self._anew else ():
-            place = self._anew.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
+        for partition in partitions if self._recreated else ():
+            place = self._recreated.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
             if place is not None:
                 yield partition, place
 
-    def _note(self, partition: TopicPartition, offset: int | None) -> None:
+    def _note_position(self, partition: TopicPartition, offset: int | None) -> None:
         """Note the position in a recreated topic until the group has committed in it."""
-        places = self._anew.get(partition.topic)
+        places = self._recreated.get(partition.topic)
         if places is not None and places.get(partition.partition, 0) is not None:
             places[partition.partition] = offset

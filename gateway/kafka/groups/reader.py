@@ -40,9 +40,9 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, ours
+from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, without_foreign_metadata
 from gateway.kafka.groups.dispatch import Dispatch
-from gateway.kafka.groups.remade_topics import RemadeTopics
+from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot
 from gateway.kafka.groups.unread import unread
@@ -102,7 +102,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._starts = StartOffsets(group, lookup)
-        self._remade = RemadeTopics(lookup)
+        self._recreated = RecreatedTopics(lookup)
         self._push_due = False
         self._paused = False
         self._own_change = False
@@ -176,9 +176,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self.dispatch.remove(member, failed=failed)
         self._check_topics()
 
-    def follow(self, name: Hashable, topics: Collection[str]) -> None:
+    def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
         """Change the topics of a subscription filter; new topics are read from their beginning."""
-        self.dispatch.follow(name, topics)
+        self.dispatch.change_topics(name, topics)
         self._check_topics()
 
     def _check_topics(self) -> None:
@@ -248,7 +248,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._own_change = True
         self._assigned.clear()
         self.topics = topics
-        self._remade.follow(topics)
+        self._recreated.watch(topics)
         try:
             await subscribe(consumer, topics, self)
             await self._assigned.wait()
@@ -279,10 +279,10 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _await_leaders(self) -> None:
         """Start reading partitions that had no leader when the group was joined, as soon as they have one."""
         while True:
-            for place, offset in (await self._starts.led()).items():
+            for place, offset in (await self._starts.await_leaders()).items():
                 assigned = self.dispatch.assignment.get(place)
                 if assigned is not None and assigned.position is None:
-                    self._begin_at(self._fresh(assigned, offset))
+                    self._start_reading(self._replace_partition(assigned, offset))
 
     # Reading.
 
@@ -339,7 +339,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if assigned is None:
                 continue
             if assigned.position is not None and records[0].offset < assigned.position:
-                assigned = self._begin_anew(assigned, records[0].offset)
+                assigned = self._restart_partition(assigned, records[0].offset)
                 assignment = dispatch.assignment
             take(records, assigned)
             assigned.position = records[-1].offset + 1
@@ -348,24 +348,25 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _check_topic_ids(self, _: object) -> None:
         """Read recreated topics, found in new metadata, from their beginning, whatever was committed."""
-        for topic in self._remade.look():
+        for topic in self._recreated.check():
             self._starts.forget_topic(topic)
             for assigned in [one for one in self.dispatch.assignment.values() if one.partition.topic == topic]:
-                self._begin_at(self._begin_anew(assigned, 0))  # committed, so that no member starts at the old offset
+                fresh = self._restart_partition(assigned, 0)
+                self._start_reading(fresh)  # which commits 0, so that no member starts at the old offset
 
-    def _begin_anew(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
+    def _restart_partition(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """Start a partition again whose topic was recreated: its id differs, or its log ends below our position."""
         log.warning("group %s: %s was recreated, continuing at offset %d", self.group, assigned.partition, offset)
         self._starts.forget((assigned.partition,))
-        return self._fresh(assigned, offset)
+        return self._replace_partition(assigned, offset)
 
-    def _fresh(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
+    def _replace_partition(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """Replace a partition by an unread one that starts at an offset."""
         fresh = AssignedPartition(assigned.partition, offset, None)
         self.dispatch.keep([fresh if one is assigned else one for one in self.dispatch.assignment.values()])
         return fresh
 
-    def _begin_at(self, assigned: AssignedPartition) -> None:
+    def _start_reading(self, assigned: AssignedPartition) -> None:
         """Read a fresh partition, and commit its start."""
         consumer = self._consumer
         if consumer is not None and assigned.partition in consumer.assignment():
@@ -443,7 +444,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer.pause(*partitions)  # until our positions are set
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S), self.commits.lock:
-                begun = await self._begin(consumer, partitions)
+                is_current = await self._set_positions(consumer, partitions)
         except Exception as error:  # aiokafka is the caller, and would leave the partitions paused forever
             if isinstance(error, KafkaError | TimeoutError):
                 log.warning("group %s: cannot fetch the committed offsets: %r", self.group, error)
@@ -452,7 +453,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await asyncio.sleep(RETRY_S)
             rejoin(consumer)
             return
-        if begun:
+        if is_current:
             await self.commits.commit()  # the start offsets, if the group is new
             # From now on a partition without a committed offset is a new partition.
             assignment = self.dispatch.assignment
@@ -460,14 +461,15 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._assigned.set()
             self._push_soon()
 
-    async def _begin(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
+    async def _set_positions(self, consumer: AIOKafkaConsumer, partitions: set[TopicPartition]) -> bool:
         """Set the positions of an assignment and resume its partitions; False when it is no longer the current one."""
-        self._remade.committed(self.dispatch.assignment.values())
+        self._recreated.note_commits(self.dispatch.assignment.values())
         committed = {
-            partition: ours(stored) for partition, stored in (await committed_positions(consumer, partitions)).items()
+            partition: without_foreign_metadata(stored)
+            for partition, stored in (await committed_positions(consumer, partitions)).items()
         }
         self._starts.forget(committed)
-        starts = await self._starts.of(partitions - committed.keys())
+        starts = await self._starts.offsets_of(partitions - committed.keys())
         if consumer.assignment() != partitions:
             return False
         dispatch = self.dispatch
@@ -475,7 +477,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         for partition in partitions:
             assigned = dispatch.assignment.get(partition)
             stored, start = committed.get(partition), starts.get(partition)
-            if not self._remade.believes(partition.topic):  # perhaps noticed only during this call
+            if not self._recreated.trusts(partition.topic):  # perhaps noticed only during this call
                 stored, start = None, 0
             if assigned is None or assigned.position is None or assigned.committed != stored:
                 assigned = AssignedPartition(partition, start if stored is None else stored.offset, stored)

@@ -11,16 +11,16 @@ from flowcontrol.backoff import Backoff
 from gateway.kafka.groups.assignment import Delivery
 
 
-class Later:
+class RedeliveryQueue:
     """A heap of deliveries by the time of their next attempt, with one timer."""
 
-    def __init__(self, backoff: Backoff, again: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
-        """`again` is called for each delivery that is due, then `changed` once."""
+    def __init__(self, backoff: Backoff, retry: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
+        """`retry` is called for each delivery that is due, then `changed` once."""
         self._backoff = backoff
-        self._again = again
+        self._retry = retry
         self._changed = changed
         self._waiting: list[tuple[float, int, Delivery]] = []
-        self._drawn = (0.0, -1, 0.0)  # the last jittered delay: its time, number of returns, and length
+        self._last_delay = (0.0, -1, 0.0)  # the last jittered delay: its time, number of returns, and length
         self._order = itertools.count(1)
         self._timer: asyncio.Handle | None = None
         self._timer_due = 0.0  # uvloop's handles do not expose it
@@ -33,10 +33,10 @@ class Later:
         loop = asyncio.get_running_loop()
         # uvloop's clock stands still within an iteration: records that come back together keep their order.
         now = loop.time()
-        if self._drawn[:2] != (now, delivery.returns):
-            self._drawn = (now, delivery.returns, self._backoff.delay(delivery.returns))
+        if self._last_delay[:2] != (now, delivery.returns):
+            self._last_delay = (now, delivery.returns, self._backoff.delay(delivery.returns))
         delivery.returns += 1
-        heapq.heappush(self._waiting, (now + self._drawn[2], next(self._order), delivery))
+        heapq.heappush(self._waiting, (now + self._last_delay[2], next(self._order), delivery))
         self._set_timer(loop)
 
     def keep(self) -> None:
@@ -58,13 +58,13 @@ class Later:
                 return
             self._timer.cancel()
         self._timer_due = due
-        self._timer = loop.call_at(due, self._attempt_again)
+        self._timer = loop.call_at(due, self._retry_due)
 
-    def _attempt_again(self) -> None:
+    def _retry_due(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
         while self._waiting and self._waiting[0][0] <= loop.time():
-            self._again(heapq.heappop(self._waiting)[2])
+            self._retry(heapq.heappop(self._waiting)[2])
         if self._waiting:
             self._set_timer(loop)
         self._changed()

@@ -57,11 +57,11 @@ class StartOffsets:
             called = round(time.time() * 1000)
             ends = await self._lookup.ends(new, led=True)
             self._ends |= ends
-            self._await_leaders([place for place in new if place not in ends and self._lookup.has(place)], called)
+            self._note_leaderless([place for place in new if place not in ends and self._lookup.has(place)], called)
         self._latest = (self._latest - topics) & set(wanted)
         self._keep(lambda place: place.topic in wanted)
 
-    def _await_leaders(self, places: Collection[TopicPartition], since: int) -> None:
+    def _note_leaderless(self, places: Collection[TopicPartition], since: int) -> None:
         if places:
             log.warning(
                 "group %s: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
@@ -70,7 +70,7 @@ class StartOffsets:
             self.leaderless |= dict.fromkeys(places, since)
             self._lacking.set()
 
-    async def led(self) -> dict[TopicPartition, int]:
+    async def await_leaders(self) -> dict[TopicPartition, int]:
         """Wait until some leaderless partitions have a leader again; return where the group starts in them."""
         while True:
             await self._lacking.wait()
@@ -86,7 +86,7 @@ class StartOffsets:
             if found:
                 return found
 
-    async def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    async def offsets_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the group starts in these partitions, as far as it can be found."""
         starts = {place: self._ends[place] for place in partitions if place in self._ends}
         others = [place for place in partitions if place not in starts and place not in self.leaderless]

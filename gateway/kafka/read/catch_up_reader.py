@@ -225,10 +225,10 @@ class CatchUpReader:
             pauses.end_all(queue.subscriber, *NO_CAPACITY)
 
     def _park(self, queue: _Queue) -> None:
-        """Park a subscriber without capacity; its method `lacks`, if any, returns the reason and subject."""
+        """Park a subscriber without capacity; its method `pause_reason`, if any, returns the reason and subject."""
         queue.state = _State.PARKED
-        lacks = getattr(queue.subscriber, "lacks", None)
-        found: tuple[str, str] | None = None if lacks is None else lacks()
+        pause_reason = getattr(queue.subscriber, "pause_reason", None)
+        found: tuple[str, str] | None = None if pause_reason is None else pause_reason()
         if found is not None:
             pauses.begin(found[0], queue.subscriber, found[1])
 

@@ -38,7 +38,7 @@ class LingeringWatch:
     def release(self) -> None:
         """Report that one use has ended; whether others remain is checked when the time is over."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._rest)
+            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._expire)
 
     def close(self) -> None:
         """Stop the timer."""
@@ -46,7 +46,7 @@ class LingeringWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _rest(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
         if self.held and not self._in_use():
             self.held = False

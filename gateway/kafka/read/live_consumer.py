@@ -28,7 +28,7 @@ from gateway.kafka.driver.kafka_consumer import (
     set_fetch_wait,
 )
 from gateway.kafka.driver.lifecycle import keep_consumer
-from gateway.kafka.read.fan_out import Fetched
+from gateway.kafka.read.distributor import Fetched
 from gateway.kafka.read.watched_topics import Partition
 from gateway.spawn import Spawn, keep_on
 
@@ -66,7 +66,7 @@ class LiveConsumer:
         self._lookup = lookup
         self._partitions = partitions
         self._hand_over = hand_over
-        self._doubted: Callable[[], None] = lambda: None
+        self._topic_missing: Callable[[], None] = lambda: None
         self._metadata_came: Callable[[Any], None] = lambda cluster: None
         self._consumer: AIOKafkaConsumer | None = None
         self._fetcher: SessionFetcher | None = None  # of the consumer
@@ -78,12 +78,12 @@ class LiveConsumer:
         self._fetches = self._named = 0  # of consumers that are closed
         self._gather_s = 0.0  # how long the next fetch gathers: proportional to the work that the last one caused
 
-    def start(self, doubted: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
+    def start(self, topic_missing: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
         """Start to read; Kafka need not be reachable yet.
 
-        `doubted` is called when a broker does not have a partition, `metadata_came` with new metadata of the consumer.
+        `topic_missing` is called when a broker lacks a partition, `metadata_came` with new metadata of the consumer.
         """
-        self._doubted, self._metadata_came = doubted, metadata_came
+        self._topic_missing, self._metadata_came = topic_missing, metadata_came
         self._task = self._spawn(keep_on(self._run, PART))
 
     async def stop(self) -> None:
@@ -125,7 +125,7 @@ class LiveConsumer:
         if self._fetcher is not None:
             self._fetcher.news.add(partition)
 
-    def doubtful(self, topics: Collection[str]) -> list[TopicPartition]:
+    def possibly_ahead(self, topics: Collection[str]) -> list[TopicPartition]:
         """Return partitions of watched topics that may have records not handed over yet."""
         fetcher = self._fetcher
         if fetcher is None:
@@ -163,7 +163,7 @@ class LiveConsumer:
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         """Read until no topic is watched."""
-        self._fetcher = await use_sessions(consumer, self._doubted)
+        self._fetcher = await use_sessions(consumer, self._topic_missing)
         self._fetcher.news.update(self._partitions)  # records may have been stored while there was no consumer
         on_metadata(consumer, self._metadata_came)
         self._consumer = consumer

@@ -18,11 +18,11 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
-from gateway.kafka.read.fan_out import FanOut
+from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_consumer import LiveConsumer
-from gateway.kafka.read.presence import Presence
+from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import Later, LiveStatistics, Partition, Topic, Waiting, Watch
+from gateway.kafka.read.watched_topics import LaterGoal, LiveStatistics, Partition, PendingCatchUp, Topic, Watch
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -43,29 +43,29 @@ class LiveReader:
         self._catch_up_reader = catch_up_reader
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._waiting: dict[TopicPartition, dict[Subscriber, Waiting]] = {}  # catch-ups that wait for a leader
-        self.fan_out = FanOut(self._partitions, self._fall_behind)
-        self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self.fan_out.hand_over)
-        self._presence = Presence(
+        self._pending: dict[TopicPartition, dict[Subscriber, PendingCatchUp]] = {}  # catch-ups that wait for a leader
+        self.distributor = Distributor(self._partitions, self._fall_behind)
+        self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self.distributor.hand_over)
+        self._metadata = MetadataFollower(
             lookup,
             spawn,
             self._topics,
             self._partitions,
             self._consumer.change_assignment,
             self._cancel_readings,
-            self._begin_anew,
+            self._restart_topic,
             self._catch_up_waiting,
         )
         self._fell_behind = 0
 
     async def start(self) -> None:
         """Start to read; Kafka need not be reachable yet."""
-        self._presence.start()
-        self._consumer.start(self._presence.doubt, self._presence.compare)
+        self._metadata.start()
+        self._consumer.start(self._metadata.suspect_deletion, self._metadata.check_consumer_metadata)
 
     async def stop(self) -> None:
         """Stop reading and close the consumer."""
-        await self._presence.stop()
+        await self._metadata.stop()
         await self._consumer.stop()
 
     async def watch(self, topic: str, fanout: Fanout) -> None:
@@ -78,7 +78,7 @@ class LiveReader:
             Refused: the topic is unknown or hidden from clients, or Kafka does not answer.
         """
         partitions = await self._lookup.partitions(topic)
-        await self._begin(partitions, fanout)
+        await self._watch_partitions(partitions, fanout)
 
     async def watch_all(self, topics: Collection[str], fanout: Fanout, *, beginning: bool = False) -> set[str]:
         """Watch many topics like `watch`, with one request to Kafka and one assignment.
@@ -95,9 +95,9 @@ class LiveReader:
             await self._lookup.refresh()  # cached metadata may be of deleted topics with these names
         found = await self._lookup.existing(topics)
         partitions = [partition for numbers in found.values() for partition in numbers]
-        return found.keys() - await self._begin(partitions, fanout, beginning=beginning)
+        return found.keys() - await self._watch_partitions(partitions, fanout, beginning=beginning)
 
-    async def _begin(
+    async def _watch_partitions(
         self, partitions: Collection[TopicPartition], fanout: Fanout, *, beginning: bool = False
     ) -> set[str]:
         """Let a fan-out watch partitions, or await their leader; return the topics that no longer exist."""
@@ -112,7 +112,7 @@ class LiveReader:
             if fanout not in self._topic(topic).watching:
                 self._topic(topic).add(fanout, {})
         if waiting:
-            self._presence.await_leaders(waiting, called)
+            self._metadata.await_leaders(waiting, called)
         return gone
 
     def _topic(self, name: str) -> Topic:
@@ -192,10 +192,10 @@ class LiveReader:
         for reading in watch.readings if watch is not None else ():
             del state.partitions[reading.partition].behind[reading.subscriber]
             self._catch_up_reader.cancel(reading)
-        for place in self._waiting.keys() & state.leaderless.keys():
-            waiting = self._waiting.pop(place)
+        for place in self._pending.keys() & state.leaderless.keys():
+            waiting = self._pending.pop(place)
             if left := {one: wanted for one, wanted in waiting.items() if wanted.fanout is not fanout}:
-                self._waiting[place] = left
+                self._pending[place] = left
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
@@ -212,7 +212,7 @@ class LiveReader:
             if found is not None:
                 watch, _ = found
                 watch.readings.pop(reading, None)
-        for waiting in self._waiting.values():
+        for waiting in self._pending.values():
             waiting.pop(subscriber, None)
 
     def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
@@ -237,19 +237,19 @@ class LiveReader:
         part = self._partitions.get(place)
         watch = state.watching.get(fanout) if state else None
         if part is None and state is not None and watch is not None and place in state.leaderless:
-            self._waiting.setdefault(place, {})[subscriber] = Waiting(fanout, offset, gap)
+            self._pending.setdefault(place, {})[subscriber] = PendingCatchUp(fanout, offset, gap)
             return True
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
-        goal = Later(part, since) if since > part.position else part
+        goal = LaterGoal(part, since) if since > part.position else part
         if subscriber not in part.behind and offset < goal.position:
             self._fall_behind(part, watch, subscriber, place, offset, gap, goal)
         return True
 
     def _catch_up_waiting(self, place: TopicPartition) -> None:
         """Start the waiting catch-ups of a partition that has a leader again, before any of it was fanned out."""
-        for subscriber, wanted in self._waiting.pop(place, {}).items():
+        for subscriber, wanted in self._pending.pop(place, {}).items():
             self.catch_up(place.topic, wanted.fanout, subscriber, place.partition, wanted.offset, wanted.gap)
 
     def leaderless(self, topic: str) -> list[int]:
@@ -263,9 +263,9 @@ class LiveReader:
         if state is None:
             return {}
         waiting = {
-            place.partition: self._waiting[place][subscriber].offset
+            place.partition: self._pending[place][subscriber].offset
             for place in state.leaderless
-            if subscriber in self._waiting.get(place, ())
+            if subscriber in self._pending.get(place, ())
         }
         return waiting | {
             partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
@@ -291,7 +291,7 @@ class LiveReader:
         state = self._topics.get(topic)
         if state is None:
             return False
-        if any(subscriber in self._waiting.get(place, ()) for place in state.leaderless):
+        if any(subscriber in self._pending.get(place, ()) for place in state.leaderless):
             return True
         return any(subscriber in part.behind for part in state.partitions.values())
 
@@ -337,11 +337,11 @@ class LiveReader:
         Raises:
             Refused: Kafka does not answer.
         """
-        asked = self._consumer.doubtful(topics)
-        stored = {place: part.stored for place in asked if (part := self._partitions.get(place)) is not None}
-        ends = await self._lookup.ends(asked, led=True) if asked else {}
+        suspects = self._consumer.possibly_ahead(topics)
+        stored = {place: part.stored for place in suspects if (part := self._partitions.get(place)) is not None}
+        ends = await self._lookup.ends(suspects, led=True) if suspects else {}
         found: dict[tuple[str, int], int] = {}
-        for place in asked:
+        for place in suspects:
             part = self._partitions.get(place)
             if part is None:
                 continue
@@ -376,9 +376,9 @@ class LiveReader:
                 for name, topic in self._topics.items()
             },
             lag=lag,
-            records=self.fan_out.records,
-            offers=self.fan_out.offers,
-            dropped=self.fan_out.dropped,
+            records=self.distributor.records,
+            offers=self.distributor.offers,
+            dropped=self.distributor.dropped,
             fell_behind=self._fell_behind,
             behind=sum(len(part.behind) for part in self._partitions.values()),
             gaps=self._consumer.gaps,
@@ -416,14 +416,14 @@ class LiveReader:
             self._cancel_readings(part)
         self._consumer.change_assignment()
 
-    def _begin_anew(self, topic: Topic) -> None:
+    def _restart_topic(self, topic: Topic) -> None:
         """Read a recreated topic from its beginning: all of its records are newer than the watches."""
         log.warning("live reader: %s was recreated; reading it from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
         for place in topic.leaderless:
-            self._waiting.pop(place, None)
-        topic.begin_anew()
+            self._pending.pop(place, None)
+        topic.reset()
         for partition, part in topic.partitions.items():
             if partition in self._partitions:
                 self._partitions[partition] = part

@@ -58,7 +58,7 @@ class Partition:
         self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # subscribers served by the catch-up reader
 
 
-class Later:
+class LaterGoal:
     """The goal of a catch-up whose watch starts ahead of the live reader's position."""
 
     __slots__ = ("_part", "_since")
@@ -73,7 +73,7 @@ class Later:
         return max(self._part.position, self._since)
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class PendingCatchUp(msgspec.Struct, frozen=True):
     """A catch-up that waits for a leader: the subscriber will be offered everything from `offset` on first."""
 
     fanout: Fanout
@@ -116,7 +116,7 @@ class Topic:
             self._watches = None
         return watch
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Reset all positions to the beginning after the topic was recreated, and let fan-outs drop their offsets.
 
         The partitions become new objects: records that were fetched for the former ones are not fanned out any more.
@@ -127,9 +127,9 @@ class Topic:
         self.leaderless = dict.fromkeys(self.leaderless, 0)
         for watch in self.watches:
             watch.since.clear()
-            made_anew = getattr(watch.fanout, "made_anew", None)
-            if made_anew is not None:
-                failures.guard("delivery", made_anew, self.name)
+            topic_recreated = getattr(watch.fanout, "topic_recreated", None)
+            if topic_recreated is not None:
+                failures.guard("delivery", topic_recreated, self.name)
 
 
 class LiveStatistics(msgspec.Struct, frozen=True):

@@ -144,7 +144,7 @@ class KafkaTransaction:
     """One transaction. After one of its records has failed it can only be aborted."""
 
     __slots__ = (
-        "_producer", "_publisher", "_queue", "_settle", "_shared", "_spoiled", "_task", "_unsettled", "failure",
+        "_must_discard", "_producer", "_publisher", "_queue", "_settle", "_shared", "_task", "_unsettled", "failure",
     )  # fmt: skip
 
     def __init__(self, shared: Transactions, settle: Settle) -> None:
@@ -155,7 +155,7 @@ class KafkaTransaction:
         self._queue: list[_Post] = []
         self._unsettled: dict[_Post, None] = {}
         self._producer: TransactionalProducer | None = None
-        self._spoiled = False  # the producer must be discarded: its sequence may have a gap, or a result is unknown
+        self._must_discard = False  # the producer: its sequence may have a gap, or a result is unknown
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, record: Record, token: Any, sender: Sender) -> None:
@@ -206,14 +206,14 @@ class KafkaTransaction:
                         await producer.add_offsets(reader.group, growing)
                 if producer is None:
                     return
-                self._spoiled = True  # until Kafka has answered
+                self._must_discard = True  # until Kafka has answered
                 await producer.commit()
-                self._spoiled = False
+                self._must_discard = False
         except TimeoutError:
-            self._spoiled = True
+            self._must_discard = True
             raise TransactionFailed("Kafka did not answer in time: the result of the commit is not known") from None
         except errors.KafkaError as error:
-            self._spoiled = True
+            self._must_discard = True
             raise TransactionFailed(name_of(error)) from error
         self._producer = None
         self._shared.producer_pool.release(producer)
@@ -223,19 +223,19 @@ class KafkaTransaction:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        self._end(list(self._unsettled), rest)
+        self._settle_posts(list(self._unsettled), rest)
         self._queue.clear()
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        if not self._spoiled:
+        if not self._must_discard:
             try:
                 async with asyncio.timeout(END_S):
                     await producer.abort()
             except (errors.KafkaError, TimeoutError) as error:
                 log.info("leaving a transaction to the next producer to abort: %r", error)
-                self._spoiled = True
-        if self._spoiled:
+                self._must_discard = True
+        if self._must_discard:
             self._shared.producer_pool.discard(producer)
         else:
             self._shared.producer_pool.release(producer)
@@ -261,17 +261,17 @@ class KafkaTransaction:
                 queue, self._queue = self._queue, []
                 await self._store(producer, queue)
         except errors.KafkaError as error:
-            self._spoiled = True
+            self._must_discard = True
             self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
         except Exception as error:  # our bug: only this transaction fails
             failures.tell("transaction", error)
-            self._spoiled = True
+            self._must_discard = True
             self._fail(Result(outcome=Outcome.BROKEN, reason="internal error"))
         finally:
             self._task = None
             if self.failure is not None:
                 self._queue.clear()
-                self._end(list(self._unsettled), self.failure)
+                self._settle_posts(list(self._unsettled), self.failure)
 
     async def _store(self, producer: TransactionalProducer, posts: Sequence[_Post]) -> None:
         partitions: dict[tuple[str, int], _Batches] = {}
@@ -305,9 +305,9 @@ class KafkaTransaction:
         for future, number, together in in_flight:
             error = future.exception()
             if error is None:
-                self._end(together, Result(outcome=Outcome.STORED, partition=number))
+                self._settle_posts(together, Result(outcome=Outcome.STORED, partition=number))
             elif isinstance(error, errors.KafkaError):
-                self._spoiled = True
+                self._must_discard = True
                 self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
             else:
                 raise error
@@ -316,7 +316,7 @@ class KafkaTransaction:
         if self.failure is None:
             self.failure = result
 
-    def _end(self, posts: Collection[_Post], result: Result) -> None:
+    def _settle_posts(self, posts: Collection[_Post], result: Result) -> None:
         """Settle posts with a result."""
         if not posts:
             return

@@ -41,7 +41,7 @@ IDLE_S: Final = 300.0
 """A producer is closed after this time without a transaction."""
 
 
-LOOK_S: Final = 2.0
+REFRESH_S: Final = 2.0
 """After this time without answers the metadata is refreshed, to see whether the partitions still exist: aiokafka would
 retry to add a missing one forever, and refreshes only when its metadata has become old."""
 
@@ -49,15 +49,15 @@ retry to add a missing one forever, and refreshes only when its metadata has bec
 class TransactionalProducer(LeasedProducer):
     """One transactional producer, with at most one transaction at a time."""
 
-    __slots__ = ("_flying", "_group", "_patience", "number")
+    __slots__ = ("_group", "_in_flight", "_patience", "number")
 
     def __init__(self, producer: AIOKafkaProducer, number: int) -> None:
         super().__init__(producer)
         self.number = number  # of its transactional id
         self._group: str | None = None
-        self._flying: Collection[tuple[str, int]] = ()
+        self._in_flight: Collection[tuple[str, int]] = ()
         self._patience: asyncio.Timeout | None = None
-        producer.client.cluster.add_listener(self._looked)
+        producer.client.cluster.add_listener(self._check_partitions)
 
     async def stored(self, answers: Collection[asyncio.Future[Any]], places: Collection[tuple[str, int]]) -> None:
         """Wait for the answers for batches that were handed over to these topics and partitions.
@@ -65,20 +65,20 @@ class TransactionalProducer(LeasedProducer):
         Raises:
             UnknownTopicOrPartitionError: one of them no longer exists; aiokafka would retry forever.
         """
-        self._flying = places
+        self._in_flight = places
         try:
             async with asyncio.timeout(None) as self._patience:
-                while (await asyncio.wait(answers, timeout=LOOK_S))[1]:
+                while (await asyncio.wait(answers, timeout=REFRESH_S))[1]:
                     self._producer.client.force_metadata_update()
         except TimeoutError:
             raise errors.UnknownTopicOrPartitionError("a partition is gone") from None
         finally:
-            self._flying, self._patience = (), None
+            self._in_flight, self._patience = (), None
 
-    def _looked(self, cluster: Any) -> None:
+    def _check_partitions(self, cluster: Any) -> None:
         """Stop waiting if new metadata lacks a partition that an answer is awaited for."""
         if self._patience is not None and any(
-            number not in (cluster.partitions_for_topic(topic) or ()) for topic, number in self._flying
+            number not in (cluster.partitions_for_topic(topic) or ()) for topic, number in self._in_flight
         ):
             self._patience.reschedule(asyncio.get_running_loop().time())
 
@@ -126,20 +126,20 @@ class TransactionalProducerPool:
         name: str,
         limit: int,
         timeout_s: float,
-        marks: Path | None,
+        used_ids_file: Path | None,
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
         """Manage at most `limit` producers, for transactions of at most `timeout_s`.
 
-        `name` is this gateway's, the same after a restart. The file `marks` keeps the number of ids in use for the next
+        `name` is this gateway's, the same after a restart. `used_ids_file` keeps the number of ids in use for the next
         process. None means that the next process has another name: Kafka's time-out ends the transactions that this one
         leaves open. `clock` returns monotonic seconds.
         """
         self._config = config
         self._name = name
         self._timeout_ms = round((timeout_s + MARGIN_S) * 1000)
-        self._marks = marks
+        self._used_ids_file = used_ids_file
         self._spawn = spawn
         self._clock = clock
         self._free = list(range(limit))  # unused numbers, a heap
@@ -149,16 +149,16 @@ class TransactionalProducerPool:
         self._waiting: deque[asyncio.Future[TransactionalProducer]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
-        self._marked = 0
+        self._saved_ids = 0
         self._starting = 0
         self._stopped = False
         self.started = 0  # producers started so far
 
     def start(self) -> None:
         """End, in the background, the transactions that an earlier process of this gateway has left open."""
-        marked = self._read_marks()
-        self._marked = marked
-        for number in range(min(marked, len(self._free))):
+        used = self._read_used_ids()
+        self._saved_ids = used
+        for number in range(min(used, len(self._free))):
             self._free.remove(number)
             self._run(self._start(number))
 
@@ -209,8 +209,8 @@ class TransactionalProducerPool:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._marks is not None and not self._busy:
-            self._marks.unlink(missing_ok=True)  # no transaction was left open
+        if self._used_ids_file is not None and not self._busy:
+            self._used_ids_file.unlink(missing_ok=True)  # no transaction was left open
         every = {*self._busy, *self._closing, *(producer for _, producer in self._idle)}
         self._idle.clear()
         self._busy.clear()
@@ -262,7 +262,7 @@ class TransactionalProducerPool:
 
     async def _start(self, number: int) -> None:
         """Start a producer, retrying until it succeeds; Kafka ends the transaction left open under its id."""
-        self._mark(number + 1)
+        self._save_used_ids(number + 1)
         self._starting += 1
         try:
             producer = await self._open(number)
@@ -290,18 +290,18 @@ class TransactionalProducerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _read_marks(self) -> int:
+    def _read_used_ids(self) -> int:
         try:
-            return int(self._marks.read_text()) if self._marks is not None else 0
+            return int(self._used_ids_file.read_text()) if self._used_ids_file is not None else 0
         except (OSError, ValueError):
             return 0
 
-    def _mark(self, used: int) -> None:
+    def _save_used_ids(self, used: int) -> None:
         """Save how many ids have been in use, for the next process."""
-        if self._marks is None or used <= self._marked:
+        if self._used_ids_file is None or used <= self._saved_ids:
             return
-        self._marked = used
+        self._saved_ids = used
         try:
-            self._marks.write_text(str(used))
+            self._used_ids_file.write_text(str(used))
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._marks, error)
+            log.warning("%s cannot be written: %s", self._used_ids_file, error)

@@ -276,7 +276,7 @@ class Retained:
             if partition not in self._known_anew:
                 self._doubt(partition)
                 self._known_anew.add(partition)
-            self._state.doubt()
+            self._state.suspect_deletion()
         if offset >= 0 and self._applied.get(partition, -1) < offset:
             record = put.record
             self._ahead[put.topic] = (partition, offset)

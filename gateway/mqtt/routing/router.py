@@ -144,7 +144,7 @@ class Router:
         """Call `callback(topic)` when a watched Kafka topic was deleted and created again."""
         self._listeners.append(callback)
 
-    def made_anew(self, topic: str) -> None:
+    def topic_recreated(self, topic: str) -> None:
         """See `contracts.Fanout`."""
         for _, _, entry in self._trie:
             if entry.since is not None:

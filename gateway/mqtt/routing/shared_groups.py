@@ -93,10 +93,10 @@ class Share:
         if self._membership is not None:
             self._membership.done(record)
 
-    def again(self, record: Received, *, failed: bool = True) -> None:
+    def requeue(self, record: Received, *, failed: bool = True) -> None:
         """Give the record back: it is offered again to any member, after a back-off that grows if it `failed`."""
         if self._membership is not None:
-            self._membership.again(record, failed=failed)
+            self._membership.requeue(record, failed=failed)
 
     def decline(self, record: Received) -> None:
         """Decline the record for this client: it is offered to the other members, and settled if all decline."""
@@ -275,4 +275,4 @@ class Sharing:
                 topics = (one.topics | self._rules.kafka_topics(text, appeared)) - gone
                 if topics != one.topics:
                     one.topics = topics
-                    self._groups.follow(name, one.subscription_filter, topics)
+                    self._groups.change_topics(name, one.subscription_filter, topics)

@@ -309,7 +309,7 @@ class Deliveries:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
         client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:
-            share.again(record, failed=False)
+            share.requeue(record, failed=False)
         elif not client.may_receive(delivery.topic, record):
             share.decline(record)
         else:

@@ -46,7 +46,7 @@ class SelfDelivery:
         self._places: dict[tuple[str, int], collections.deque[_Waiting]] = {}
         self._all: collections.deque[_Waiting] = collections.deque()  # in the order of their deadlines
         self._timer: asyncio.TimerHandle | None = None
-        live_reader.fan_out.passed = self._passed
+        live_reader.distributor.passed = self._passed
 
     def __len__(self) -> int:
         """Return the number of waiting callbacks."""

@@ -53,7 +53,7 @@ class Outbox:
         """Number of records that can be accepted now."""
         return self._deliveries.capacity
 
-    def lacks(self) -> tuple[str, str] | None:
+    def pause_reason(self) -> tuple[str, str] | None:
         """Return why there is no demand, and the connection's name (`gateway.kafka.contracts.Subscriber`)."""
         client = self._deliveries.client
         return (RECEIVE_MAXIMUM, client.subject) if client is not None and client.takes_more else None
@@ -400,10 +400,10 @@ class Session:
 def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
     """Update open sessions after Kafka's topics have changed; called by `Topics.watch`."""
     for topic in disappeared:
-        topic_made_anew(live, topic)
+        topic_recreated(live, topic)
 
 
-def topic_made_anew(live: Mapping[str, Session], topic: str) -> None:
+def topic_recreated(live: Mapping[str, Session], topic: str) -> None:
     """Update open sessions after a Kafka topic was deleted and created again; called by `Router.listen`."""
     for session in live.values():
         session.forget_topic(topic)

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.state import StateTopic, Written
+from gateway.kafka.state import PendingWrite, StateTopic
 from gateway.mqtt.state.checks import kind_and_name
 from gateway.mqtt.state.records import (
     GATEWAY,
@@ -75,7 +75,7 @@ class SessionStore:
         """Write a record; without an owner the write is repeated until Kafka stores it."""
         place = client_id.encode()
         self._table.write(
-            kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), place=place
+            kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), partition_key=place
         )
 
     def settle(self, tokens: Sequence[tuple[str, str]], offsets: Sequence[int], result: Result) -> None:
@@ -108,7 +108,7 @@ class SessionStore:
 
     async def save_heartbeat(self, name: str, beat: GatewayRecord) -> None:
         """Write our heartbeat and wait until it is stored; raise Refused if Kafka does not store it."""
-        written = Written()
+        written = PendingWrite()
         self._table.write((GATEWAY + name).encode(), encode(beat), self._mark, owner=written)
         result = await written.done
         if result.outcome is not Outcome.STORED:
@@ -130,9 +130,9 @@ class SessionStore:
 
     async def save(self, client_id: str, record: SessionRecord, inflight: InflightRecord | None) -> None:
         """Write both records and wait until they are stored; raise Refused if Kafka does not store them."""
-        writes = [Written()]
+        writes = [PendingWrite()]
         if inflight is not None:  # first: a subscription without an offset would start at the log's beginning
-            writes.append(Written())
+            writes.append(PendingWrite())
             self.write_inflight(client_id, inflight, writes[1])
         self.write_session(client_id, record, writes[0])
         for written in writes:

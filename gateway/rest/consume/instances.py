@@ -22,7 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, Member, MemberSettings, NotAssignedError
+from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, MemberSettings, NotAssignedError, PolledMember
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.presence.records import Ended
@@ -102,7 +102,7 @@ class Instance:
     subject = ""  # it is never paused
 
     def __init__(  # noqa: PLR0917 - its parts
-        self, consumers: Consumers, group: str, name: str, embedded: Format, grant: Grant, member: Member
+        self, consumers: Consumers, group: str, name: str, embedded: Format, grant: Grant, member: PolledMember
     ) -> None:
         now = consumers.clock()
         self.consumers = consumers
@@ -222,7 +222,7 @@ class Consumers(OperationSet):
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
-    def _member(self, group: str, name: str, create: CreateConsumer) -> Member:
+    def _member(self, group: str, name: str, create: CreateConsumer) -> PolledMember:
         count = len(self._instances)
         default = self._config.consumer
         settings = MemberSettings(
@@ -236,7 +236,7 @@ class Consumers(OperationSet):
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
         )
-        return Member(
+        return PolledMember(
             settings,
             self._kafka,
             self._arrivals,

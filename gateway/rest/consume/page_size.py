@@ -16,7 +16,7 @@ from typing import Final
 from aiokafka import TopicPartition
 
 from flowcontrol.budget import Budget
-from gateway.kafka.groups.polled_member import Member
+from gateway.kafka.groups.polled_member import PolledMember
 from gateway.kafka.groups.progress import Chunk
 from mapping.record import Received
 from mapping.rest.outgoing import UndecodableError
@@ -51,7 +51,7 @@ def promised_page(outgoing: Budget, wanted: int) -> Iterator[int]:
 
 
 def fill_page(  # noqa: PLR0917 - the records, and how they are shown
-    member: Member,
+    member: PolledMember,
     embedded: Format,
     max_bytes: int,
     stuck: dict[TopicPartition, UndecodableError],

@@ -22,7 +22,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.log_scan import scan_log
-from gateway.kafka.state import StateTopics, Written
+from gateway.kafka.state import PendingWrite, StateTopics
 from gateway.rest.produce.idempotency_table import REQUESTS, KeptRequest, RequestTable
 from gateway.rest.produce.tickets import Ticket, common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer
@@ -152,7 +152,7 @@ class KeyedRequests:
         else:
             attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic, grant.identity.name))
         await self._write(name, attempt)
-        await self._state.follow(REQUESTS, name.encode())
+        await self._state.read_to_end(REQUESTS, name.encode())
         first = self._table.find(name)
         if first is None or first.attempt != attempt.attempt:
             if first is None:
@@ -236,7 +236,7 @@ class KeyedRequests:
         self._table.write(name, msgspec.structs.replace(attempt, lease_ms=0), None)
 
     async def _write(self, name: str, kept: KeptRequest) -> None:
-        written = Written()
+        written = PendingWrite()
         self._table.write(name, kept, written)
         result = await written.done
         if result.outcome is not Outcome.STORED:

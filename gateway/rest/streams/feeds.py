@@ -86,12 +86,12 @@ class Feed:
         self._selected = None
         return True
 
-    def made_anew(self, topic: str) -> None:
+    def topic_recreated(self, topic: str) -> None:
         """The topic was deleted and re-created: all its records are new (`contracts.Fanout`)."""
         self.offsets.clear()
         self._position = None
         for subscriber in self.subscribers:
-            subscriber.made_anew()
+            subscriber.topic_recreated()
 
     def encoded(self, form: Form) -> bytes:
         """Return the most recently selected record, encoded by `form`; the result is cached."""
@@ -174,7 +174,7 @@ class FeedSubscriber:
             self._rejoin(own)
         return True
 
-    def made_anew(self) -> None:
+    def topic_recreated(self) -> None:
         """Accept all records of a topic that was re-created."""
         self._own = None
 

@@ -96,10 +96,10 @@ class GroupSubscriber:
         assert self._membership is not None
         self._membership.done(record)
 
-    def again(self, record: Received, *, failed: bool) -> None:
+    def requeue(self, record: Received, *, failed: bool) -> None:
         """Return a delivered record to the group; with `failed` it counts as a failed attempt."""
         assert self._membership is not None
-        self._membership.again(record, failed=failed)
+        self._membership.requeue(record, failed=failed)
 
     def attempts(self, record: Received) -> int:
         """Return how often the record was delivered before."""

@@ -219,7 +219,7 @@ class Subscription:
             if failed is None:
                 source.done(record)
             else:
-                source.again(record, failed=failed)
+                source.requeue(record, failed=failed)
         if isinstance(self._source, GroupSubscriber):
             self._source.hold(self._held, len(self._unsettled))
         self.wake()

@@ -1,4 +1,4 @@
-"""Compacted topics as tables: loaded at the start, followed, written through the publisher, on a real Kafka."""
+"""Compacted topics as tables on a real Kafka: loaded at the start, followed, and written through the publisher."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_two_processes_see_each_others_writes_and_a_third_loads_them(boots
     async with state_process(bootstrap) as later:
         table = Table(later, name)
         await loaded(later)
-        assert len(table.seen) == 302  # all of it is there as soon as it says so
+        assert len(table.seen) == 302  # everything is there as soon as it is loaded
         assert table.values == expected
 
 
@@ -89,12 +89,12 @@ async def test_one_consumer_serves_several_tables_and_keeps_the_order_of_a_place
         first, second = Table(process, name), Table(process, f"{name}-2")
         await loaded(process)
         for number in range(200):
-            first.topic.write(b"k%d" % number, b"%d" % number, place=b"client", owner=answers, token=number)
+            first.topic.write(b"k%d" % number, b"%d" % number, partition_key=b"client", owner=answers, token=number)
             second.topic.write(b"k%d" % number, b"%d" % number, owner=answers, token=-1 - number)
         await wait_until(lambda: len(first.seen) == len(second.seen) == 200, WITHIN_S)
         assert [record.value for record in first.seen] == [b"%d" % number for number in range(200)]
         assert {record.partition for record in first.seen} == {partition_of(b"client", 3)}
-        # Without a place the key decides, as in every Kafka client.
+        # Without a partition key the record's key decides, as in every Kafka client.
         assert all(record.partition == partition_of(record.key or b"", 3) for record in second.seen)
         assert {record.topic for record in first.seen} == {name}
 
@@ -118,7 +118,7 @@ async def test_what_any_kafka_client_wrote_is_loaded_and_a_bug_in_apply_stops_no
 
         topic = process.state.open(name, apply, lambda partition: None)
         await loaded(process)
-        assert topic.partitions == 2  # as it is, not as ours would be
+        assert topic.partitions == 2  # as it exists, not as Trivium would create it
         assert len(seen) == 3000
         for partition in (0, 1):
             offsets = [record.offset for record in seen if record.partition == partition]
@@ -128,7 +128,9 @@ async def test_what_any_kafka_client_wrote_is_loaded_and_a_bug_in_apply_stops_no
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-async def test_a_topic_that_forgets_is_told_by_its_name(bootstrap: str, admin: Any, name: str, policy: str) -> None:
+async def test_a_topic_that_is_not_compacted_is_reported_by_name(
+    bootstrap: str, admin: Any, name: str, policy: str
+) -> None:
     await admin.create_topics([NewTopic(name, 1, 1, topic_configs={"cleanup.policy": policy})])
     await until_led(admin, name)
     async with state_process(bootstrap) as process:
@@ -141,7 +143,7 @@ async def test_a_topic_that_forgets_is_told_by_its_name(bootstrap: str, admin: A
         assert f"cleanup.policy={policy}" in str(error)
 
 
-async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(bootstrap: str, admin: Any, name: str) -> None:
+async def test_a_recreated_topic_is_read_from_its_beginning(bootstrap: str, admin: Any, name: str) -> None:
     answers = Answers()
     async with state_process(bootstrap, partitions=1) as process:
         table = Table(process, name)
@@ -150,7 +152,7 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(bootstrap: 
             table.topic.write(b"old%d" % number, b"1", owner=answers, token=number)
         await wait_until(lambda: len(table.seen) == 20, WITHIN_S)
         await admin.delete_topics([name])
-        # The next write after the gateway noticed makes it again, compacted.
+        # The next write after the gateway noticed recreates it, compacted.
         number = 100
 
         async def written() -> bool:
@@ -168,9 +170,7 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(bootstrap: 
         assert process.topics.known(name, internal=True).cleanup == "compact"
 
 
-async def test_a_topic_that_was_made_anew_with_as_many_records_is_read_too(
-    bootstrap: str, admin: Any, name: str
-) -> None:
+async def test_a_recreated_topic_with_as_many_records_is_read_too(bootstrap: str, admin: Any, name: str) -> None:
     answers = Answers()
     async with state_process(bootstrap, partitions=1) as process:
         table = Table(process, name)
@@ -184,9 +184,7 @@ async def test_a_topic_that_was_made_anew_with_as_many_records_is_read_too(
         assert set(table.restarted) == {0}
 
 
-async def test_nobody_writes_before_the_topic_is_known_or_opens_one_that_clients_may_use(
-    bootstrap: str, name: str
-) -> None:
+async def test_early_writes_and_tables_that_clients_may_use_are_refused(bootstrap: str, name: str) -> None:
     async with state_process(bootstrap) as process:
         table = Table(process, name)
         with pytest.raises(RuntimeError, match="not loaded"):
@@ -198,7 +196,7 @@ async def test_nobody_writes_before_the_topic_is_known_or_opens_one_that_clients
             Table(process, f"{name}-2")
 
 
-async def test_what_is_open_for_us_stays_shut_for_clients(bootstrap: str, name: str) -> None:
+async def test_internal_topics_stay_closed_to_clients(bootstrap: str, name: str) -> None:
     answers = Answers()
     async with state_process(bootstrap, create=True) as process:
         table = Table(process, name)
@@ -206,7 +204,7 @@ async def test_what_is_open_for_us_stays_shut_for_clients(bootstrap: str, name: 
         table.topic.write(b"k", b"ours", owner=answers, token="ours")
         await wait_until(lambda: "ours" in answers.outcomes, WITHIN_S)
         assert answers.outcomes["ours"] is Outcome.STORED
-        # Everything that the protocols' sides ask of the publisher and the topics.
+        # All that the protocols request from the publisher and the topics.
         process.publisher.submit(Record(name, b"k", b"theirs"), answers, "theirs")
         process.publisher.submit(Record(name, b"k", b"x", partition=0), answers, "placed")
         await wait_until(lambda: len(answers.outcomes) == 3, WITHIN_S)
@@ -237,15 +235,15 @@ async def test_a_gateway_that_started_before_kafka_loads_later_and_follows_acros
         async with state_process(servers, partitions=2) as early:
             theirs = Table(early, name)
             await early.state.start()
-            table.topic.write(b"a", b"2", owner=answers, token=2)  # waits for Kafka as every record does
+            table.topic.write(b"a", b"2", owner=answers, token=2)  # waits for Kafka like every record
             await stoppable.start()
             await asyncio.wait_for(early.state.loaded.wait(), WITHIN_S)
             await wait_until(lambda: table.values == theirs.values == {b"a": b"2"}, WITHIN_S)
         await wait_until(lambda: 2 in answers.outcomes, WITHIN_S)  # a record may be seen before its answer
         assert answers.outcomes[2] is Outcome.STORED
-        assert [record.value for record in table.seen] == [b"1", b"2"]  # positions were kept: nothing came twice
+        assert [record.value for record in table.seen] == [b"1", b"2"]  # positions were kept: no record came twice
         assert table.restarted == []
-        # What Kafka does not take in time is told to the owner.
+        # A write that Kafka does not accept in time is reported to the owner.
         freeze(stoppable.pid)
         try:
             table.topic.write(b"a", b"3", owner=answers, token=3)

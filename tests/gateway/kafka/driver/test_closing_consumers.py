@@ -22,7 +22,7 @@ from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer
 from gateway.kafka.driver.lifecycle import open_consumer, start_consumer
 from gateway.kafka.groups.group_admin import GroupAdmin
-from gateway.kafka.groups.polled_member import Member, MemberSettings
+from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
@@ -96,7 +96,7 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     kafka = {"bootstrap_servers": bootstrap}
     lookup = Lookup(kafka, spawn=spawn)
     arrivals = Arrivals(LiveReader(kafka, spawn, lookup, CatchUpReader(kafka, spawn, lookup)), lookup)
-    member = Member(settings, kafka, arrivals, lookup, auto_commit=False, spawn=spawn, clock=loop.time)
+    member = PolledMember(settings, kafka, arrivals, lookup, auto_commit=False, spawn=spawn, clock=loop.time)
     await member.start()
     await member.stop(2.0)
 

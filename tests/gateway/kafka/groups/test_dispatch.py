@@ -1,4 +1,4 @@
-"""Who gets which record, without Kafka: the same for any order of events."""
+"""Which member gets which record, without Kafka, for any order of events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTITION = TopicPartition("t", 0)
 
 
 class ByKey:
-    """Interests are letters; a record matches those in its key."""
+    """Filters named by letters; a record matches those in its key."""
 
     def select(self, record: Received) -> list[str]:
         return list((record.key or b"").decode())
@@ -39,14 +39,14 @@ SELECTOR = ByKey()
 
 
 class Everything(ByKey):
-    """Interests by number; each record is for all of them."""
+    """Filters named by numbers; each record matches all of them."""
 
     def forget(self, name: object) -> None:
         pass
 
 
 class Sink:
-    """A subscriber with a window, which declines what it is told to."""
+    """A subscriber with a window that declines chosen records."""
 
     lossy = False
 
@@ -86,12 +86,12 @@ class Sink:
 
 
 class Taker(Sink):
-    """Takes runs."""
+    """Accepts runs."""
 
     def __init__(self, capacity: int = 1_000_000) -> None:
         super().__init__(capacity)
         self.in_runs: list[int] = []
-        self.boasts = False  # of more demand than it takes, as bytes are counted, too
+        self.boasts = False  # reports more demand than it accepts, as when bytes are counted too
 
     @property
     def demand(self) -> int:
@@ -107,7 +107,7 @@ S = TypeVar("S", bound=Sink)
 
 
 class Log:
-    """All that was read of the log, for members that are behind: one round of `turn` offers it to all of them."""
+    """The log that was read so far; each `turn` offers it to all members that are behind."""
 
     def __init__(self) -> None:
         self.records: list[Received] = []
@@ -170,7 +170,7 @@ class World:
         self.dispatch.push()
 
     def read_run(self, keys: Sequence[bytes | None], partition: int = 0) -> None:
-        """One fetch."""
+        """Read the records of one fetch."""
         first = self.next[partition]
         self.next[partition] += len(keys)
         records = [Received("t", key, b"", (), 0, partition, first + place) for place, key in enumerate(keys)]
@@ -190,7 +190,7 @@ def world() -> World:
 
 
 def tries(member: Member, record: Received) -> tuple[int, int]:
-    """How often a record was delivered before, and how many of the attempts have failed."""
+    """Return how often a record was delivered before, and how many of the attempts have failed."""
     delivery = member.delivery(record)
     return (0, 0) if delivery is None else (delivery.attempts, delivery.failures)
 
@@ -201,24 +201,24 @@ def test_members_of_a_subscription_filter_take_turns(world: World) -> None:
     assert [sink.offsets for sink in sinks] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_a_partition_keeps_to_one_of_those_who_want_all() -> None:
+def test_a_partition_stays_with_one_whole_topic_member() -> None:
     world = World(partitions=2)
     one, two = world.join(Sink(3)), world.join(Sink())
     world.read(*"aaa", partition=0)
     world.read(*"aaa", partition=1)
     assert [{record.partition for record in sink.got} for sink in (one, two)] == [{0}, {1}]
-    world.read("a", partition=0)  # no capacity where it belongs
+    world.read("a", partition=0)  # its preferred member has no capacity
     assert two.got[-1].partition == 0
 
 
-def test_those_who_want_all_take_turns_with_a_subscription_filter(world: World) -> None:
+def test_whole_topic_members_take_turns_with_a_subscription_filter(world: World) -> None:
     whole, chosen = world.join(Sink()), world.join(Sink(), "a")
     world.read(*"aaaabb")
     assert whole.offsets == [1, 3, 4, 5]
     assert chosen.offsets == [0, 2]
 
 
-def test_who_has_had_nothing_for_longest_is_next(world: World) -> None:
+def test_the_member_without_records_for_longest_is_next(world: World) -> None:
     whole, chosen = world.join(Sink()), [world.join(Sink(), "a") for _ in range(3)]
     world.read(*"aaaaaaaa")
     assert [len(sink.got) for sink in (whole, *chosen)] == [2, 2, 2, 2]
@@ -229,7 +229,7 @@ fetches = st.tuples(st.integers(0, 1), st.lists(st.sampled_from((None, None, b"k
 
 @given(st.lists(fetches, max_size=8), st.integers(1, 4), st.lists(st.booleans(), min_size=8, max_size=8))
 def test_runs_are_shared_out_as_single_records_are(read: list[Any], members: int, pushed: list[bool]) -> None:
-    """As many to each, in order; with a key to the same, as long as nobody is full."""
+    """Each member gets as many, in order; keyed records go to the same one while no member is full."""
     found: list[Any] = []
     for kind in (Sink, Taker):
         world = World(partitions=2)
@@ -255,7 +255,7 @@ windows = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 @given(windows, st.lists(st.sampled_from((None, None, b"k")), min_size=1, max_size=20), st.data())
 def test_a_run_ends_where_capacity_does(capacities: list[int], keys: list[bytes | None], drawn: Any) -> None:
-    """Nobody has more than its window, each has its part in order, and nothing waits while somebody has room."""
+    """No member exceeds its window, each gets its part in order, and nothing waits while a member has capacity."""
     world = World()
     sinks = [world.join(Taker(capacity)) for capacity in capacities]
     for sink in sinks:
@@ -277,19 +277,19 @@ def test_a_run_ends_where_capacity_does(capacities: list[int], keys: list[bytes 
     assert all(capacity == sink.capacity for capacity, sink in zip(capacities, sinks, strict=True))
 
 
-def test_what_was_given_out_before_comes_alone(world: World) -> None:
-    """Its attempts are looked at."""
+def test_a_redelivered_record_is_offered_alone(world: World) -> None:
+    """Its number of attempts matters."""
     sink = world.join(Taker())
     world.read_run([None] * 3)
     world.dispatch.push()
-    world.dispatch.again(sink.member, sink.got[1], failed=True, at_once=True)
+    world.dispatch.requeue(sink.member, sink.got[1], failed=True, at_once=True)
     world.read_run([None] * 2)
     world.dispatch.push()
     assert (sink.offsets, sink.in_runs) == ([0, 1, 2, 1, 3, 4], [1, 2, 3, 4])
 
 
 class Failing(Taker):
-    """Our bug, with one record."""
+    """A subscriber with a bug that one record triggers."""
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         if record.offset == 2:
@@ -317,7 +317,7 @@ async def test_a_run_that_fails_is_offered_one_by_one() -> None:
     world.dispatch.close()
 
 
-def test_a_pool_without_capacity_holds_back_no_other(world: World) -> None:
+def test_a_pool_without_capacity_delays_no_other(world: World) -> None:
     full, other = world.join(Sink(1), "a"), world.join(Sink(), "b")
     world.read(*"aaabab")
     assert (full.offsets, other.offsets) == ([0], [3, 5])
@@ -361,7 +361,7 @@ def test_a_subscription_filter_without_members_leaves_nothing_behind(world: Worl
     assert world.dispatch.unwanted == 3
 
 
-def test_what_a_subscription_filter_leaves_goes_to_those_who_want_all(world: World) -> None:
+def test_records_of_an_abandoned_filter_go_to_whole_topic_members(world: World) -> None:
     chosen = world.join(Sink(), "a")
     world.read("a", "a")
     whole = world.join(Sink())
@@ -371,8 +371,8 @@ def test_what_a_subscription_filter_leaves_goes_to_those_who_want_all(world: Wor
     assert [tries(whole.member, record)[0] for record in whole.got] == [1, 1]
 
 
-def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: World) -> None:
-    """The last member for a topic has left; until Kafka has moved the partition its records must not be settled."""
+def test_records_without_members_wait_while_the_partition_may_move(world: World) -> None:
+    """After the last member for a topic has left, its records stay unsettled until Kafka has moved the partition."""
     one = world.join(Sink(), "a")
     world.read("a")
     world.dispatch.remove(one.member)
@@ -385,7 +385,7 @@ def test_what_nobody_wants_waits_as_long_as_the_topic_may_go_to_others(world: Wo
     assert world.dispatch.unwanted == 1
 
 
-async def test_who_comes_back_soon_has_missed_nothing() -> None:
+async def test_a_member_that_returns_soon_has_missed_nothing() -> None:
     world = World(return_wait_s=60)
     one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
     world.read("a", "b", "a")
@@ -400,7 +400,7 @@ async def test_who_comes_back_soon_has_missed_nothing() -> None:
     world.dispatch.close()
 
 
-async def test_who_does_not_come_back_is_given_up() -> None:
+async def test_a_filter_whose_members_stay_away_is_dropped() -> None:
     world = World(return_wait_s=0.01)
     one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
     world.read("a", "b")
@@ -413,7 +413,7 @@ async def test_who_does_not_come_back_is_given_up() -> None:
     assert (world.committable, world.dispatch.unwanted, world.dispatch.knows("a")) == (2, 1, False)
 
 
-async def test_who_is_waited_for_holds_back_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_filter_that_awaits_its_members_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "WAITING_RECORDS", 10)
     world = World(return_wait_s=60)
     one, other = world.join(Sink(), "a"), world.join(Sink(), "b")
@@ -432,7 +432,7 @@ def test_a_record_that_all_decline_is_settled(world: World) -> None:
     one.declines = True
     world.read("a")
     assert (one.offsets, two.offsets, world.dispatch.unwanted) == ([0], [], 1)
-    two.capacity = 0  # who has no capacity is asked later
+    two.capacity = 0  # a member without capacity is asked later
     world.read("a")
     assert world.parts[0].checkpoint.outstanding == 2
     world.join(late, "a")
@@ -441,7 +441,7 @@ def test_a_record_that_all_decline_is_settled(world: World) -> None:
 
 
 class Choosy(Sink):
-    """Wants the records of one key, and declines others with or without capacity."""
+    """A subscriber that wants the records of one key, and declines others with or without capacity."""
 
     def __init__(self, key: bytes, capacity: int = 1_000_000) -> None:
         super().__init__(capacity)
@@ -454,11 +454,11 @@ class Choosy(Sink):
         return super().offer_nowait(record, context)
 
 
-def test_a_record_for_a_member_without_capacity_holds_back_none_that_others_want(world: World) -> None:
+def test_a_record_for_a_member_without_capacity_delays_no_other(world: World) -> None:
     slow, quick = world.join(Choosy(b"a", capacity=1)), world.join(Choosy(b"b"))
     world.read(*"aabacbab")
     assert (slow.offsets, quick.offsets) == ([0], [2, 5, 7])
-    assert world.dispatch.unwanted == 0  # the slow one has not been asked about c
+    assert world.dispatch.unwanted == 0  # the slow one was not offered c
     for record in list(quick.held):
         quick.done(record)
     assert world.committable == 0
@@ -482,11 +482,11 @@ def test_a_lost_partition_is_forgotten(world: World) -> None:
     assert len(sink.got) == 2
 
 
-def test_what_is_given_back_to_come_at_once_comes_before_others(world: World) -> None:
+def test_a_record_requeued_at_once_comes_first(world: World) -> None:
     sink = world.join(Sink(3))
     world.read(*"aaaaa")
-    world.dispatch.again(sink.member, sink.held.pop(), failed=False, at_once=True)
-    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+    world.dispatch.requeue(sink.member, sink.held.pop(), failed=False, at_once=True)
+    world.dispatch.requeue(sink.member, sink.held.pop(), failed=True, at_once=True)
     sink.capacity = 10
     world.dispatch.wake(sink.member)
     world.dispatch.push()
@@ -495,7 +495,7 @@ def test_what_is_given_back_to_come_at_once_comes_before_others(world: World) ->
     assert world.dispatch.redelivered == 2
 
 
-def test_whose_partition_a_held_record_is_of(world: World) -> None:
+def test_the_partition_of_a_held_record(world: World) -> None:
     sink = world.join(Sink())
     world.read(*"aa")
     first, second = sink.held
@@ -508,7 +508,7 @@ def test_whose_partition_a_held_record_is_of(world: World) -> None:
 
 @given(st.data())
 @settings(max_examples=50, deadline=None)
-def test_what_is_settled_together_is_as_settled_one_by_one(data: st.DataObject) -> None:
+def test_settling_together_equals_settling_one_by_one(data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["", "a", "b", "ab"])), max_size=30))
     runs = data.draw(st.lists(st.lists(st.integers(0, 29), unique=True, max_size=10), max_size=5))
     found = []
@@ -532,10 +532,10 @@ def test_what_is_settled_together_is_as_settled_one_by_one(data: st.DataObject) 
     assert found[0] == found[1]
 
 
-async def test_what_is_given_back_comes_again_later(world: World) -> None:
+async def test_a_requeued_record_comes_again_later(world: World) -> None:
     one = world.join(Sink(), "a")
     world.read("a")
-    world.dispatch.again(one.member, one.held.pop(), failed=True)
+    world.dispatch.requeue(one.member, one.held.pop(), failed=True)
     world.dispatch.remove(one.member)
     two = world.join(Sink(), "a")
     async with asyncio.timeout(5):
@@ -567,11 +567,11 @@ async def test_the_back_off_grows_though_nothing_has_failed() -> None:
     for count in range(1, 4):
         await until_offered(world, sink, count)
         assert tries(sink.member, sink.got[-1])[0] == 0
-        world.dispatch.again(sink.member, sink.held.pop(), failed=False)
+        world.dispatch.requeue(sink.member, sink.held.pop(), failed=False)
     assert delays == [0, 1, 2]
 
 
-def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
+def test_leaving_in_order_is_no_failure(world: World) -> None:
     one = world.join(Sink())
     world.read("a")
     two = world.join(Sink())
@@ -585,8 +585,8 @@ def test_who_leaves_in_peace_has_not_failed(world: World) -> None:
     assert tries(one.member, record) == (2, 1)
 
 
-async def test_what_all_have_declined_is_kept_on_request(world: World) -> None:
-    """Offered to all again, though the only one left has declined it before; settled by nobody."""
+async def test_a_record_that_all_decline_is_kept_on_request(world: World) -> None:
+    """It is offered to all again, though the only member left has declined it before, and is not settled."""
     one, two = world.join(Sink()), world.join(Sink())
     world.read("a")
     record = one.held.pop()
@@ -654,11 +654,11 @@ def test_every_record_is_settled_and_none_is_settled_twice(actions: list[tuple[s
     assert (world.dispatch.held, world.dispatch.ready.records, world.dispatch.ready.bytes) == (0, 0, 0)
 
 
-# Queues: what no member selects stays.
+# Queues: records that no member selects stay in the log.
 
 
 def open_of(part: AssignedPartition, end: int | None = None) -> set[int]:
-    """What a successor takes for open, by what would be committed now; up to an offset, or to where was read."""
+    """The offsets that a successor finds open if we commit now, up to `end` or to the position."""
     stored = part.committable()
     assert stored is not None
     successor = AssignedPartition(part.partition, stored.offset, stored)
@@ -666,7 +666,7 @@ def open_of(part: AssignedPartition, end: int | None = None) -> set[int]:
     return {record.offset for record in successor.unsettled(records)}
 
 
-def test_what_nobody_selects_stays_for_others(world: World) -> None:
+def test_unselected_records_stay_for_other_members(world: World) -> None:
     one = world.join(Sink(), selects=b"a", queue=True)
     world.read(*"abcab")
     assert (one.offsets, world.dispatch.unwanted) == ([0, 3], 0)
@@ -691,8 +691,8 @@ def test_what_nobody_selects_stays_for_others(world: World) -> None:
     assert open_of(world.parts[0]) == {2, 6, 7}
 
 
-def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for it beyond the bound is left to the log, and comes in order when it has capacity."""
+def test_a_receiver_without_capacity_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that wait for it beyond the limit are left in the log, and come in order when it has capacity."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 4)
     world = World()
     slow, quick = world.join(Sink(1), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
@@ -708,7 +708,7 @@ def test_a_receiver_without_room_stops_no_other(monkeypatch: pytest.MonkeyPatch)
     assert slow.offsets == list(range(0, 20, 2))
 
 
-def test_what_comes_back_to_nobody_stays_with_its_attempts(world: World) -> None:
+def test_a_returned_record_without_a_member_keeps_its_attempts(world: World) -> None:
     one, other = world.join(Sink(), selects=b"a", queue=True), world.join(Sink(), selects=b"b", queue=True)
     world.read("a")
     world.dispatch.remove(one.member)
@@ -722,7 +722,7 @@ def test_what_comes_back_to_nobody_stays_with_its_attempts(world: World) -> None
     assert world.parts[0].tries == {}
 
 
-def test_what_retention_has_deleted_is_not_waited_for(world: World) -> None:
+def test_records_deleted_by_retention_are_not_awaited(world: World) -> None:
     world.join(Sink(), selects=b"a", queue=True)
     world.read(*"bbbb")
     assert world.committable == 0
@@ -732,7 +732,7 @@ def test_what_retention_has_deleted_is_not_waited_for(world: World) -> None:
     assert (two.offsets, world.dispatch.catch_up.expired, world.committable) == ([2, 3], 2, 2)
 
 
-def test_a_successor_reads_only_what_is_open(world: World) -> None:
+def test_a_successor_reads_only_open_records(world: World) -> None:
     one = world.join(Sink(), selects=b"a", queue=True)
     world.read(*"babab")
     for record in list(one.held):
@@ -751,7 +751,7 @@ def test_a_successor_reads_only_what_is_open(world: World) -> None:
     assert two.offsets == [0, 2, 4, 5]
 
 
-def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
+def test_records_that_a_successor_skips_are_passed(world: World) -> None:
     one = world.join(Sink(), selects=b"a", queue=True)
     world.read(*"ba")
     one.done(one.held[0])
@@ -766,13 +766,13 @@ def test_what_a_successor_leaves_out_is_passed(world: World) -> None:
     assert later.committable == 2
 
 
-def test_what_one_owner_has_settled_no_later_one_gives_out(world: World) -> None:
+def test_records_settled_by_one_owner_are_not_delivered_by_the_next(world: World) -> None:
     world.join(Sink(2))
     two = world.join(Sink(2))
     world.read(*"aaa")
     two.done(two.held[-1])
     assert open_of(world.parts[0]) == (opened := {0, 1, 2} - {two.offsets[-1]})
-    for _ in range(2):  # the second knows it from the first alone
+    for _ in range(2):  # the second one knows it only from the first
         stored = world.parts[0].committable()
         later = World()
         later.parts = [AssignedPartition(PARTITION, 0, stored)]
@@ -797,7 +797,7 @@ QUEUE_ACTIONS = st.lists(
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(QUEUE_ACTIONS, st.integers(1, 4))
 def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]], waiting: int) -> None:
-    """By a receiver that selects it, whatever happens; a successor has exactly what is open."""
+    """A receiver that selects it settles it, whatever happens; a successor gets exactly the open records."""
     settled: Counter[int] = Counter()
     world = World()
     sinks: list[Sink] = []
@@ -845,7 +845,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
                     finish(sink)
                 elif action == "again":
                     sink.capacity += 1
-                    world.dispatch.again(sink.member, sink.held.pop(), failed=True, at_once=True)
+                    world.dispatch.requeue(sink.member, sink.held.pop(), failed=True, at_once=True)
                 else:
                     sink.capacity += 1
                     world.dispatch.decline(sink.member, sink.held.pop())
@@ -869,7 +869,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
     assert (world.dispatch.held, world.dispatch.ready.records, world.log.readings) == (0, 0, [])
 
 
-async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
+async def test_a_full_member_is_asked_once_until_it_is_woken() -> None:
     class Counting(Sink):
         asked = 0
 
@@ -893,7 +893,7 @@ async def test_who_has_no_room_is_asked_once_until_it_is_woken() -> None:
     assert idle[500].offsets == [3, 4]
 
 
-def test_an_interest_that_comes_or_goes_costs_the_same_however_many_there_are() -> None:
+def test_adding_or_removing_a_filter_costs_the_same_however_many_there_are() -> None:
     world = World()
     world.dispatch.add(Sink(), ["t"], None)
 

@@ -1,4 +1,4 @@
-"""Capacity that a subscriber makes at the very moment at which its group's reader gives up waiting for it."""
+"""Capacity that a subscriber gains in the moment in which its group's reader stops waiting for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from gateway.kafka.groups import reader as group_reader
 
 
-async def test_room_that_comes_with_the_end_of_the_wait_is_seen(readers, producer, new_topic) -> None:
+async def test_capacity_that_comes_with_the_time_out_is_seen(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     for number in range(4):
         await producer.send_and_wait(topic, b"%d" % number)
@@ -16,7 +16,7 @@ async def test_room_that_comes_with_the_end_of_the_wait_is_seen(readers, produce
     holder.membership = await readers.groups.join(f"g-{uuid.uuid4().hex[:12]}", [topic], holder)
     for count in range(1, 4):
         await readers.wait_until(lambda count=count: len(holder.got) == count)
-        # The loop is held until the time is up: the first thing it sees then is both.
+        # The loop is blocked until the time is up, so it sees the capacity and the time-out together.
         time.sleep(group_reader.STALL_S + 0.1)  # noqa: ASYNC251
         holder.settle()
     await readers.wait_until(lambda: len(holder.got) == 4)

@@ -1,4 +1,4 @@
-"""Nobody waits for ever on a group, though a member elsewhere holds up its rebalance; who is cancelled has left it."""
+"""Joins end though a member elsewhere delays the rebalance, and a cancelled leave still leaves the group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group() -> str:
 
 
 class SlowListener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A member that is alive, and takes part in a rebalance only when it is released."""
+    """A live member that takes part in a rebalance only when it is released."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -43,7 +43,7 @@ class SlowListener(ConsumerRebalanceListener):  # type: ignore[misc]
 
 @contextlib.asynccontextmanager
 async def slow_member(servers: str, group: str, topic: str) -> AsyncIterator[SlowListener]:
-    """A native member of a group with a listener, which has partitions."""
+    """Run a native member of a group that has partitions and this listener."""
     listener = SlowListener()
     native = AIOKafkaConsumer(
         bootstrap_servers=servers,
@@ -78,7 +78,7 @@ async def refused_in_time(work: Any, within: float = 40.0) -> None:
 
 
 async def members(admin: AIOKafkaAdminClient, group: str) -> int:
-    """How many members Kafka has in a group."""
+    """Return how many members a group has in Kafka."""
     (answer,) = await admin.describe_consumer_groups([group])
     ((_, _, _, _, _, found, *_),) = answer.groups
     return len(found)
@@ -115,8 +115,8 @@ async def test_a_join_that_others_hold_up_is_refused_and_may_be_tried_again(
     await here.stop()
 
 
-async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, new_topic, group) -> None:
-    """The topics of a subscription filter change, for which no join waits; joins and leaves are not kept waiting."""
+async def test_a_slow_change_of_topics_delays_no_join(readers, producer, new_topic, group) -> None:
+    """A change of a filter's topics, which no join waits for, delays neither joins nor leaves."""
     topics = [await new_topic(partitions=2) for _ in range(2)]
     here = readers.another(join_timeout_s=1.0)
     subscription_filter = SubscriptionFilter(Everything(), "all")
@@ -132,7 +132,7 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
                         )
         listener.assigned.clear()
         listener.released.clear()
-        here.groups.follow(group, subscription_filter, topics)
+        here.groups.change_topics(group, subscription_filter, topics)
         await readers.wait_until(lambda: here.groups.statistics()[0].topics == tuple(sorted(topics)))
         await refused_in_time(here.groups.join(group, topics, late, subscription_filter=subscription_filter))
         async with asyncio.timeout(40):
@@ -149,7 +149,7 @@ async def test_a_change_that_others_hold_up_holds_up_nobody(readers, producer, n
         await here.stop()
 
 
-async def test_who_is_cancelled_while_leaving_has_left(readers, admin, new_topic, group) -> None:
+async def test_a_cancelled_leave_still_leaves(readers, admin, new_topic, group) -> None:
     topic = await new_topic(partitions=2)
     membership = await readers.groups.join(group, [topic], readers.Holder())
     assert await members(admin, group) == 1
@@ -163,7 +163,7 @@ async def test_who_is_cancelled_while_leaving_has_left(readers, admin, new_topic
     assert leaving.cancelled()
 
 
-async def test_nobody_joins_a_group_when_the_gateway_stops(readers, new_topic, group) -> None:
+async def test_joins_are_refused_while_the_gateway_stops(readers, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
     here = readers.another()
     joining = here.spawn(here.groups.join(group, [topic], readers.Holder()))

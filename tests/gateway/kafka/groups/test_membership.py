@@ -30,7 +30,7 @@ async def fill(
 
 
 async def committed(servers: str, group: str, topic: str, partitions: int = 3) -> list[int | None]:
-    """What a native consumer of the group would begin with."""
+    """The committed offsets, at which a native consumer of the group would start."""
     parts = [TopicPartition(topic, number) for number in range(partitions)]
     async with AIOKafkaConsumer(bootstrap_servers=servers, group_id=group, enable_auto_commit=False) as consumer:
         consumer.assign(parts)
@@ -66,7 +66,7 @@ async def test_two_subscribers_share_the_partitions_of_one_consumer(readers, pro
     assert await committed(readers.bootstrap, group, topic, 4) == [1000] * 4
 
 
-async def test_order_holds_while_subscribers_have_room(readers, producer, new_topic, group) -> None:
+async def test_order_holds_while_subscribers_have_capacity(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=3)
     holders = [await join(readers, group, [topic], readers.Holder()) for _ in range(3)]
     await fill(producer, topic, 3000, key=b"k")
@@ -106,7 +106,9 @@ async def test_commits_at_most_once_an_interval(readers, producer, new_topic, gr
     assert commits <= 1 + time.monotonic() - start  # the interval is a second
 
 
-async def test_what_a_leaving_subscriber_holds_goes_to_the_others_at_once(readers, producer, new_topic, group) -> None:
+async def test_records_of_a_leaving_subscriber_go_to_the_others_immediately(
+    readers, producer, new_topic, group
+) -> None:
     topic = await new_topic(partitions=2)
     leaving = await join(readers, group, [topic], readers.Holder(60))
     await fill(producer, topic, 100, partitions=2)
@@ -123,7 +125,7 @@ async def test_what_a_leaving_subscriber_holds_goes_to_the_others_at_once(reader
     assert len(again) == 60
     assert {staying.membership.attempts(record) for record in again} == {1}
     assert {staying.membership.attempts(record) for record in staying.got if record not in held} == {0}
-    leaving.membership.done(held[0])  # too late: it is another's
+    leaving.membership.done(held[0])  # too late: another member holds it
     assert readers.groups.statistics()[0].late == 1
     assert readers.groups.statistics()[0].unsettled == 90
     staying.settle()
@@ -162,15 +164,15 @@ async def test_records_given_back_come_again_after_a_back_off(readers, producer,
     delays = []
     for attempt in range(3):
         assert holder.membership.attempts(second) == attempt
-        holder.membership.again(second)
-        holder.membership.again(second)  # not ours any more: late
+        holder.membership.requeue(second)
+        holder.membership.requeue(second)  # no longer held: late
         await readers.wait_until(lambda wanted=4 + attempt: len(holder.got) == wanted)
         assert holder.got[-1] is second
         delays.append(clock() - start)
         start = clock()
     for delay, least in zip(delays, (0.08, 0.16, 0.32), strict=True):
         assert delay >= least
-    holder.membership.again(second, failed=False)
+    holder.membership.requeue(second, failed=False)
     await readers.wait_until(lambda: len(holder.got) == 7)
     assert holder.membership.attempts(second) == 3
     statistics = readers.groups.statistics()[0]
@@ -180,7 +182,7 @@ async def test_records_given_back_come_again_after_a_back_off(readers, producer,
     assert readers.groups.statistics()[0].unsettled == 0
 
 
-async def test_an_subscriber_settles_and_leaves_from_within_an_offer(readers, producer, new_topic, group) -> None:
+async def test_a_subscriber_settles_and_leaves_during_an_offer(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
 
     class AtOnce(readers.Sink):
@@ -196,7 +198,7 @@ async def test_an_subscriber_settles_and_leaves_from_within_an_offer(readers, pr
     assert await committed(readers.bootstrap, group, topic, 1) == [1000]
 
 
-async def test_no_room_holds_the_log_and_the_membership(readers, producer, new_topic, group) -> None:
+async def test_without_capacity_reading_pauses_and_the_membership_stays(readers, producer, new_topic, group) -> None:
     topic = await new_topic(partitions=2)
     holder = await join(readers, group, [topic], readers.Holder(5))
     await fill(producer, topic, 5000, partitions=2)
@@ -205,7 +207,7 @@ async def test_no_room_holds_the_log_and_the_membership(readers, producer, new_t
     await readers.wait_until(lambda: len(reader._consumer.paused()) == 2)  # stalled long enough
     await readers.wait_until(lambda: reader._woken.is_set() or reader._paused)
     assert len(holder.held) == 5
-    assert readers.groups.statistics()[0].unsettled <= 5 + 500  # at most one more chunk than was asked for
+    assert readers.groups.statistics()[0].unsettled <= 5 + 500  # at most one chunk more than requested
     taken = 0
     while taken < 5000:
         taken += len(holder.settle())
@@ -232,7 +234,7 @@ async def test_a_record_that_is_never_settled_stops_its_partition_in_the_end(
         holder.held.clear()
 
     def is_stalled() -> bool:
-        """Whether only the partition of the first record waits: the other one may, until we look, as well."""
+        """Whether only the partition of the first record is stalled: the other may be too until the next check."""
         settle_but_the_first()
         read = holder.by_partition()
         done = len(read[topic, 1]) == 3000 and len(read[topic, 0]) > 1000
@@ -287,7 +289,7 @@ async def test_two_processes_share_the_group_and_hand_over_cleanly(readers, prod
         return len(counts) == end
 
     await readers.wait_until(drained)
-    # Everything was settled before the partitions moved, so nothing came twice but what `there` held at the end.
+    # Everything was settled before the partitions moved, so only the records that `there` held at the end came twice.
     assert sum(counts.values()) - len(counts) <= 20
     await other.stop()
 
@@ -313,7 +315,7 @@ async def test_a_killed_member_s_records_come_to_the_others(readers, producer, n
     await heir.membership.leave()
     assert await committed(readers.bootstrap, group, topic, 2) == [50, 50]
     other.groups._readers.clear()
-    reader._consumer._coordinator.generation = -1  # it has no group to leave any more
+    reader._consumer._coordinator.generation = -1  # so that it cannot leave the group
     reader._tasks = []
     await reader.close()
     await other.stop()
@@ -332,7 +334,7 @@ async def test_a_rebalance_moves_no_more_than_it_must(readers, producer, new_top
     for record in old:
         holder.membership.done(record)
     (statistics,) = quick.groups.statistics()
-    # The partition that stayed was not read again, and what the subscriber held of it was still its own.
+    # The partition that stayed was not read again, and the subscriber still held its records.
     assert (statistics.late, statistics.unsettled, statistics.rebalances) == (5, 0, 2)
     assert holder.got == old
     await fill(producer, topic, 10, partitions=2)
@@ -413,7 +415,7 @@ async def test_at_least_once_whatever_subscribers_do(readers, producer, new_topi
                 last = holder.held[-1].partition, holder.held[-1].offset
                 given_back[last] += 1
                 if given_back[last] <= 5:  # each time it comes back later: after nine times, in a minute
-                    holder.membership.again(holder.held.pop())
+                    holder.membership.requeue(holder.held.pop())
                     holder.capacity += 1
             done = holder.settle(rng.randrange(len(holder.held) + 1))
             settled.update((record.partition, record.offset) for record in done)
@@ -432,7 +434,7 @@ async def test_at_least_once_whatever_subscribers_do(readers, producer, new_topi
     assert await committed(readers.bootstrap, group, topic) == [1000] * 3
 
 
-async def test_joins_that_cannot_be_are_refused(readers, new_topic, group) -> None:
+async def test_invalid_joins_are_refused(readers, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
     for name, topics, outcome in [
         ("", [topic], Outcome.UNFIT),
@@ -446,7 +448,7 @@ async def test_joins_that_cannot_be_are_refused(readers, new_topic, group) -> No
     assert readers.groups.statistics() == ()
 
 
-async def test_a_group_whose_members_speak_otherwise_is_refused(readers, new_topic, group) -> None:
+async def test_a_group_with_another_assignor_is_refused(readers, new_topic, group) -> None:
     topic = await new_topic(partitions=1)
     native = AIOKafkaConsumer(topic, bootstrap_servers=readers.bootstrap, group_id=group)  # round robin only
     async with native:

@@ -1,4 +1,4 @@
-"""The pool of consumers for those who are behind."""
+"""The pool of consumers for subscribers that are behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RECORDS = 10
 
 
 class End:
-    """Of what is stored."""
+    """The end of the log, as a goal."""
 
     position = RECORDS
 
 
-async def test_who_falls_behind_while_the_last_consumer_closes_is_served(
+async def test_a_subscriber_that_falls_behind_while_the_last_consumer_closes_is_served(
     readers: Any, producer: Any, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await new_topic(partitions=1)

@@ -52,7 +52,7 @@ async def test_a_record_keeps_everything(readers, producer, new_topic) -> None:
     assert (second.value, second.headers) == (None, ())
 
 
-async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(readers, producer, new_topic) -> None:
+async def test_a_later_watcher_of_a_watched_topic_gets_only_later_records(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     early = readers.Sink()
     await readers.live_reader.watch(topic, readers.Fan(early))
@@ -60,7 +60,7 @@ async def test_a_later_watcher_of_a_watched_topic_gets_only_what_is_later(reader
     for number in range(40):
         await producer.send_and_wait(topic, b"%d" % number)
         late = readers.Sink()
-        await readers.live_reader.watch(topic, readers.Fan(late))  # the live reader may still be on its way to the end
+        await readers.live_reader.watch(topic, readers.Fan(late))  # the live reader may not have reached the end yet
         watching.append((number + 1, late))
     await producer.send_and_wait(topic, b"last")
     await readers.wait_until(lambda: all(late.got and late.got[-1].offset == 40 for _, late in watching))
@@ -114,7 +114,7 @@ async def test_topics_come_and_go_while_records_flow(readers, producer, admin) -
     assert readers.live_reader.statistics().assignments < 45  # neighbours share one
 
 
-async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(readers, producer, new_topic) -> None:
+async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_no_other(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=3)
     fast, slow, lossy = readers.Sink(), readers.Sink(100), readers.Sink(100, lossy=True)
     await readers.live_reader.watch(topic, readers.Fan(fast, slow, lossy))
@@ -145,7 +145,7 @@ async def test_a_slow_subscriber_falls_behind_and_rejoins_and_delays_nobody(read
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(readers, producer, admin, seed) -> None:
+async def test_nothing_is_lost_duplicated_or_reordered_however_capacity_changes(readers, producer, admin, seed) -> None:
     rng = random.Random(seed)
     names = [f"t-{uuid.uuid4().hex[:12]}" for _ in range(3)]
     await admin.create_topics([NewTopic(name, 2, 1) for name in names])
@@ -163,7 +163,7 @@ async def test_nothing_is_lost_doubled_or_reordered_however_room_comes_and_goes(
             stored += 1
 
     async def all_fall_behind() -> None:
-        """How often they do so in between is rng: the reader may get everything in a few fetches."""
+        """How often they do so in between is random: the reader may get everything in a few fetches."""
         for sink in sinks:
             sink.capacity, sink.refused = rng.randrange(200), 0
         await store(200)
@@ -216,7 +216,7 @@ async def test_a_thousand_subscribers_behind_share_a_few_consumers(readers, prod
 
 
 async def test_subscribers_that_change_between_consumers_get_nothing_twice(readers, producer, new_topic) -> None:
-    """Each subscriber has a little capacity again and again: what another consumer still has at hand is old by then."""
+    """Each subscriber gains a little capacity repeatedly, so records that another consumer has fetched are outdated."""
     topic = await new_topic(1)
     subscribers = [readers.Sink(0) for _ in range(3)]
     await readers.live_reader.watch(topic, readers.Fan(*subscribers))
@@ -329,7 +329,7 @@ async def test_new_partitions_are_read_from_their_first_record(readers, producer
     await readers.wait_until(lambda: sink.values == [b"new"])
 
 
-async def test_a_deleted_topic_disturbs_nobody_and_may_come_back(readers, producer, new_topic, admin) -> None:
+async def test_a_deleted_topic_disturbs_no_other_and_may_come_back(readers, producer, new_topic, admin) -> None:
     doomed, other = await new_topic(partitions=1), await new_topic(partitions=1)
     sink = readers.Sink()
     for topic in (doomed, other):
@@ -367,7 +367,7 @@ async def test_topics_that_cannot_be_watched_are_refused(readers, topic, outcome
     assert refused.value.reason
 
 
-async def test_a_creator_is_asked_first(readers, admin) -> None:
+async def test_a_missing_topic_is_created_before_the_look_up(readers, admin) -> None:
     shell = readers.another()
     name = f"t-{uuid.uuid4().hex[:12]}"
 
@@ -380,7 +380,7 @@ async def test_a_creator_is_asked_first(readers, admin) -> None:
     await shell.stop()
 
 
-async def test_many_questions_share_a_request(readers, new_topic) -> None:
+async def test_many_look_ups_share_a_request(readers, new_topic) -> None:
     topics = [await new_topic(partitions=1) for _ in range(3)]
     partitions = [await readers.lookup.partitions(topic) for topic in topics]
     before = readers.lookup.requests
@@ -394,7 +394,7 @@ async def test_acknowledgements_are_not_starved_by_a_flood(readers, producer, ne
     sinks = [readers.Sink() for _ in range(20)]
     await readers.live_reader.watch(topic, readers.Fan(*sinks))
     await fill(producer, topic, 10_000)
-    worst, last = 0.0, time.thread_time()  # not the time in which other processes have the machine
+    worst, last = 0.0, time.thread_time()  # without the time that other processes use
     while len(sinks[0].got) < 10_000:
         await asyncio.sleep(0)
         now = time.thread_time()
@@ -409,12 +409,12 @@ async def test_an_empty_fetch_of_many_partitions_is_held_longer(partitions: int,
     assert fetch_wait_ms(partitions) == wait
 
 
-async def test_who_leaves_costs_the_same_however_many_are_behind(readers, producer, new_topic) -> None:
+async def test_leaving_costs_the_same_however_many_are_behind(readers, producer, new_topic) -> None:
     topic = await new_topic(partitions=1)
     fans = [readers.Fan(readers.Sink(capacity=0)) for _ in range(400)]
     for fan in fans:
         await readers.live_reader.watch(topic, fan)
-    await producer.send_and_wait(topic, b"nobody takes it")
+    await producer.send_and_wait(topic, b"no capacity for it")
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 400)
     first = steps(lambda: readers.live_reader.unwatch(topic, fans[0]))
     for fan in fans[1:399]:

@@ -1,4 +1,4 @@
-"""Beginning elsewhere than at the end of the log: offsets of places and times, and the live reader's way there."""
+"""Start positions other than the end of the log: their offsets, and watches from there."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ async def test_a_watch_from_a_time_goes_on_at_the_tail(readers: Any, producer: A
     assert sink.by_partition() == {(topic, 0): list(range(3, 11)), (topic, 1): [3, 4], (topic, 2): [0]}
 
 
-async def test_what_lies_between_the_tail_and_the_end_is_caught_up_on(
+async def test_records_between_the_live_reader_and_the_end_are_caught_up_on(
     readers: Any, producer: Any, new_topic: Any
 ) -> None:
-    """The live reader serves others, and is behind the log's end when somebody begins at or behind its position."""
+    """The live reader is behind the log's end when a subscriber starts at or behind its position."""
     topic = await new_topic(partitions=1)
     await readers.live_reader.watch(topic, readers.Fan(readers.Sink()))
     sinks = []
@@ -79,13 +79,13 @@ async def test_what_lies_between_the_tail_and_the_end_is_caught_up_on(
 
 
 async def test_a_deleted_topic_is_no_reason_to_wait(readers: Any, new_topic: Any, admin: Any) -> None:
-    """aiokafka asks for its offsets until the time is up, and everybody behind it would wait."""
+    """aiokafka would ask for its offsets until the time is up, and all requests behind it would wait."""
     stays, goes = await new_topic(partitions=1), await new_topic(partitions=1)
     asked = [*await readers.lookup.partitions(stays), *await readers.lookup.partitions(goes)]
     assert await readers.lookup.ends(asked) == dict.fromkeys(asked, 0)
     await admin.delete_topics([goes])
     async with asyncio.timeout(60):
-        while len(found := await readers.lookup.ends(asked, existing=True)) > 1:  # it goes a moment later
+        while len(found := await readers.lookup.ends(asked, existing=True)) > 1:  # it vanishes a moment later
             pass
     assert found == {asked[0]: 0}
     for question in (readers.lookup.ends(asked), readers.lookup.beginnings(asked), readers.lookup.since(asked, 0)):

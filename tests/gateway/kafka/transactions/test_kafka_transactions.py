@@ -29,7 +29,7 @@ BUSY = Result(outcome=Outcome.BUSY, reason="rolled back")
 
 
 class Fates:
-    """What became of tokens."""
+    """The results of tokens."""
 
     def __init__(self) -> None:
         self.of: dict[Any, Result] = {}
@@ -54,7 +54,7 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
             timeout_s=60,
             spawn=group.create_task,
             clock=loop.time,
-            **{"name": uuid.uuid4().hex[:12], "marks": None, **options},
+            **{"name": uuid.uuid4().hex[:12], "used_ids_file": None, **options},
         )
         producer_pool.start()
         yield Transactions(
@@ -68,8 +68,8 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
 
 
 async def visible(bootstrap: str, topic: str, count: int) -> list[Any]:
-    """The first `count` committed records of a topic's only partition."""
-    # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
+    """Return the first `count` committed records of a topic's only partition."""
+    # Not `seek_to_beginning`: a pending reset to the end may come after it.
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
@@ -79,7 +79,7 @@ async def visible(bootstrap: str, topic: str, count: int) -> list[Any]:
 
 
 async def run(transactions: Transactions, topic: str, values: Sequence[bytes]) -> Fates:
-    """One transaction, committed."""
+    """Commit one transaction."""
     fates = Fates()
     transaction = transactions.begin(fates.settle)
     for value in values:
@@ -193,7 +193,7 @@ async def test_a_fenced_producer_fails_what_is_submitted(kit: Any, bootstrap: st
 
 
 async def test_the_pool(kit: Any, bootstrap: str, new_topic: Any) -> None:
-    """It has no more producers than it may, the others wait in order, and one who gives up waiting is forgotten."""
+    """It respects its limit, further calls wait in order, and a cancelled call is forgotten."""
     async with opened(kit, bootstrap, limit=2) as transactions:
         pool = transactions.producer_pool
         async with asyncio.timeout(WAIT_S):
@@ -218,8 +218,8 @@ async def test_the_pool(kit: Any, bootstrap: str, new_topic: Any) -> None:
 async def test_a_pool_that_stops_while_a_producer_is_closed_leaves_none_open(bootstrap: str, turns: int) -> None:
     async with asyncio.TaskGroup() as group:
         pool = TransactionalProducerPool(
-            KafkaConfig(bootstrap_servers=bootstrap), name=uuid.uuid4().hex[:12], limit=1, timeout_s=60, marks=None,
-            spawn=group.create_task, clock=asyncio.get_running_loop().time,
+            KafkaConfig(bootstrap_servers=bootstrap), name=uuid.uuid4().hex[:12], limit=1, timeout_s=60,
+            used_ids_file=None, spawn=group.create_task, clock=asyncio.get_running_loop().time,
         )  # fmt: skip
         producer = await pool.acquire()
         connections = list(producer._producer.client._conns.values())
@@ -234,22 +234,22 @@ async def test_a_pool_that_stops_while_a_producer_is_closed_leaves_none_open(boo
 async def test_ids_in_use_are_ended_at_the_start(kit: Any, bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     name, marks = uuid.uuid4().hex[:12], tmp_path / "transactions"
-    async with opened(kit, bootstrap, name=name, marks=marks) as transactions:
+    async with opened(kit, bootstrap, name=name, used_ids_file=marks) as transactions:
         await run(transactions, topic, [b"one"])
         assert int(marks.read_text()) >= 1
-    assert not marks.exists()  # ended in order: there is nothing to end
+    assert not marks.exists()  # stopped in order: no transaction was left open
     crashed = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"trivium-{name}-1")
     async with crashed:
         await crashed.begin_transaction()
         await crashed.send_and_wait(topic, b"open")
         marks.write_text("2")
-        async with opened(kit, bootstrap, name=name, marks=marks) as transactions:
+        async with opened(kit, bootstrap, name=name, used_ids_file=marks) as transactions:
             await run(transactions, topic, [b"two"])
             assert [record.value for record in await visible(bootstrap, topic, 2)] == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("content", [None, "many"])
-def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | None) -> None:
+def test_a_file_of_used_ids_that_cannot_be_read_or_written(tmp_path: Path, content: str | None) -> None:
     marks = tmp_path / "transactions"
     if content is None:
         marks.mkdir()
@@ -260,7 +260,7 @@ def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | Non
         name="n",
         limit=2,
         timeout_s=1,
-        marks=marks,
+        used_ids_file=marks,
         spawn=None,
         clock=time.monotonic,  # type: ignore[arg-type]
     )
@@ -271,7 +271,7 @@ def test_marks_that_cannot_be_read_or_written(tmp_path: Path, content: str | Non
 async def test_a_commit_that_kafka_does_not_answer(
     kit: Any, stoppable: Any, own_topic: Callable[..., Any], frozen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows its fate: the peer is told so, and the next transaction has a producer again."""
+    """Its result is unknown and reported so, and the next transaction gets a producer again."""
     bootstrap = stoppable.bootstrap_servers
     topic = await own_topic(1)
     async with opened(kit, bootstrap, limit=1) as transactions:

@@ -277,7 +277,7 @@ async def test_what_is_stored_while_the_live_reader_begins_is_asked_for(
     await parts.router.hold({f"{name}/#": None})
     parts.live_reader.stored(name, 0, 5)  # its consumer is being started
     while not parts.live_reader.statistics().fetches:
-        assert parts.live_reader._consumer.doubtful({name}) == [TopicPartition(name, 0)]
+        assert parts.live_reader._consumer.possibly_ahead({name}) == [TopicPartition(name, 0)]
         await asyncio.sleep(0)
 
 

@@ -13,7 +13,7 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Result
 from gateway.kafka.read.catch_up_reader import CatchUpReader
-from gateway.kafka.read.fan_out import FanOut
+from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
@@ -35,7 +35,7 @@ class MovedByHand:
     """A live reader that is moved by hand."""
 
     def __init__(self) -> None:
-        self.fan_out = FanOut({}, lambda *_: None)
+        self.distributor = Distributor({}, lambda *_: None)
         self.at: dict[tuple[str, int], int] = {("t", 0): 10, ("t", 1): 10}
 
     def position(self, topic: str, partition: int) -> int | None:
@@ -43,8 +43,8 @@ class MovedByHand:
 
     def move(self, topic: str, partition: int, position: int) -> None:
         self.at[topic, partition] = position
-        assert self.fan_out.passed is not None
-        self.fan_out.passed(topic, partition, position)
+        assert self.distributor.passed is not None
+        self.distributor.passed(topic, partition, position)
 
 
 def make(wait_s: float = LONG_S) -> tuple[MovedByHand, SelfDelivery, list[str]]:

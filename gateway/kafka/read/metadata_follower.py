@@ -21,7 +21,7 @@ RECHECK_S: Final = 2.0  # the pause between two checks while something is missin
 GONE_S: Final = 30.0  # a partition missing for this time counts as deleted: its catch-ups end
 
 
-class Presence:
+class MetadataFollower:
     """Follows the metadata of all topics, and updates the partitions that the live reader may read."""
 
     def __init__(  # noqa: PLR0917 - what it uses; whom it tells
@@ -32,15 +32,15 @@ class Presence:
         read: MutableMapping[TopicPartition, Partition],
         changed: Callable[[], None],
         deleted: Callable[[Partition], None],
-        made_anew: Callable[[Topic], None],
-        led: Callable[[TopicPartition], None],
+        recreated: Callable[[Topic], None],
+        leader_found: Callable[[TopicPartition], None],
     ) -> None:
         """Prepare; nothing is followed before `start`.
 
         `read` has the readable partitions of the watched `topics`; the live reader adds and removes some too. `changed`
-        is called when `read` has changed, `deleted` for a partition that has been missing for `GONE_S`, `made_anew` for
-        a recreated topic, before its partitions are checked, and `led` for a partition that is read from now on and had
-        no leader when its watch started.
+        is called when `read` has changed, `deleted` for a partition that has been missing for `GONE_S`, `recreated` for
+        a recreated topic, before its partitions are checked, and `leader_found` for a partition that is read from now
+        on and had no leader when its watch started.
         """
         self._lookup = lookup
         self._spawn = spawn
@@ -48,9 +48,9 @@ class Presence:
         self._read = read
         self._changed = changed
         self._deleted = deleted
-        self._made_anew = made_anew
-        self._led = led
-        self._doubted = float("-inf")
+        self._recreated = recreated
+        self._leader_found = leader_found
+        self._suspected_at = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,12 +85,12 @@ class Presence:
         )  # fmt: skip
         self._recheck()
 
-    def compare(self, cluster: Any) -> None:
+    def check_consumer_metadata(self, cluster: Any) -> None:
         """Request the metadata of all topics, which decides, if the reading consumer's metadata lacks a topic."""
         if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
             self._refresh()
 
-    def doubt(self) -> None:
+    def suspect_deletion(self) -> None:
         """Request metadata: a fetch response said that a broker does not have a topic, which may have been recreated.
 
         The next fetch may continue in the new log unnoticed. So ask immediately, and once more soon, since the brokers
@@ -99,8 +99,8 @@ class Presence:
         now = asyncio.get_running_loop().time()
         if self._stopped:
             return
-        if now - self._doubted >= RECHECK_S:
-            self._doubted = now
+        if now - self._suspected_at >= RECHECK_S:
+            self._suspected_at = now
             self._refresh()
         self._recheck()
 
@@ -126,7 +126,7 @@ class Presence:
         led: dict[TopicPartition, int] = {}
         for topic in self._topics.values():
             if topic.identity.becomes(self._lookup.identity(topic.name)):
-                self._made_anew(topic)
+                self._recreated(topic)
             found = cluster.partitions_for_topic(topic.name) or ()
             for place, part in topic.partitions.items():
                 if place.partition in found:
@@ -154,13 +154,13 @@ class Presence:
         if missing:
             self._recheck()
         if led and not self._stopped and (self._leading is None or self._leading.done()):
-            self._leading = self._spawn(self._lead(led))
+            self._leading = self._spawn(self._include_led(led))
 
     def _include(self, place: TopicPartition, part: Partition) -> None:
         part.topic.partitions[place] = self._read[place] = part
         self._changed()
 
-    async def _lead(self, led: Mapping[TopicPartition, int]) -> None:
+    async def _include_led(self, led: Mapping[TopicPartition, int]) -> None:
         """Read partitions that have a leader now and had none when their watch started, from that time on."""
         try:
             offsets = await self._lookup.since_leaderless(led)
@@ -171,4 +171,4 @@ class Presence:
             topic = self._topics.get(place.topic)
             if topic is not None and topic.leaderless.pop(place, None) is not None:
                 self._include(place, Partition(topic, offset))
-                self._led(place)
+                self._leader_found(place)

@@ -9,29 +9,29 @@ from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.groups.assignment import AssignedPartition
 
 
-class RemadeTopics:
+class RecreatedTopics:
     """Finds recreated topics of one group member in Kafka's metadata.
 
     A commit that was in flight when a topic was deleted may be stored for the new topic. So committed offsets of a
     recreated topic are ignored until this member has committed in all of the topic's partitions that it owns.
     """
 
-    __slots__ = ("_doubted", "_identities", "_lookup", "_seen")
+    __slots__ = ("_distrusted", "_identities", "_lookup", "_seen")
 
     def __init__(self, lookup: Lookup) -> None:
         """`lookup` has the metadata."""
         self._lookup = lookup
         self._identities: dict[str, TopicIdentity] = {}
-        self._doubted: set[str] = set()
+        self._distrusted: set[str] = set()
         self._seen: object = None  # the metadata of the last check
 
-    def follow(self, topics: Collection[str]) -> None:
+    def watch(self, topics: Collection[str]) -> None:
         """Set the topics that the group reads from now on."""
         known = self._identities
         self._identities = {topic: known.get(topic) or TopicIdentity(self._lookup.identity(topic)) for topic in topics}
-        self._doubted.intersection_update(topics)
+        self._distrusted.intersection_update(topics)
 
-    def look(self) -> list[str]:
+    def check(self) -> list[str]:
         """Return the topics that were recreated since the last call."""
         if self._seen is self._lookup.topics:
             return []
@@ -39,16 +39,16 @@ class RemadeTopics:
         found = [
             topic for topic, identity in self._identities.items() if identity.becomes(self._lookup.identity(topic))
         ]
-        self._doubted.update(found)
+        self._distrusted.update(found)
         return found
 
-    def believes(self, topic: str) -> bool:
+    def trusts(self, topic: str) -> bool:
         """Whether the committed offsets of a topic count."""
-        return topic not in self._doubted
+        return topic not in self._distrusted
 
-    def committed(self, assignment: Iterable[AssignedPartition]) -> None:
+    def note_commits(self, assignment: Iterable[AssignedPartition]) -> None:
         """Trust the commits of topics whose partitions in `assignment` all have one, made by this member."""
-        if self._doubted:
+        if self._distrusted:
             lacking = {assigned.partition.topic for assigned in assignment if assigned.committed is None}
             ours = {assigned.partition.topic for assigned in assignment}
-            self._doubted -= ours - lacking
+            self._distrusted -= ours - lacking

@@ -1,4 +1,4 @@
-"""How what a fetch has brought is handed to subscribers: in order, once, and never ahead of what is written."""
+"""Fetched records are handed to subscribers in order, once, and not before earlier ones are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.contracts import Subscriber
-from gateway.kafka.read.fan_out import PIECE_BYTES, PIECE_RECORDS, FanOut
+from gateway.kafka.read.distributor import PIECE_BYTES, PIECE_RECORDS, Distributor
 from gateway.kafka.read.watched_topics import Partition, Topic, Watch
 from mapping.record import Received
 from tests.support.reader_kit import Sink
@@ -26,7 +26,7 @@ def records(values: Sequence[bytes]) -> list[Received]:
 
 
 class Chooser:
-    """Chooses by the first byte of a record."""
+    """Selects by the first byte of a record."""
 
     def __init__(self, sinks: dict[int, list[Sink]]) -> None:
         self.sinks = sinks
@@ -37,7 +37,7 @@ class Chooser:
 
 
 class RunChooser(Chooser):
-    """The same, for as many as have this first byte."""
+    """Selects for a run of records with the same first byte."""
 
     def select_run(self, found: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
         first, count = found[at].value, 1
@@ -48,7 +48,7 @@ class RunChooser(Chooser):
 
 
 class Bench:
-    """A partition with watches; who falls behind is noted with the offset."""
+    """A partition with watches; notes subscribers that fall behind, with the offset."""
 
     def __init__(self, *fanouts: Any) -> None:
         self.topic = Topic("fan", b"")
@@ -56,9 +56,9 @@ class Bench:
             self.topic.add(fanout, {})
         self.part = self.topic.partitions[PLACE] = Partition(self.topic, FIRST)
         self.fell: dict[Subscriber, int] = {}
-        self.fan_out = FanOut(self.topic.partitions, self._fall_behind)
+        self.distributor = Distributor(self.topic.partitions, self._fall_behind)
         self.turns = 0
-        self.fan_out.written = self._turn
+        self.distributor.written = self._turn
 
     def _fall_behind(
         self, part: Partition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
@@ -79,7 +79,7 @@ class Bench:
     cut=st.integers(0, 60),
     runs=st.booleans(),
 )
-def test_everybody_is_offered_its_own_in_order_and_once(
+def test_each_subscriber_is_offered_its_records_in_order_and_once(
     values: list[bytes], rooms: list[tuple[int | None, bool]], piece: int, cut: int, runs: bool
 ) -> None:
     sinks = [Sink(room, lossy=lossy) for room, lossy in rooms]
@@ -88,8 +88,8 @@ def test_everybody_is_offered_its_own_in_order_and_once(
     bench = Bench(RunChooser(chosen) if runs else Chooser(chosen), Chooser({ord("c"): [plain], ord("a"): [plain]}))
     bench.topic.piece = piece
     found = records(values)
-    for fetched in (found[:cut], found[max(0, cut - 2) :]):  # the second begins with what was offered before
-        asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, fetched)]))
+    for fetched in (found[:cut], found[max(0, cut - 2) :]):  # the second starts with records that were offered before
+        asyncio.run(bench.distributor.hand_over([(PLACE, bench.part, fetched)]))
     assert bench.part.position == FIRST + len(values)
     assert plain.got == [record for record in found if record.value in (b"a", b"c")]
     dropped = 0
@@ -99,8 +99,8 @@ def test_everybody_is_offered_its_own_in_order_and_once(
         missed = wanted[len(sink.got) :]
         dropped += len(missed) if lossy else 0
         assert bench.fell.get(sink) == (missed[0].offset if missed and not lossy else None)  # type: ignore[call-overload]
-    assert bench.fan_out.dropped == dropped
-    assert bench.fan_out.records == len(values)
+    assert bench.distributor.dropped == dropped
+    assert bench.distributor.records == len(values)
 
 
 async def test_the_next_piece_waits_until_what_was_offered_is_written() -> None:
@@ -113,7 +113,7 @@ async def test_the_next_piece_waits_until_what_was_offered_is_written() -> None:
         return gates[-1]
 
     class Slow(Sink):
-        """Each of its records is more than a turn's work."""
+        """A subscriber whose records take more than a turn each."""
 
         def offer_nowait(self, record: Received, context: object = None) -> bool:
             spent = time.thread_time()
@@ -123,19 +123,19 @@ async def test_the_next_piece_waits_until_what_was_offered_is_written() -> None:
 
     slow = Slow()
     bench.topic.add(RunChooser({ord("a"): [slow]}), {})
-    bench.fan_out.written = written
-    task = asyncio.create_task(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a"] * 5))]))
+    bench.distributor.written = written
+    task = asyncio.create_task(bench.distributor.hand_over([(PLACE, bench.part, records([b"a"] * 5))]))
     for turn in range(1, 6):
         await _turns(lambda at=turn: len(gates) == at)  # type: ignore[misc]
-        assert len(slow.got) == len(sink.got) == turn  # one that is too much work is alone in its piece
+        assert len(slow.got) == len(sink.got) == turn  # a record that takes too long is alone in its piece
         gates[-1].set_result(None)
     await _turns(lambda: len(gates) == 6)
-    assert not task.done()  # nor is the fetch handed over before all of it is written
+    assert not task.done()  # the fetch is handed over only when all of it is written
     gates[-1].set_result(None)
     await task
 
 
-def test_little_work_is_handed_over_together_up_to_a_bound() -> None:
+def test_cheap_records_are_handed_over_together_up_to_a_limit() -> None:
     sizes: list[int] = []
 
     class Counting(RunChooser):
@@ -146,12 +146,12 @@ def test_little_work_is_handed_over_together_up_to_a_bound() -> None:
 
     bench = Bench(Counting({ord("a"): [Sink()]}))
     bench.topic.piece = PIECE_RECORDS
-    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a" * 1000] * 200))]))
+    asyncio.run(bench.distributor.hand_over([(PLACE, bench.part, records([b"a" * 1000] * 200))]))
     assert max(sizes) <= PIECE_BYTES < 2 * max(sizes)
     assert sum(sizes) == 200_000
-    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, records([b"a" * 10] * 210)[200:])]))
+    asyncio.run(bench.distributor.hand_over([(PLACE, bench.part, records([b"a" * 10] * 210)[200:])]))
     one = records([b"a"] * 210 + [b"a" * 10 * PIECE_BYTES])[210:]
-    asyncio.run(bench.fan_out.hand_over([(PLACE, bench.part, one)]))
+    asyncio.run(bench.distributor.hand_over([(PLACE, bench.part, one)]))
     assert sizes[-1] == 10 * PIECE_BYTES  # one that is larger is alone
 
 

@@ -42,7 +42,7 @@ class FallBehind(Protocol):
         """Let the catch-up reader offer it everything from `offset` on; from now on it is in `part.behind`."""
 
 
-class FanOut:
+class Distributor:
     """See the module."""
 
     def __init__(self, partitions: Mapping[TopicPartition, Partition], fall_behind: FallBehind) -> None:
