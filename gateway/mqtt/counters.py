@@ -23,9 +23,9 @@ class Counters(msgspec.Struct):
     delivered_acknowledged: Annotated[int, counter("messages that clients have acknowledged")] = 0
     expired: Annotated[int, counter("messages not sent because their expiry had passed")] = 0
     too_large: Annotated[int, counter("messages above a client's Maximum Packet Size, not sent")] = 0
-    dropped: Annotated[int, counter("messages at QoS 0 that a client was too slow for")] = 0
-    gaps: Annotated[int, counter("messages for kept sessions that retention had deleted")] = 0
-    failed_connections: Annotated[int, counter("connections ended for an error of the protocol")] = 0
+    dropped: Annotated[int, counter("messages at QoS 0 dropped because the client was too slow")] = 0
+    gaps: Annotated[int, counter("messages for kept sessions that retention deleted before delivery")] = 0
+    failed_connections: Annotated[int, counter("connections closed because of a protocol error")] = 0
     refused_connections: Annotated[int, counter("connections refused in CONNACK")] = 0
 
 
@@ -33,8 +33,8 @@ class SessionStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the session registry, for the metrics."""
 
     connected: Annotated[int, gauge("sessions with a connection here")]
-    stored: Annotated[int, gauge("kept sessions that are known, of all gateways")]
+    stored: Annotated[int, gauge("known kept sessions of all gateways")]
     takeovers_total: Annotated[int, counter("connections that lost their client id to a newer one")]
-    expired_total: Annotated[int, counter("sessions that this gateway ended because their time had run out")]
+    expired_total: Annotated[int, counter("sessions that expired at this gateway")]
     wills_total: Annotated[int, counter("wills that this gateway published")]
-    invalid_total: Annotated[int, counter("records of the sessions' topic that are ignored: not ours, or impossible")]
+    invalid_total: Annotated[int, counter("ignored records in the sessions topic: foreign or invalid")]

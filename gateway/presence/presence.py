@@ -38,13 +38,13 @@ class PresenceStatistics(msgspec.Struct, frozen=True):
 
     online: Annotated[int, gauge("clients that are connected here")]
     known: Annotated[int, gauge("clients in the presence topic, of all gateways")]
-    waiting: Annotated[int, gauge("clients whose state is to be written")]
+    waiting: Annotated[int, gauge("clients whose state waits to be written")]
     written_total: Annotated[int, counter("records written")]
     takeovers_total: Annotated[int, counter("connections closed, since their client had connected to another gateway")]
-    deaths_total: Annotated[int, counter("clients of dead gateways that were told to be offline")]
-    mended_total: Annotated[int, counter("records written once more, since an older one came after them")]
-    forgotten_total: Annotated[int, counter("clients that came and went while Kafka took nothing")]
-    invalid_total: Annotated[int, counter("records of the topic that are no gateway's")]
+    deaths_total: Annotated[int, counter("clients of dead gateways that were reported as offline")]
+    mended_total: Annotated[int, counter("records written again because an outdated one followed them")]
+    forgotten_total: Annotated[int, counter("short connections not reported because Kafka did not answer")]
+    invalid_total: Annotated[int, counter("invalid records in the topic")]
 
 
 class Presence:
@@ -129,7 +129,7 @@ class Presence:
         else:
             if not self._complained:
                 self._complained = True
-                log.warning("presence is not stored, trying again", clients=len(tokens), reason=result.reason)
+                log.warning("presence records were not stored, trying again", clients=len(tokens), reason=result.reason)
             asyncio.get_running_loop().call_later(AGAIN_S, self._again, tokens)
         self._schedule()
 
@@ -162,7 +162,7 @@ class Presence:
 
     def _restarted(self, partition: int) -> None:
         """Write the known states to the recreated topic (contract: `gateway.kafka.state.Restarted`)."""
-        log.warning("the presence topic was made anew", topic=self.topic, partition=partition)
+        log.warning("the presence topic was recreated", topic=self.topic, partition=partition)
         self.ledger.anew(lambda key: self._table.partition_of(key.encode()) == partition)
         self._schedule()
 

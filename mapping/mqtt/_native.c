@@ -264,7 +264,7 @@ map_run(PyObject *Py_UNUSED(module), PyObject *arguments)
         return NULL;
     }
     if (start < 0 || run.now <= -NOW_LIMIT || run.now >= NOW_LIMIT) {
-        PyErr_SetString(PyExc_ValueError, "a position, and a time in milliseconds");
+        PyErr_SetString(PyExc_ValueError, "the position is negative, or the time is out of range");
         return NULL;
     }
     run.records = PyList_New(0);
@@ -350,7 +350,7 @@ look_up_fields(PyObject *Py_UNUSED(module))
 }
 
 static PyMethodDef functions[] = {
-    {"map_run", map_run, METH_VARARGS, PyDoc_STR("Map PUBLISHes as long as they are alike and usual; see runs.py.")},
+    {"map_run", map_run, METH_VARARGS, PyDoc_STR("Map a run of similar PUBLISHes; see runs.py.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -364,7 +364,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mapping.mqtt._native",
-    .m_doc = PyDoc_STR("Records of PUBLISHes one behind another, in C; runs.py does the same."),
+    .m_doc = PyDoc_STR("Maps runs of PUBLISHes to records in C; runs.py does the same."),
     .m_methods = functions,
     .m_slots = slots,
 };

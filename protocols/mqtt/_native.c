@@ -227,7 +227,7 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
         return NULL;
     }
     if (run.position < 0 || PyTuple_GET_SIZE(run.flags) != FLAGS) {
-        PyErr_SetString(PyExc_ValueError, "a position, and a row for each of the flags");
+        PyErr_SetString(PyExc_ValueError, "the position is negative, or flags has not 16 rows");
         return NULL;
     }
     run.data = (const unsigned char *)PyBytes_AS_STRING(buffer);
@@ -271,7 +271,7 @@ look_up_types(PyObject *Py_UNUSED(module))
 }
 
 static PyMethodDef functions[] = {
-    {"take_usual", take_usual, METH_VARARGS, PyDoc_STR("Take packets as long as they are usual; see usual.py.")},
+    {"take_usual", take_usual, METH_VARARGS, PyDoc_STR("Parse a run of usual packets; see usual.py.")},
     {NULL, NULL, 0, NULL},
 };
 

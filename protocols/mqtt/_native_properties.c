@@ -265,7 +265,7 @@ look_up_properties(PyObject *Py_UNUSED(module))
         failed = py.user_place < 0;
     }
     if (!failed && (!PyTuple_Check(py.defaults) || PyTuple_GET_SIZE(py.defaults) != py.fields || py.fields > FIELDS)) {
-        PyErr_SetString(PyExc_ImportError, "Properties has other fields than are known here");
+        PyErr_SetString(PyExc_ImportError, "Properties has unexpected fields");
         failed = 1;
     }
     Py_XDECREF(fields);

@@ -50,7 +50,7 @@ def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, 
         return topic
     known = aliases.get(alias)
     if known is None:
-        raise protocol_error(f"topic alias {alias} stands for nothing")
+        raise protocol_error(f"topic alias {alias} is unknown")
     return known
 
 
@@ -74,7 +74,7 @@ def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> No
     if properties.server_reference is not None:
         raise protocol_error("a server reference from a client")
     if properties.session_expiry_interval and not (connect.properties or NONE).session_expiry_interval:
-        raise protocol_error("a session expiry after none was asked for in CONNECT")  # section 3.14.2.2.2
+        raise protocol_error("a session expiry in DISCONNECT, but none in CONNECT")  # section 3.14.2.2.2
 
 
 def check_auth(packet: packets.Auth, method: str | None, turn: Turn) -> None:
@@ -86,7 +86,7 @@ def check_auth(packet: packets.Auth, method: str | None, turn: Turn) -> None:
     if (packet.properties or NONE).authentication_method != method:
         raise protocol_error("another authentication method than in CONNECT")  # [MQTT-4.12.0-5]
     if turn is Turn.SERVER:
-        raise protocol_error("AUTH before the answer to the last one")
+        raise protocol_error("AUTH before the answer to the previous one")
     due = ReasonCode.CONTINUE_AUTHENTICATION if turn is Turn.CLIENT else ReasonCode.RE_AUTHENTICATE
     if packet.reason_code != due:
         raise protocol_error(f"AUTH with 0x{packet.reason_code:02X} where 0x{due:02X} is due")

@@ -63,7 +63,7 @@ def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if byte == 0 and shift:
-                raise malformed("a variable byte integer is longer than it needs to be")
+                raise malformed("a variable byte integer has more bytes than needed")
             return value, position
     raise malformed("a variable byte integer has more than four bytes")
 
@@ -93,7 +93,7 @@ def encode_text(text: str) -> bytes:
     except UnicodeEncodeError:
         raise UsageError("a string with a surrogate cannot be sent") from None
     if len(data) > MAX_FIELD:
-        raise UsageError(f"a string of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
+        raise UsageError(f"a string of {len(data)} bytes cannot be sent: the maximum is {MAX_FIELD}")
     if b"\0" in data:
         raise UsageError("a string with U+0000 cannot be sent")
     return len(data).to_bytes(2) + data
@@ -102,7 +102,7 @@ def encode_text(text: str) -> bytes:
 def encode_binary(data: bytes) -> bytes:
     """Encode binary data with its length prefix; raise UsageError if it is longer than 65,535 bytes."""
     if len(data) > MAX_FIELD:
-        raise UsageError(f"a binary field of {len(data)} bytes cannot be sent: {MAX_FIELD} is the most")
+        raise UsageError(f"a binary field of {len(data)} bytes cannot be sent: the maximum is {MAX_FIELD}")
     return len(data).to_bytes(2) + data
 
 

@@ -90,7 +90,7 @@ class Connection(Receiver):
         if deadline is None or now < deadline:
             return []
         if self.state is OPEN:
-            return [self._fail(PeerError(ReasonCode.KEEP_ALIVE_TIMEOUT, "nothing heard for 1.5 times the keep alive"))]
+            return [self._fail(PeerError(ReasonCode.KEEP_ALIVE_TIMEOUT, "no packet for 1.5 times the keep alive"))]
         if self.state is State.AUTHENTICATING:
             return [self._fail(PeerError(ReasonCode.NOT_AUTHORIZED, "authentication took too long"))]
         self._close()
@@ -167,7 +167,7 @@ class Connection(Receiver):
             )
             data = encode_packet(packets.Connack(session_present, 0, properties), connect.version)
             if len(data) > self._max_out:
-                return [self._fail(PeerError(ReasonCode.PACKET_TOO_LARGE, "the client cannot take our CONNACK"))]
+                return [self._fail(PeerError(ReasonCode.PACKET_TOO_LARGE, "CONNACK is too large for the client"))]
         self._announce(connect, properties)
         self._restore(received, reserved)
         self._out += data

@@ -32,7 +32,7 @@ def prepare_publish(topic: str, payload: bytes, properties: Properties | None, v
         UsageError: a field cannot be sent, or there is a topic alias, which only a connection can set.
     """
     if properties is not None and properties.topic_alias is not None:
-        raise UsageError("topic aliases are given by the connection that sends")
+        raise UsageError("topic aliases are set by the sending connection")
     if version is Version.V5:
         payload = encode_properties(properties, PacketType.PUBLISH) + payload if properties else b"\0" + payload
     return PreparedPublish(encode_text(topic), payload)

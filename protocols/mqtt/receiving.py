@@ -105,14 +105,14 @@ class Receiver(Sender):
             return position, len(buffer) + 1
         length, start, overlong = header
         if overlong and self.version is Version.V5:
-            raise malformed("a remaining length longer than it needs to be")
+            raise malformed("a remaining length with more bytes than needed")
         end = start + length
         if end - position > self._max_in:
             raise self._too_large(end - position)
         return start, end
 
     def _too_large(self, size: int) -> PeerError:
-        return PeerError(ReasonCode.PACKET_TOO_LARGE, f"a packet of {size} bytes, {self._max_in} are allowed")
+        return PeerError(ReasonCode.PACKET_TOO_LARGE, f"a packet of {size} bytes exceeds the maximum of {self._max_in}")
 
     def _parse_usual(self, buffer: bytes, position: int, found: list[Any]) -> tuple[int, int]:
         """Parse a run of the usual packets: PUBLISH, and acknowledgements without reason code.
@@ -181,7 +181,7 @@ class Receiver(Sender):
             raise malformed("an empty topic")  # [MQTT-4.7.3-1]
         if qos and not (qos == 2 and packet_id in self._qos2):
             if not self.inbound.free:
-                raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages on the way than allowed")
+                raise PeerError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, "more messages than Receive Maximum allows")
             self.inbound.take()
             if qos == 2:
                 self._qos2[packet_id] = True

@@ -140,7 +140,7 @@ class Client(ClientPort):
             self._dialogue.end()
         self._leave(with_will=True)
         if self.client_id:
-            log.info("client gone", client=self.client_id, reason=self._disconnected_for or reason)
+            log.info("client disconnected", client=self.client_id, reason=self._disconnected_for or reason)
 
     @property
     def load(self) -> int:
@@ -269,7 +269,7 @@ class Client(ClientPort):
             assert event.properties is not None
             self._dialogue = login.dialogue(pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush)
             if self._dialogue is None:
-                return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "this authentication method is not served")
+                return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
             return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
         try:
             identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
@@ -285,7 +285,7 @@ class Client(ClientPort):
         assert self._dialogue is not None  # the connection refuses AUTH without a method
         step = await self._dialogue.receive(event)
         if isinstance(step, Done) and self.grant is not None and not self._is_of_its_tenant(step.identity):
-            self.disconnect(ReasonCode.NOT_AUTHORIZED, "the tenant is another one")
+            self.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
         if self._connection.is_open or self._connection.connect is None:
             return []
         return await self._judged(self._connection.connect, step)
@@ -348,7 +348,7 @@ class Client(ClientPort):
             return self._refuse(ReasonCode.SERVER_UNAVAILABLE, str(away))
         self.client_id = grant.names.mqtt(own_id)
         if not grant.names.has_mqtt(self.client_id):
-            return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is a tenant's")
+            return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
         will = pending_will(connect, grant)
         refusal = judge_will(will, grant, services.config)
         if refusal is not None:

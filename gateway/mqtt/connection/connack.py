@@ -44,9 +44,9 @@ def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) ->
 def judge_again(session: Session, grant: Grant, config: MqttConfig) -> tuple[str, bool] | None:
     """Return why a client with changed rights must be disconnected and whether its will is published, or None."""
     if judge_will(session.will, grant, config) is not None:
-        return "no right any more to publish to the will's topic", False
+        return "no longer allowed to publish to the will's topic", False
     refused = session.refused_by(grant)
-    return None if refused is None else (f"no right any more to subscribe to {grant.names.own_mqtt(refused)}", True)
+    return None if refused is None else (f"no longer allowed to subscribe to {grant.names.own_mqtt(refused)}", True)
 
 
 def farewell(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:

@@ -48,7 +48,7 @@ class Login:
     def refusal(connect: Connect) -> tuple[ReasonCode, str]:
         """Return CONNACK's reason code and reason string for a CONNECT that `identify` refused."""
         if connect.username is None and connect.password is None:
-            return ReasonCode.NOT_AUTHORIZED, "authentication is needed"
+            return ReasonCode.NOT_AUTHORIZED, "authentication required"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
     def dialogue(
@@ -128,13 +128,13 @@ class Dialogue:
         connection = self._connection
         if auth.reason_code == ReasonCode.RE_AUTHENTICATE:
             if self._exchange is not None:
-                connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "a re-authentication is under way already")
-                return Failed("AUTH 0x19 amid an exchange")
+                connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "re-authentication is already in progress")
+                return Failed("AUTH 0x19 during an exchange")
             self._exchange = self._entrance.exchange(self._method, peer=self._peer, user=self._user)
             if self._exchange is None:  # the method was removed from the configuration
-                return self._fail(Failed("the method is no longer served"))
+                return self._fail(Failed("the method is no longer supported"))
         elif self._exchange is None:
-            connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication is under way")
+            connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication in progress")
             return Failed("AUTH 0x18 without an exchange")
         return await self._step(auth.properties.authentication_data if auth.properties is not None else None)
 

@@ -32,7 +32,7 @@ NEVER: Final = frozenset(
 )
 """Permanent refusals: sending the message again fails again until the configuration or Kafka is changed."""
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")
-_NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is no UTF-8 text")
+_NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is not UTF-8 text")
 
 
 class Unanswered:

@@ -70,7 +70,7 @@ class RefusedAgain:
             if len(self._told) >= TOLD:
                 self._told.clear()
             self._told.add(record.topic)
-            log.warning("a client sends again what it was disconnected for: stored in the topic of refused messages",
+            log.warning("a client resent a message that it was disconnected for; stored as a dead letter",
                         topic=record.topic, refused=REFUSED_TOPIC, outcome=refused.outcome.value,
                         reason=refused.reason)  # fmt: skip
         letter = refused_letter(record, REFUSED_TOPIC, refused.outcome.value, refused.reason)

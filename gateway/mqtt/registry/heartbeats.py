@@ -96,7 +96,7 @@ class Gateways:
             if now - when > SILENT_S:
                 del self._last_beats[name]
                 self.changed = True
-                log.warning("a gateway fell silent", gateway=name)
+                log.warning("no more heartbeats from a gateway", gateway=name)
         if not self.changed or now - self._began < SILENT_S:
             return False
         self.changed = False

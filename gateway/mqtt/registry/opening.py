@@ -107,7 +107,7 @@ class Opening:
             if record is not None and not self._is_over(record):
                 owner = record.principal
         if owner is not None and owner != principal:
-            raise Refused(Outcome.DENIED, "the client id is somebody else's")
+            raise Refused(Outcome.DENIED, "the client id belongs to another principal")
 
     def _is_over(self, record: SessionRecord) -> bool:
         if record.gone_at is None or record.expiry == NEVER:

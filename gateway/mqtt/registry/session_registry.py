@@ -142,7 +142,7 @@ class Sessions:
 
         Contract: `gateway.kafka.state.Restarted`.
         """
-        log.warning("the topic of sessions was made anew", topic=TOPIC, partition=partition)
+        log.warning("the sessions topic was recreated", topic=TOPIC, partition=partition)
         self._store.put_all(partition)
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
@@ -339,7 +339,7 @@ class Sessions:
             answered = await asyncio.wait_for(claim.over, wait_s)
         except TimeoutError:
             log.warning(
-                "gateways have not let go of a session in time", client=client_id, gateways=sorted(claim.waiting)
+                "gateways have not released a session in time", client=client_id, gateways=sorted(claim.waiting)
             )
             raise Unanswered from None
         finally:  # also for a cancelled CONNECT: this gateway is now responsible for will and expiry

@@ -24,7 +24,7 @@ class Unanswered(Refused):
     """A live gateway has not answered: its messages may still reach the log, so the log's contents are uncertain."""
 
     def __init__(self) -> None:
-        super().__init__(Outcome.BUSY, "a message of the session may be on its way to Kafka elsewhere")
+        super().__init__(Outcome.BUSY, "another gateway may have messages of the session in flight to Kafka")
 
 
 class Claim:

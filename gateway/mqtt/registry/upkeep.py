@@ -99,7 +99,7 @@ class Upkeep:
         """Suspend sessions after a freeze: other gateways may have declared this one dead, or be dead themselves."""
         self._served |= self._ready.is_set()
         self._ready.clear()
-        log.warning("this process was stopped for seconds; sessions wait until what was written meanwhile is read")
+        log.warning("this process was frozen for seconds; sessions wait until newer records are read")
 
     async def _catch_up(self) -> None:
         """After a freeze, read the table to its end before sessions are served or gateways declared dead.

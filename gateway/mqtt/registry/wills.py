@@ -43,7 +43,7 @@ class _Ticket:
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`)."""
         if result.outcome is not Outcome.STORED:
-            log.warning("a will is not stored", client=self._client_id, reason=result.reason)
+            log.warning("a will was not stored", client=self._client_id, reason=result.reason)
         self._then()
 
 

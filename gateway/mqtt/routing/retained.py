@@ -63,9 +63,9 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the retained messages, for the metrics."""
 
     messages: Annotated[int, gauge("retained messages")]
-    bytes: Annotated[int, gauge("bytes that retained messages count for in memory")]
-    invalid_total: Annotated[int, counter("records of their topic whose key is no MQTT topic name")]
-    expired_total: Annotated[int, counter("retained messages that ran out")]
+    bytes: Annotated[int, gauge("bytes counted for retained messages in memory")]
+    invalid_total: Annotated[int, counter("records of retained messages whose key is not an MQTT topic name")]
+    expired_total: Annotated[int, counter("retained messages that expired")]
     refused_total: Annotated[int, counter("retained messages refused because there are too many")]
 
 
@@ -304,7 +304,7 @@ class Retained:
             self._invalid += 1
             if self._invalid == 1:
                 log.warning(
-                    "%s-%d: the key at offset %d is no MQTT topic; it and others like it are ignored",
+                    "%s-%d: the key at offset %d is not an MQTT topic name; such records are ignored",
                     self.name, record.partition, record.offset,
                 )  # fmt: skip
             return

@@ -133,7 +133,7 @@ class ClientPort(abc.ABC):
 
         def send_away() -> None:
             limits.disconnected += 1
-            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, "more is published than the limit allows")
+            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, "the publish rate exceeds the limit")
 
         return None if own is None or own.incoming is None else ReadingPause(own.incoming, pause, resume, send_away)
 

@@ -221,7 +221,7 @@ class Session:
     def _too_large(self) -> None:
         """Disconnect the client, because the in-flight record is too large for Kafka; a later one may be smaller."""
         if self.client is not None:
-            log.error("a session has more in flight than a record in Kafka can tell", client=self.client_id)
+            log.error("a session's in-flight record is too large for Kafka", client=self.client_id)
             self.client.disconnect(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
     def _reached(self) -> Places:
@@ -348,7 +348,7 @@ class Session:
         """Count records that retention deleted before the client got them."""
         self._parts.counters.gaps += count
         if not self._gaps:
-            log.warning("messages of a session are gone by retention", client=self.client_id, messages=count)
+            log.warning("retention has deleted messages of a session", client=self.client_id, messages=count)
         self._gaps += count
 
     # subscriptions

@@ -55,7 +55,7 @@ class SessionStore:
             self.invalid += 1
             if self.invalid == 1:
                 log.warning(
-                    "a record of the sessions' topic is not one of a gateway; it and others like it are ignored",
+                    "ignoring an invalid record in the sessions topic, and others like it",
                     topic=record.topic,
                     partition=record.partition,
                     offset=record.offset,

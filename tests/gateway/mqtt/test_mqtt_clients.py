@@ -155,8 +155,8 @@ async def test_a_second_connection_takes_the_client_id_over(gateway: GatewayProc
     second = await Client(gateway, name).connect()
     await wait_until(lambda: first.disconnected is not None)
     assert first.disconnected.value == 0x8E
-    await wait_until(lambda: log_of(gateway, name, "client gone") != [])
-    assert log_of(gateway, name, "client gone")[0]["reason"] == "another connection uses this client id"
+    await wait_until(lambda: log_of(gateway, name, "client disconnected") != [])
+    assert log_of(gateway, name, "client disconnected")[0]["reason"] == "another connection uses this client id"
     await second.publish(f"{name}/x", b"still here")
     await second.close()
     await asyncio.to_thread(first.paho.loop_stop)
