@@ -1,7 +1,8 @@
-"""How many records a micro-batch may have, by how fast those before it were processed. No I/O.
+"""Adapts the size of micro-batches to the query's speed. No I/O.
 
-A job that falls behind takes as much as it may in each batch. Where it is slow, such a batch lasts for minutes: results
-come in lumps, a stop waits, and a kill repeats all of it. So a batch is given what is processed in a few seconds.
+A job that falls behind would otherwise read as much as allowed in each batch. If it is slow, such a batch lasts for
+minutes: results come in bursts, a stop waits, and a kill repeats it all. So a batch is limited to what the query
+processes in a few seconds.
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ from collections import deque
 from typing import Final
 
 SHORTEST_S: Final = 10.0
-"""No batch needs to be shorter than this, however short its interval is: each costs something, whatever is in it."""
+"""No batch needs to be shorter than this, however short its interval: each batch has a fixed cost."""
 TOO_LONG: Final = 1.5
-"""Times what is wanted."""
+"""A batch is too long above this multiple of the wanted duration."""
 TOO_SHORT: Final = 0.5
 TOGETHER: Final = 2
-"""So many batches in a row must say the same: the first after a start compiles, and one may have been unlucky."""
+"""Batches in a row that must agree: the first after a start compiles code, and a single one may be an outlier."""
 GROWTH: Final = 4
 WORTH: Final = 0.7
-"""Of the rate of larger batches smaller ones must reach this; else what each costs outweighs the rest."""
+"""Smaller batches must reach this share of the larger ones' rate; else their fixed cost outweighs the gain."""
 LEAST: Final = 100
 
 
 class BatchSize:
-    """Follows the batches of a query.
+    """Sets the size of a query's next batches from the duration of its last ones.
 
     Args:
-        most: records that a batch may have in any case.
-        wanted_s: how long it is to take at most, seconds.
+        most: the most records that a batch may ever have.
+        wanted_s: the longest duration wanted, seconds.
 
     Attributes:
-        now: records that a batch may have now.
+        now: the most records of the next batch.
     """
 
     def __init__(self, most: int, wanted_s: float) -> None:
@@ -39,12 +40,12 @@ class BatchSize:
         self._least = min(LEAST, most)
         self._wanted_s = wanted_s
         self._recent: deque[tuple[int, float]] = deque(maxlen=TOGETHER)
-        self._larger: tuple[int, float] | None = None  # before the newest change, which made it smaller; and its rate
+        self._larger: tuple[int, float] | None = None  # size and rate before the last reduction
 
     def finished(self, rows: int, seconds: float) -> bool:
-        """A batch is done, of so many records in so many seconds; whether `now` is another for the next."""
+        """Count a batch of `rows` records that took `seconds`; return whether `now` changed."""
         if not 0.9 * self.now <= rows <= 1.1 * self.now:
-            self._recent.clear()  # it has taken all that was there, or was begun when more was allowed
+            self._recent.clear()  # it read all there was, or was started with another size
             return False
         self._recent.append((rows, max(seconds, 0.001)))
         if len(self._recent) < TOGETHER:

@@ -1,8 +1,8 @@
-"""What a query's checkpoint says of it: its finished batches, what each read, and how far it was looked after.
+"""Reads a query's checkpoint: its finished batches, the offset range of each, and the last batch examined.
 
-Spark writes `offsets/N` before it runs a micro-batch (real time: at the batch's end), with the watermark by which the
-batch judges lateness and the offsets where it ends, and `commits/N` when the batch is done. It keeps the newest hundred
-(`spark.sql.streaming.minBatchesToRetain`). Read by Hadoop's file systems, so a checkpoint may be anywhere.
+Spark writes `offsets/N` before it runs a micro-batch (in real time at the batch's end), with the watermark that the
+batch applies and its end offsets, and `commits/N` when the batch is finished. It keeps the newest hundred
+(`spark.sql.streaming.minBatchesToRetain`). Files are read through Hadoop, so a checkpoint may be on any file system.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
 EXAMINED = "examined"
-"""Beside Spark's own files: the number of the newest batch that `RejectScanner` has examined."""
+"""A file beside Spark's own, with the number of the newest batch that `RejectScanner` has examined."""
 _NEW_EXAMINED = f".{EXAMINED}.new"
 
 
@@ -24,13 +24,13 @@ class Batch(NamedTuple):
     """A finished batch."""
 
     number: int
-    start: Offsets  # where it began; a partition that is not named is read from its beginning
-    end: Offsets  # where it ended, exclusive
-    watermark_ms: int  # a reading all of whose windows end at or before it was dropped; 0: nothing was
+    start: Offsets  # a partition that is not listed is read from its beginning
+    end: Offsets  # exclusive
+    watermark_ms: int  # a reading whose windows all end at or before it was dropped; 0: none was
 
 
 class Checkpoint:
-    """The directory of one query."""
+    """The checkpoint directory of one query."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
@@ -40,17 +40,17 @@ class Checkpoint:
         self._files = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
     def newest(self) -> int | None:
-        """The number of the newest finished batch; None when there is none."""
+        """Return the number of the newest finished batch; None if there is none."""
         numbers = self._numbers("commits")
         return max(numbers) if numbers else None
 
     def oldest(self) -> int:
-        """The number of the oldest finished batch of which everything is still known."""
+        """Return the number of the oldest finished batch whose metadata is complete."""
         kept = self._numbers("offsets")
         return next((number for number in sorted(kept) if number == 0 or number - 1 in kept), 0)
 
     def batch(self, number: int) -> Batch | None:
-        """What a batch read; None when it is not finished, or so old that Spark has forgotten it."""
+        """Return a batch; None if it is not finished, or so old that Spark has deleted its metadata."""
         if self._read(f"commits/{number}") is None:
             return None
         log = self._read(f"offsets/{number}")
@@ -60,35 +60,35 @@ class Checkpoint:
         return Batch(number, start, _offsets(log), _metadata(log)["batchWatermarkMs"])
 
     def position(self) -> Offsets | None:
-        """Everything before it was read by finished batches; None when there is none."""
+        """Return the offsets up to which finished batches have read everything; None if there is none."""
         newest = self.newest()
         return None if newest is None else self._end(newest)
 
     def check_real_time(self) -> None:
-        """Raise ValueError when the checkpoint is of a kind that real time cannot go on from."""
+        """Raise ValueError if real time cannot continue from this checkpoint."""
         newest = self.newest()
         commit = None if newest is None else self._read(f"commits/{newest}")
         if commit is not None and commit.startswith("v1"):
             raise ValueError(
-                f"the checkpoint {self.path} was begun with state that real time cannot go on from (in the heap, or by "
-                "an older version): go on in micro-batches, or begin a new checkpoint, which reads the topic again"
+                f"the checkpoint {self.path} was created with state that real time cannot use (in the heap, or by an "
+                "older version): continue in micro-batches, or use a new checkpoint, which reads the topic again"
             )
 
     def forget_unfinished_start(self) -> None:
-        """Remove what a first batch in real time that was stopped has left: by its log, the query has read nothing.
+        """Remove the state that a stopped first batch in real time left; by its log, the query has read nothing.
 
-        A micro-batch takes such state for another query's, and refuses to begin (SPARK-53103).
+        A micro-batch would take such state for another query's, and refuse to start (SPARK-53103).
         """
         if self._files.exists(self._path_of(self._root, "metadata")) and not self._numbers("offsets"):
             self._files.delete(self._path_of(self._root, "state"), True)
 
     def examined(self) -> int | None:
-        """The newest batch that was marked as examined."""
+        """Return the number of the newest examined batch; None if there is none."""
         text = self._read(EXAMINED) or self._read(_NEW_EXAMINED)
         return int(text) if text and text.isdecimal() else None
 
     def mark_examined(self, number: int) -> None:
-        """Remember that every batch up to this one was examined."""
+        """Record that every batch up to this one was examined."""
         path, new = (self._path_of(self._root, name) for name in (EXAMINED, _NEW_EXAMINED))
         stream = self._files.create(new, True)
         stream.write(str(number).encode())
@@ -128,7 +128,7 @@ def _metadata(log: str) -> dict[str, Any]:
 
 
 def _offsets(log: str) -> Offsets:
-    """Of all the batch's Kafka sources; the first two lines are the version and the metadata."""
+    """Return the offsets of all Kafka sources of a batch; the first two lines are the version and the metadata."""
     merged: Offsets = {}
     for line in log.splitlines()[2:]:
         if line.startswith("{"):

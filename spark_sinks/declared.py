@@ -1,7 +1,7 @@
-"""A job file as a job that `spark_sinks.runner` runs: one flow from its topics to its sink.
+"""Turns a job file into a job that `spark_sinks.runner` can run: one flow from its topics to its sink.
 
-A job without state writes results and dead letters by its one query, each record with its topic. What the results of
-one with state leave out is found in its finished batches afterwards (`spark_sinks/reject_scanner.py`).
+The single query of a stateless job writes both results and dead letters, each record with its topic. For a stateful
+job, `spark_sinks/reject_scanner.py` finds the records that its results omit by reading finished batches again.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from spark_sinks.triggers import REAL_TIME, Trigger
 
 SHORTEST_BEHIND_S: Final = 5.0
 REGISTRY_MS: Final = 10_000
-"""Between two looks at a registry's topic in real time, where nothing else is said."""
+"""How often a registry's topic is read in real time, unless the job file sets an interval."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
-    """What a declared job is told: its file, and what the command line says otherwise."""
+    """A declared job's file, and the options that the command line overrides."""
 
     file: JobFile
 
@@ -45,7 +45,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
         run: dict[str, Any] = {"trigger": self.trigger, "checkpoint": self.checkpoint}
         if self.interval_ms is not None:
             run["interval"] = f"{self.interval_ms}ms"
-        self.file.running_with(run)  # what cannot be says so
+        self.file.running_with(run)  # raises for a contradiction
 
     @property
     def topics(self) -> Sequence[str]:
@@ -54,7 +54,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
 
 
 def kind_of(file: JobFile) -> JobKind:
-    """The job of a file, as one that is started by its name: the file's path."""
+    """Return the job of a file as a kind that is started by the file's path."""
     run = file.streaming.run
     told = {
         "file": file,
@@ -91,14 +91,14 @@ def kind_of(file: JobFile) -> JobKind:
 
 
 def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
-    """The tasks of all stages in real time, and one that looks for dead letters."""
+    """Return how many tasks run at once in real time: all stages, and one that scans for dead letters."""
     declared = options.file.streaming
     sources = sum(partitions[topic] for topic in declared.source.topics)
     return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
 
 
 def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
-    """The one flow of a job file."""
+    """Return the single flow of a job file."""
     declared = options.file.streaming
     job = _JOBS[declared.job](spark, options)
     return [
@@ -117,7 +117,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
 
 
 class DeclaredJob:
-    """What all kinds have in common; a kind says what becomes of the readings."""
+    """Common parts of all kinds of jobs; a kind turns readings into results."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self.spark = spark
@@ -127,35 +127,35 @@ class DeclaredJob:
 
     @property
     def rejects(self) -> Rejects | None:
-        """What its results leave out: what cannot be decoded."""
+        """Records that its results omit: those that cannot be decoded."""
         return Rejects(self.declared.source.dead_letters, self._once, self.options.max_offsets_per_trigger)
 
     @property
     def behind_s(self) -> float:
-        """How far behind it may be in real time."""
+        """How many seconds it may be behind in real time before it catches up in micro-batches."""
         return SHORTEST_BEHIND_S
 
     @property
     def interval_ms(self) -> int | None:
-        """Where the options say nothing of it; None: as the trigger has it."""
+        """The interval if the options set none. None means the trigger's default."""
         return None
 
     def _once(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         found = self.left_out(source, watermark_ms)
-        packs = self.declared.source.decode == "senml"  # of which several readings may be late
+        packs = self.declared.source.decode == "senml"  # several readings of one record may be late
         return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """The records of the source that no result counts, with the reason."""
+        """Return the source's records that no result counts, with the reason."""
         return self.checked(source).where(F.col("error").isNotNull()).select("record.*", "error")
 
     def checked(self, source: DataFrame) -> DataFrame:
-        """The source's records as readings."""
+        """Decode the source's records into readings."""
         needed = [(str(of), term(of)) for of in self.declared.groups]
         return decode.readings(records(source), self.declared.source, needed)
 
     def stream(self, trigger: Trigger) -> DataFrame:
-        """The readings as a stream."""
+        """Return the readings as a stream."""
         options = self.options
         source = kafka_stream(
             self.spark,
@@ -168,11 +168,11 @@ class DeclaredJob:
         return self.checked(source)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """Begin the query."""
+        """Start the query."""
         raise NotImplementedError
 
     def to_kafka(self, made: DataFrame, topic: str | None, trigger: Trigger, *, final: bool) -> StreamingQuery:
-        """Begin it with these records; `final`: each once, when nothing changes it any more."""
+        """Start the query with these records; `final` emits each record once, when its result can no longer change."""
         return kafka_sink(
             made,
             topic,
@@ -191,11 +191,11 @@ class WindowStats(DeclaredJob):
 
     @property
     def behind_s(self) -> float:
-        """Well below the watermark's delay."""
+        """Well below the watermark's delay, so that readings do not become late."""
         return min(SHORTEST_BEHIND_S, self.declared.window.watermark.ms / 2_000)
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """Also what Spark drops as late."""
+        """Also include the readings that Spark drops as late."""
         return windows.left_out(self.checked(source), self.declared.window, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
@@ -214,7 +214,7 @@ class Sessionize(DeclaredJob):
     declared: spec.Sessionize
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """Also what Spark drops as late."""
+        """Also include the readings that Spark drops as late."""
         return windows.left_out(self.checked(source), self.declared.session, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
@@ -241,28 +241,28 @@ class LastKnown(DeclaredJob):
 
 
 class Stateless(DeclaredJob):
-    """A job whose one query writes results and dead letters."""
+    """Base of the jobs whose single query writes results and dead letters."""
 
     @property
     def rejects(self) -> Rejects | None:
-        """None: the query itself sends them."""
+        """None: the query itself writes them."""
         return None
 
     def routed(self, checked: DataFrame, made: Column, trigger: Trigger) -> StreamingQuery:
-        """Begin it: what a good reading makes, and dead letters."""
+        """Start the query, which writes the records made from good readings and the dead letters."""
         declared = self.declared
         placed = results.routed(checked, made, declared.sink.kafka, declared.source.dead_letters)
         return self.to_kafka(placed, None, trigger, final=trigger.mode != REAL_TIME)
 
 
 class Enrich(Stateless):
-    """Readings with what a registry knows."""
+    """Readings with the columns of a registry."""
 
     declared: spec.Enrich
 
     @property
     def interval_ms(self) -> int | None:
-        """In real time a checkpoint is when the registry's topic is read anew."""
+        """In real time the registry's topic is read again at each checkpoint."""
         real_time = self.options.trigger == REAL_TIME
         return REGISTRY_MS if real_time and self.declared.registry.topic is not None else None
 
@@ -276,7 +276,7 @@ class Enrich(Stateless):
 
 
 class Anomalies(Stateless):
-    """Alarms."""
+    """Alarms by fixed thresholds."""
 
     declared: spec.Anomalies
 
@@ -288,14 +288,14 @@ class Anomalies(Stateless):
 
 
 class AnomaliesWithMeans(DeclaredJob):
-    """Alarms, also for what is far from its device's mean."""
+    """Alarms by fixed thresholds and by distance from the device's mean."""
 
     declared: spec.Anomalies
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
-        # Spark gives the Python that begins this ten seconds, however busy the machine is: what it imports is compiled
-        # and in memory then.
+        # Spark gives the Python process that this starts ten seconds, however busy the machine is. Importing its module
+        # here first has it compiled and in the page cache.
         importlib.import_module("pyspark.sql.streaming.transform_with_state_driver_worker")
         declared, conf = self.declared, self.spark.conf
         made = thresholds.with_means(
@@ -306,7 +306,7 @@ class AnomaliesWithMeans(DeclaredJob):
             packs=declared.source.decode == "senml",
         )
         before = conf.get(NO_DATA_BATCHES)
-        conf.set(NO_DATA_BATCHES, "false")  # else state that is forgotten by the clock runs empty batches without end
+        conf.set(NO_DATA_BATCHES, "false")  # else state with a time-to-live runs empty batches forever
         try:
             return self.to_kafka(made, declared.sink.kafka, trigger, final=False)
         finally:
@@ -320,17 +320,17 @@ def _anomalies(spark: SparkSession, options: Options) -> DeclaredJob:
 
 
 class Transform(DeclaredJob):
-    """What a Python file makes of the readings."""
+    """The records that a Python file makes from the readings."""
 
     declared: spec.Transform
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`; ValueError when the function's records have no key or value."""
+        """See `DeclaredJob`; ValueError if the function's records have no key or value."""
         function = self.options.file.transform
         assert function is not None  # `job_file.read`
         made = function(results.good(self.stream(trigger)).drop("record", "error"))
         if not {"key", "value"}.issubset(made.columns):
-            raise ValueError(f"transform: the records need columns key and value; there are {', '.join(made.columns)}")
+            raise ValueError(f"transform: the records need columns key and value, not only {', '.join(made.columns)}")
         headers = F.col("headers") if "headers" in made.columns else F.array()
         made = made.select(
             F.col("key").cast("binary").alias("key"),
@@ -341,7 +341,7 @@ class Transform(DeclaredJob):
 
 
 class ToArchive(DeclaredJob):
-    """Every record in files."""
+    """Every record, written to files."""
 
     declared: spec.Archive
 
@@ -351,7 +351,7 @@ class ToArchive(DeclaredJob):
         return None
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`; ArchiveError when the archive is another's."""
+        """See `DeclaredJob`; ArchiveError if the archive belongs to another job."""
         declared = self.declared
         writer = (
             rows(self.stream(trigger), declared.source)

@@ -1,7 +1,7 @@
-"""From a record's value to the columns that a job declares, its time, and what is wrong with it.
+"""Decodes a record's value into the columns that a job declares, its time, and an error.
 
-Native functions only, and nothing that can raise: one malformed value must never stop a stream. Every cast of a
-sender's text is a `try_cast` behind a pattern, and every number is finite.
+Uses native Spark functions that cannot raise, because one malformed value must never stop a stream. Every cast of
+untrusted text is a `try_cast` behind a pattern, and every number is finite.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_sinks.spec.parts import Column as Declared
 from spark_sinks.spec.values import TYPE_NAMES
 
 NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-MILLISECONDS: Final = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark writes a fraction with an exponent
+MILLISECONDS: Final = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark prints fractions with an exponent
 ISO_TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
@@ -44,30 +44,30 @@ _TYPES: Final[Mapping[str, DataType]] = {
 _PATTERNS: Final = {"double": NUMBER, "long": r"^-?(0|[1-9][0-9]{0,18})$", "boolean": r"^(true|false)$", "string": ""}
 
 NOT_READABLE: Final = {
-    "json": "the value is no JSON object in UTF-8",
-    "number": "the value is no number",
-    "csv": "the value is no single line of UTF-8 with the fields declared",
-    "avro": "the value is no record of the schema",
+    "json": "the value is not a JSON object in UTF-8",
+    "number": "the value is not a number",
+    "csv": "the value is not a single line of UTF-8 with the declared fields",
+    "avro": "the value is not a record of the schema",
 }
 PLACE: Final = "_place"
-"""The place of a reading in its pack of `senml`, from 0."""
+"""The index of a reading in its `senml` pack, from 0."""
 BAD_TIME: Final = "time is neither epoch milliseconds nor ISO 8601"
 
 
 def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Column]] = ()) -> DataFrame:
-    """Decode each record; one of `senml` becomes as many readings as are in its pack, or one with an error.
+    """Decode each record. A `senml` record becomes as many readings as its pack has, or one row with an error.
 
-    The time is the first of header `creation-time`, the field `source.time` and Kafka's timestamp that is there and not
-    further than `source.ahead` in front of Kafka's. A field of time that is there and no time is an error. The times in
-    a pack of `senml` come before the header.
+    The time is the first of header `creation-time`, field `source.time` and Kafka's timestamp that is present and at
+    most `source.ahead` later than Kafka's. A time field that is present but not a time is an error. For `senml`, the
+    times in the pack come before the header.
 
     Args:
-        records: of `spark_sinks.records.records`.
-        source: what is declared.
-        needed: what else a good reading must have, by the name that its error tells.
+        records: the result of `spark_sinks.records.records`.
+        source: the declared source.
+        needed: other columns that a good reading must have, with their names for the error.
 
     Returns:
-        the columns of `records` without `sent_at`; the declared ones; `time`; `error` (null: a good reading); of
+        the columns of `records` without `sent_at`; the declared columns; `time`; `error` (null for a good reading); for
         `senml` also `PLACE`.
     """
     known = [column for column in records.columns if column != "sent_at"]
@@ -91,10 +91,10 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
         error = _unreadable(source)
         for name, column in source.columns.items():
             if not column.optional:
-                error = error.when(F.col(name).isNull(), f"{name} is missing or no {TYPE_NAMES[column.type]}")
+                error = error.when(F.col(name).isNull(), f"{name} is missing or not a {TYPE_NAMES[column.type]}")
         error = error.when(F.col("_own_time").isNotNull() & F.col("_time").isNull(), BAD_TIME)
     for name, value in needed:
-        missing = F.when(value.isNull(), f"{name} is missing or no text")
+        missing = F.when(value.isNull(), f"{name} is missing or not a text")
         error = F.coalesce(error, missing)
     times = ("_time", "sent_at") if packs else ("sent_at", "_time")
     made = decoded.select(
@@ -108,18 +108,18 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
 
 
 def _ahead(source: Source) -> Column:
-    """A time after this is not believed."""
+    """Return the latest time that is accepted for a record."""
     return F.col("timestamp") + F.expr(f"interval {source.ahead.ms} milliseconds")
 
 
 def _value(source: Source) -> Column:
-    """The value behind its header."""
+    """Return the value without Confluent's header."""
     value = F.col("value")
     return F.substring(value, framing.LENGTH + 1, 2**31 - 1) if source.framing == "confluent" else value
 
 
 def _unreadable(source: Source) -> Column:
-    """Why a value cannot be read at all; more conditions may follow."""
+    """Return why a value cannot be decoded at all; more conditions may be appended."""
     if source.decode in PYTHON_DECODERS:
         return F.when(F.col("_fault").isNotNull(), F.col("_fault"))
     not_readable = F.when(F.lit(False), "")
@@ -140,7 +140,7 @@ def _judged(name: str, column: Declared) -> Column:
 
 
 def instant(text: Column) -> Column:
-    """A sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null where it is neither."""
+    """Parse a sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null if it is neither."""
     return F.when(
         text.rlike(MILLISECONDS), F.timestamp_millis(text.try_cast("double").try_cast("bigint"))
     ).when(text.rlike(ISO_TIME), F.regexp_replace(text, ",", ".").try_cast("timestamp"))  # fmt: skip
@@ -162,21 +162,21 @@ def _json(records: DataFrame, source: Source) -> DataFrame:
 
 
 def json_columns(text: Column, columns: Mapping[str, Declared]) -> list[Column]:
-    """The declared columns of one JSON object; nulls where it has none of them, or is no object."""
+    """Return the declared columns of one JSON object; null where missing, or where the text is not an object."""
     paths = {name: (column.field or name, _TYPES[column.type]) for name, column in columns.items()}
     found = F.get(F.when(text.startswith("{"), objects(text, dict(paths.values()))), F.lit(0))
     return [_at(found, path).alias(name) for name, (path, _) in paths.items()]
 
 
 def objects(text: Column, wanted: Mapping[str, DataType]) -> Column:
-    """Of a text with a JSON object an array with it alone, and with its fields of these paths and types."""
-    # As the only element of an array: alone, Spark's parser overlooks what follows the object's end.
+    """Parse a text with one JSON object into an array with this object, of the wanted paths and types."""
+    # As the only element of an array, because otherwise Spark's parser ignores text after the object's end.
     options = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
     return F.from_json(F.concat(F.lit("["), text, F.lit("]")), ArrayType(_schema(wanted)), options)
 
 
 def _schema(wanted: Mapping[str, DataType]) -> StructType:
-    """Of an object, from paths with dots to their types."""
+    """Build an object's schema from dotted paths and their types."""
     below: dict[str, Any] = {}
     for path, kind in wanted.items():
         place = below
@@ -242,7 +242,7 @@ def _avro(records: DataFrame, source: Source) -> DataFrame:
 
 
 def _python(records: DataFrame, source: Source) -> DataFrame:
-    from spark_sinks.decoders import arrow  # noqa: PLC0415 - its packages are needed by these jobs only
+    from spark_sinks.decoders import arrow  # noqa: PLC0415 - only these jobs need its packages
 
     sent = F.unix_millis(F.coalesce(F.when(F.col("sent_at") <= _ahead(source), F.col("sent_at")), "timestamp"))
     decoded = records.withColumn("_decoded", arrow.readings(F.col("value"), sent, source))

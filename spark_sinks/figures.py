@@ -1,4 +1,4 @@
-"""What metrics tell of the queries of Spark jobs. Nothing here needs Spark."""
+"""Reads the state of Spark jobs' queries from their metrics. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX: Final = "trivium_spark_"
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One query of a job, as its metrics tell of it; None: not known, or not there in such a job."""
+    """The state of one query, from its metrics. None means unknown, or not applicable to the job."""
 
     job: str
     query: str
@@ -34,7 +34,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(text: str) -> tuple[Figures, ...]:
-    """The queries that metrics in Prometheus' text format tell of; ValueError when it is no such text."""
+    """Return the queries in a text in Prometheus' format; ValueError if it is not valid."""
     values: dict[tuple[str, str], dict[str, float]] = {}
     triggers: dict[tuple[str, str], str] = {}
     for family in text_string_to_metric_families(text):

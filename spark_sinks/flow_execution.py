@@ -1,4 +1,4 @@
-"""One flow of a job while it runs: which trigger it has now, how far behind it is, and what became of its batches."""
+"""One running flow of a job: its present trigger, how far behind it is, and its finished batches."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, MICRO_BATCH, REAL_TIME
 
 LOOK_S = 1.0
-"""Between two looks at how far a query in real time is behind..."""
+"""Time between two checks of how far a query in real time is behind."""
 LAG_LOOK_S = 5.0
-"""... and in micro-batches, where nothing but the metrics depends on it."""
+"""The same in micro-batches, where only the metrics use it."""
 WORKER_TRIES = 5
 NO_WORKER = re.compile("failed to connect back|CANNOT_OPEN_SOCKET")
-"""What Spark says when its driver's Python was not there within ten seconds: a limit without a setting."""
+"""Spark's error when the driver's Python was not ready within ten seconds, a limit without a setting."""
 SCAN_WAIT_S = 3.0
-"""How long the scan of a batch in real time waits at most until the next batch reads."""
+"""The longest time that the scan of a real-time batch waits for the next batch to read."""
 LAST_SCAN_S = 3.0
-"""What a stop gives the scanner for the batches that have just finished."""
+"""The time that a stop gives the scanner for the batches that have just finished."""
 
 
 class FlowExecution:
-    """Runs a flow. In real time: catches up first, and again when it falls behind.
+    """Runs a flow. In real time it catches up first, and again when it falls behind.
 
     Args:
         spark: the session.
-        flow: which.
-        broker: what Kafka says of its topics.
+        flow: the flow.
+        broker: tells the offsets of its topics.
         connection: Kafka client settings by their Kafka names.
-        starting_offsets: earliest or latest, where the checkpoint is new.
-        most: records of a micro-batch, in any case.
-        found: gets what the reject scanner found, and what ended it, in its thread.
-        say: gets a line for people.
+        starting_offsets: earliest or latest, used with a new checkpoint.
+        most: the most records that a micro-batch may ever have.
+        found: receives the reject scanner's results, and the exception that ended its thread.
+        say: called with messages for people.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class FlowExecution:
         self._broker = broker
         self._starting_offsets = starting_offsets
         self._say = say
-        self._runs: dict[str, str] = {}  # every run's id: the mode it was started in
-        self._workers_missed = 0  # in a row
+        self._runs: dict[str, str] = {}  # mode of each run, by run id
+        self._workers_missed = 0  # consecutive failures
         self._reads = False
         self._stopped = False
         self._policy = CatchUpPolicy(flow.behind_s)
         micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
         self._size = BatchSize(most, max(SHORTEST_S, (micro or 0) / 1000))
-        self.position: Offsets = {}  # where finished batches have ended
-        self.ends: Offsets = {}  # where the topics ended at the last look
+        self.position: Offsets = {}  # end offsets of the finished batches
+        self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
         self._checkpoint = Checkpoint(spark, flow.checkpoint)
         self._scanner = (
@@ -92,10 +92,10 @@ class FlowExecution:
                 failed=found.put,
             )
         )
-        self._scan_by = float("inf")  # when what has finished is looked at, at the latest
+        self._scan_by = float("inf")  # deadline for scanning the finished batches
 
     def begin(self) -> None:
-        """Start the query and what looks after its batches; ValueError: the checkpoint does not allow real time."""
+        """Start the query and the reject scanner; ValueError if the checkpoint does not support real time."""
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
@@ -107,7 +107,7 @@ class FlowExecution:
             self._start(self.flow.trigger.mode)
         if self._scanner:
             self._scanner.start()
-            self._scan_by = time.monotonic() + SCAN_WAIT_S  # what an earlier run has left
+            self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
 
     def _first_position(self) -> Offsets:
         known = self._checkpoint.position()
@@ -120,13 +120,13 @@ class FlowExecution:
         return offsets_sum(self.position)
 
     def _start_fitting(self) -> None:
-        """In real time when it is not far behind, else catching up."""
+        """Start in real time if the query is not far behind, else catching up."""
         real_time = self._policy.may_run_in_real_time(time.monotonic(), self._read)
         if not real_time and self.mode != CATCHING_UP:
             lag = self._policy.lag(self._read)
-            self._say(f"{self.flow.name} is {lag:,} records behind: it catches up in micro-batches")
+            self._say(f"{self.flow.name} is {lag:,} records behind: catching up in micro-batches")
         elif real_time and self.mode == CATCHING_UP:
-            self._say(f"{self.flow.name} has caught up and goes on in real time")
+            self._say(f"{self.flow.name} has caught up and continues in real time")
         self._start(REAL_TIME if real_time else CATCHING_UP)
 
     def _start(self, mode: str) -> None:
@@ -138,12 +138,12 @@ class FlowExecution:
             self._scanner.tasks = _spare_cores(self._spark) if mode == REAL_TIME else None
 
     def step(self) -> None:
-        """Look after the query; raises what ended it."""
+        """Check the query, and restart it if needed; raises the error that ended it."""
         if not self.query.isActive:
             error = self.query.exception()
             if error is not None and NO_WORKER.search(str(error)) and self._workers_missed < WORKER_TRIES:
                 self._workers_missed += 1
-                self._say(f"{self.flow.name}: Spark's Python was not there within 10 s, the query is started again")
+                self._say(f"{self.flow.name}: Spark's Python was not ready within 10 s, restarting the query")
                 self._start(self.mode)
                 return
             if error is not None or self.mode != CATCHING_UP:
@@ -157,7 +157,7 @@ class FlowExecution:
         self._scan()
 
     def _scan(self) -> None:
-        """Let the scanner look at what has finished; in real time once the next batch reads: nothing may delay that."""
+        """Let the scanner examine finished batches; in real time only when the next batch reads."""
         if self._scanner is None or self._scan_by == float("inf"):
             return
         if self.mode != REAL_TIME or time.monotonic() > self._scan_by or self._tasks_run():
@@ -174,16 +174,16 @@ class FlowExecution:
 
     @property
     def scans_rejects(self) -> bool:
-        """Whether somebody looks for what its results leave out."""
+        """Whether a scanner looks for records that its results omit."""
         return self._scanner is not None
 
     @property
     def runs(self) -> Mapping[str, str]:
-        """The ids of all runs of the query: the mode of each."""
+        """The mode of each run of the query, by run id."""
         return self._runs
 
     def finished(self, progress: Progress) -> Progress:
-        """A batch of one of the runs is done: what is known of it, the trigger and real time's lag included."""
+        """Handle a finished batch, and return its progress with the trigger and with the lag of real time."""
         self._scan_by = min(self._scan_by, time.monotonic() + SCAN_WAIT_S)
         mode = self._runs[progress.run]
         self._workers_missed = 0
@@ -192,29 +192,29 @@ class FlowExecution:
             self.position = progress.end
         if mode == REAL_TIME and not self._stopped:
             self._look()
-            lag = self._policy.lag(self._read)  # Spark tells where the topics ended when the batch began
+            lag = self._policy.lag(self._read)  # Spark reports the topics' ends as of the batch's start
             if progress.run == str(self.query.runId) and self._policy.must_catch_up(time.monotonic(), self._read):
-                self._say(f"{self.flow.name} has fallen {lag:,} records behind: it catches up in micro-batches")
+                self._say(f"{self.flow.name} has fallen {lag:,} records behind: catching up in micro-batches")
                 self.query.stop()
                 self._start(CATCHING_UP)
         elif progress.run == str(self.query.runId) and self._resized(progress):
-            # A running query keeps its bound. What it has begun meanwhile is done again, the same records.
+            # A running query cannot change its limit. The batch it has just started is repeated with the same records.
             self._say(
                 f"{self.flow.name} took {progress.duration_ms / 1000:.0f} s for {progress.rows:,} records: its batches "
-                f"have up to {self._size.now:,} from now on"
+                f"are limited to {self._size.now:,} from now on"
             )
             self.query.stop()
             self._start(self.mode)
         return msgspec.structs.replace(progress, trigger=mode, lag=lag)
 
     def _resized(self, progress: Progress) -> bool:
-        """Whether batches are to have another size from this one on."""
+        """Whether this batch changes the size of the next ones."""
         if self._stopped or not self.flow.sized:
             return False
         return self._size.finished(progress.rows, progress.duration_ms / 1000)
 
     def reads(self) -> bool:
-        """Whether it has begun to read: what is sent from now on is processed without start-up delay."""
+        """Whether it has started to read, so that new records are processed without start-up delay."""
         if not self._reads:
             status = self.query.status
             self._reads = status["message"].startswith("Waiting") or self.query.lastProgress is not None
@@ -223,24 +223,24 @@ class FlowExecution:
         return self._reads
 
     def _tasks_run(self) -> bool:
-        """Whether a batch in real time reads: all tasks of all its stages run."""
+        """Whether a real-time batch reads: all tasks of all its stages are running."""
         tracker = self._spark.sparkContext.statusTracker()
         infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         return len(infos) >= self.flow.stages and all(info and info.numActiveTasks == info.numTasks for info in infos)
 
     def stop(self) -> None:
-        """End the query, for good."""
+        """Stop the query for good."""
         self._stopped = True
         self.query.stop()
 
     def close(self) -> None:
-        """Give the scanner its last moment."""
+        """Stop the scanner, after `LAST_SCAN_S` at most."""
         if self._scanner:
             self._scanner.stop(LAST_SCAN_S)
 
 
 def _spare_cores(spark: SparkSession) -> int | None:
-    """What a scan may have of this machine beside a query in real time, whose readings wait for it; None: a cluster."""
+    """Return the tasks a scan may use without delaying a real-time query on this machine; None on a cluster."""
     if not str(spark.sparkContext.master).startswith("local"):
         return None
     return max(1, (os.cpu_count() or 2) // 2)

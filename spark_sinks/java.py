@@ -1,4 +1,4 @@
-"""Classes of the driver's Java, found at once."""
+"""Fast lookup of Java classes in the driver's JVM."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A class by its whole name, to be kept by whoever uses it again.
+    """Return a class by its full name; a caller that needs it again should keep it.
 
-    Asked for part by part (`jvm.org.apache...`) Java looks for each part as a class of each package that Spark has
-    imported, in each of four hundred jars: a fifth of the processor's time of a job with short batches went there.
+    Looking it up part by part (`jvm.org.apache...`) makes Java search for each part in every package that Spark has
+    imported, in each of four hundred jars. A job with short batches spent a fifth of its CPU time on that.
     """
     return getattr(spark._jvm, name)

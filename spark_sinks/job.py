@@ -1,8 +1,7 @@
-"""What a job is: a module of `spark_sinks/jobs` with a `JOB` of this kind, and nothing anywhere else.
+"""The description of a job. A new job is only a module in `spark_sinks/jobs` with a `JOB` of type `JobKind`.
 
-A job is one flow or several, each a query with a checkpoint of its own from a source to a sink. What a flow's results
-leave out goes to a dead-letter topic beside it (`Rejects`, `RejectScanner`), at the price that the source is read
-twice.
+A job consists of flows, each a query with its own checkpoint from a source to a sink. Records that a flow's results
+omit go to a dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from spark_sinks.triggers import MICRO_BATCH, Trigger
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What every job is told; a job adds fields of its own. Durations are in milliseconds."""
+    """Options of every job; a job adds its own fields. Durations are in milliseconds."""
 
     bootstrap_servers: str  # Kafka
-    checkpoint: str  # directory (or URL) below which each query has its checkpoint
+    checkpoint: str  # directory (or URL) with the checkpoint of each query
     trigger: str = MICRO_BATCH  # `triggers.MICRO_BATCH` or `triggers.REAL_TIME`
     interval_ms: int | None = None  # of micro-batches, or of real-time checkpoints; None: the trigger's default
-    starting_offsets: str = "earliest"  # earliest or latest, at the first start
+    starting_offsets: str = "earliest"  # earliest or latest; only for the first start
     max_offsets_per_trigger: int = 100_000  # the most records of one micro-batch
-    accept_data_loss: bool = False  # go on when Kafka lost records that were not read yet
-    kafka: Mapping[str, str] = msgspec.field(default_factory=dict)  # further Kafka client settings by their Kafka names
+    accept_data_loss: bool = False  # continue when Kafka has deleted unread records
+    kafka: Mapping[str, str] = msgspec.field(default_factory=dict)  # more Kafka client settings by Kafka name
 
     def __post_init__(self) -> None:
         for name in self.topics:
@@ -45,7 +44,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def topics(self) -> Sequence[str]:
-        """The topics that must exist before the job starts; the job's own class names them."""
+        """The topics that must exist before the job starts; each job defines them."""
         raise NotImplementedError
 
     @property
@@ -56,20 +55,20 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One query of a job, that the runner starts: again and again where it changes between catching up and real time.
+    """One query of a job. The runner starts it again when it changes between catching up and real time.
 
     Attributes:
-        name: the query's.
+        name: name of the query.
         topics: its source.
-        checkpoint: directory (or URL) of this query alone.
-        trigger: what it is to run with.
-        start: begins it, on its checkpoint, with the trigger given. A source in real time has no bound on a batch;
-            otherwise it has one (`max_offsets_per_trigger`).
-        rejects: what its results leave out; None: nothing.
-        behind_s: in real time, how far behind it may be; beyond that it catches up in micro-batches. Well below the
-            watermark's delay, else readings count as late.
-        stages: that run at once in real time: two with state, else one.
-        sized: whether micro-batches that take long become smaller; not where few and large files are wanted.
+        checkpoint: the query's own directory (or URL).
+        trigger: the trigger it is meant to run with.
+        start: starts the query on its checkpoint with the given trigger. The source has a limit per batch
+            (`max_offsets_per_trigger`), except in real time.
+        rejects: how to find the records that its results omit. None if there are none.
+        behind_s: how many seconds it may be behind in real time; beyond that it catches up in micro-batches. It must be
+            well below the watermark's delay, or readings become late.
+        stages: stages that run at once in real time: two with state, else one.
+        sized: whether long micro-batches are made smaller; False where few and large files are wanted.
     """
 
     name: str
@@ -85,20 +84,20 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A job that can be started by its name.
+    """A job that can be started by name.
 
     Attributes:
-        name: on the command line.
+        name: its name on the command line.
         summary: one line for `--help`.
-        options: a `JobOptions`; ValueError from it is a wrong command line.
+        options: a `JobOptions`; a ValueError from it means a wrong command line.
         add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
-        flows: what it consists of; starts nothing.
-        slots: how many tasks run at once in real-time mode, of the options, the partitions of each topic and
-            the number of shuffle partitions.
-        driver_mb: Java heap that it needs beside its state; with a local master the heap of everything.
-        declared: common options that are said already, by their `dest`; the command line need not say them.
-        title: its name for people and as a label of metrics; empty: `name`.
-        file: that declares it.
+        flows: returns the flows without starting them.
+        slots: returns how many tasks run at once in real-time mode, from the options, the number of partitions of each
+            topic and the number of shuffle partitions.
+        driver_mb: Java heap that it needs besides its state; with a local master it is the heap of the whole job.
+        declared: `dest` of the common options that the job file sets, so that the command line need not.
+        title: name for people and as a label of metrics; empty means `name`.
+        file: the file that declares it.
     """
 
     name: str
@@ -114,7 +113,7 @@ class JobKind:
 
 
 def known_jobs() -> dict[str, JobKind]:
-    """The `JOB` of every module in `spark_sinks/jobs`, by name."""
+    """Return the `JOB` of every module in `spark_sinks/jobs`, by name."""
     modules = (
         importlib.import_module(f"{jobs.__name__}.{found.name}") for found in pkgutil.iter_modules(jobs.__path__)
     )
@@ -123,7 +122,7 @@ def known_jobs() -> dict[str, JobKind]:
 
 
 def duration(text: str) -> int:
-    """Milliseconds of `500ms`, `5s`, `10m`, `1h`; raises argparse's error otherwise."""
+    """Parse `500ms`, `5s`, `10m` or `1h` to milliseconds; raises argparse's error otherwise."""
     try:
         return Duration.parse(text).ms
     except ValueError as error:
@@ -131,7 +130,7 @@ def duration(text: str) -> int:
 
 
 def listen(text: str) -> Listen:
-    """An address to listen on, `HOST:PORT`; raises argparse's error otherwise."""
+    """Parse a listen address, `HOST:PORT`; raises argparse's error otherwise."""
     try:
         return Listen.parse(text)
     except ValueError as error:
@@ -139,5 +138,5 @@ def listen(text: str) -> Listen:
 
 
 def interval(ms: int) -> str:
-    """A duration as Spark's SQL has it."""
+    """Return a duration in Spark SQL's syntax."""
     return f"{ms} milliseconds"

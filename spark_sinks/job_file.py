@@ -1,4 +1,4 @@
-"""Reads a job file, TOML or Python, and says in one sentence what is wrong with it. No JVM is started."""
+"""Reads a job file, TOML or Python, and reports each mistake in one sentence. Starts no JVM."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ NOT_IN_REAL_TIME: Final[Mapping[str, str]] = {
     "dropDuplicatesWithinWatermark": "no dropDuplicatesWithinWatermark",
     "readStream": "no join of two streams, and a job's source is given to it",
 }  # fmt: skip
-"""What Spark refuses in real time only after it has started."""
+"""What Spark rejects in real time only after it has started."""
 
 
 class JobFileError(ValueError):
-    """A job file cannot be used; each line names a key and what is wrong with it."""
+    """A job file is invalid; each line of the text names a key and the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """A job as its file declares it.
+    """A job as declared in its file.
 
     Attributes:
-        path: of the file.
-        spec: its parts, checked.
-        transform: of a Python file: readings (DataFrame) to records with columns `key` and `value`.
+        path: the file's path.
+        spec: its validated sections.
+        transform: the function of a Python file, from readings (DataFrame) to records with columns `key` and `value`.
     """
 
     path: Path
@@ -54,12 +54,12 @@ class JobFile:
 
     @property
     def streaming(self) -> JobSpec:
-        """The parts of a job that streams; only for one."""
+        """The sections of a streaming job; only valid for one."""
         assert isinstance(self.spec, JobSpec)
         return self.spec
 
     def running_with(self, run: Mapping[str, Any]) -> JobFile:
-        """The same job with other settings of `run`; JobFileError where they do not fit its other parts."""
+        """Return the job with other `run` settings; JobFileError if they contradict its other sections."""
         given = self.spec.model_dump(exclude_unset=True)
         spec = _checked(self.path, lambda: type(self.spec)(**{**given, "run": {**given.get("run", {}), **run}}))
         _check_transform(self.path, spec, self.transform)
@@ -67,14 +67,15 @@ class JobFile:
 
 
 def is_job_file(name: str) -> bool:
-    """Whether a command line's JOB is a file and not the name of a job."""
+    """Whether the JOB argument of a command line is a file, not the name of a job."""
     return Path(name).suffix in SUFFIXES
 
 
 def read(path: Path) -> JobFile:
-    """Read and check a job file; JobFileError with one line for each thing that is wrong.
+    """Read and check a job file; JobFileError with one line for each mistake.
 
-    A Python file is run: it makes `JOB` of a class of `spark_sinks.spec.jobs`; a `Transform` has its function beside.
+    A Python file is executed. It must set `JOB` to an instance of a class of `spark_sinks.spec.jobs`; a `Transform`
+    also needs a function `transform`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -94,18 +95,14 @@ def read(path: Path) -> JobFile:
 
 
 def made(path: Path, given: Mapping[str, Any]) -> JobFile:
-    """The job of a TOML file that says `given`; JobFileError as in `read`."""
+    """Return the job of a parsed TOML file; JobFileError as in `read`."""
     name = given.get("job")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        what = (
-            "says which kind of job it is" if name is None else f"there is no kind {name!r}{_nearest(str(name), KINDS)}"
-        )
-        raise JobFileError(f"{path}: job: {what}; kinds are {', '.join(KINDS)}")
+        fault = "names the kind of job" if name is None else f"unknown kind {name!r}{_nearest(str(name), KINDS)}"
+        raise JobFileError(f"{path}: job: {fault}; kinds are {', '.join(KINDS)}")
     if kind is Transform:
-        raise JobFileError(
-            f"{path}: job: a transform is Python; write it into a file NAME.py with JOB = Transform(...)"
-        )
+        raise JobFileError(f"{path}: job: a transform needs a Python file NAME.py with JOB = Transform(...)")
     return JobFile(path, _checked(path, lambda: kind(**given)))
 
 
@@ -118,12 +115,14 @@ def _of_python(path: Path) -> JobFile:
         raise JobFileError(f"{path}: {type(error).__name__}: {error}") from error
     spec = named.get("JOB")
     if not isinstance(spec, Declaration):
-        raise JobFileError(f"{path}: JOB: a Python job has JOB = Transform(...), or another of spark_sinks.spec.jobs")
+        raise JobFileError(
+            f"{path}: JOB: a Python job must set JOB = Transform(...), or another class of spark_sinks.spec.jobs"
+        )
     _check_needs(path, spec)
     transform = named.get("transform")
     _check_transform(path, spec, transform)
     if transform is not None and not isinstance(spec, Transform):
-        raise JobFileError(f"{path}: transform: a {spec.job} job has none; JOB = Transform(...) does")
+        raise JobFileError(f"{path}: transform: only allowed with JOB = Transform(...), not for a {spec.job} job")
     return JobFile(path, spec, transform)
 
 
@@ -170,9 +169,9 @@ def _described(path: Path, error: ValidationError) -> str:
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             known = _keys(kind, place[:-1])
-            text = f"there is no such key{_nearest(place[-1], known)}; there are {', '.join(known)}"
+            text = f"unknown key{_nearest(place[-1], known)}; known are {', '.join(known)}"
         elif fault["type"] == "missing":
-            text = "is needed"
+            text = "is required"
         elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
             text = f"{text}, got {fault['input']!r}"
         elif isinstance(fault["input"], str):
@@ -182,7 +181,7 @@ def _described(path: Path, error: ValidationError) -> str:
 
 
 def _keys(kind: type[BaseModel] | None, place: list[str]) -> list[str]:
-    """The keys at a place of a job file."""
+    """Return the keys that are allowed at a place of a job file."""
     model: Any = kind
     for part in place:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):

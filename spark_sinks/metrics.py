@@ -1,7 +1,7 @@
-"""What a job counts of itself, as Prometheus metrics at an address of its own: `trivium_spark_*`.
+"""A job's Prometheus metrics, `trivium_spark_*`, served at the job's own address.
 
-Labels are names that outlive a restart: the job's, its query's, topic and partition, never the id of a run. What is a
-metric is declared on the fields of `QueryStatistics`. Nothing here is called per record.
+The labels survive a restart: job, query, topic and partition, never the id of a run. The fields of `QueryStatistics`
+declare the metrics. Nothing here is called per record.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from spark_sinks.statistics import SOURCE, QueryStatistics
 from spark_sinks.triggers import MODES
 
 RATE_S: Final = 60.0
-"""What a rate is of: the batches that ended within it, and the newest one in any case."""
+"""Rates cover the batches that ended within this time, and always the newest batch."""
 
 
 class QueryMetrics:
-    """Gathers what is known of one query. Told by the thread that runs the job, asked by that of a scrape.
+    """Collects the numbers of one query. Written by the thread that runs the job, read by the thread of a scrape.
 
     Args:
         restarts: starts of the job before this one.
@@ -44,20 +44,20 @@ class QueryMetrics:
         self._ends: Offsets = {}
         self._rows = 0
         self._batches = 0
-        self._recent: deque[tuple[float, int]] = deque()  # when a batch was done, and its rows
+        self._recent: deque[tuple[float, int]] = deque()  # end time and rows of each batch
         self._late_rows = 0
-        self._rejects: tuple[int, int] | None = None  # malformed, late; None: nobody counts them
+        self._rejects: tuple[int, int] | None = None  # malformed, late; None while they are not counted
         self._newest: Progress | None = None
 
     def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool) -> None:
-        """How it reads, how far finished batches went, where the topics end, and whether `examined` will be called."""
+        """Set the mode, the position after finished batches, the topics' ends, and whether `examined` is called."""
         with self._lock:
             self._mode, self._position, self._ends = mode, position, ends
             if counts_rejects and self._rejects is None:
                 self._rejects = 0, 0
 
     def finished(self, progress: Progress) -> None:
-        """A batch is done."""
+        """Count a finished batch."""
         with self._lock:
             self._newest = progress
             self._batches += 1
@@ -71,7 +71,7 @@ class QueryMetrics:
                 self._recent.popleft()
 
     def examined(self, found: Examined) -> None:
-        """Finished batches are accounted for."""
+        """Count the rejected records found in finished batches."""
         with self._lock:
             self._reject(found.malformed, found.late)
 
@@ -80,7 +80,7 @@ class QueryMetrics:
         self._rejects = before[0] + malformed, before[1] + late
 
     def _span(self, now: float) -> float:
-        """Seconds that the rate is of."""
+        """Return the seconds that the rate covers."""
         newest = self._newest.duration_ms / 1000 if self._newest else 0.0
         return max(newest, min(RATE_S, now - self._began), 0.001)
 
@@ -114,7 +114,7 @@ class QueryMetrics:
 
 
 def lag(position: Offsets, ends: Offsets) -> Offsets:
-    """Records between a position and where the topics end, by topic and partition; empty while nothing is known."""
+    """Return the records between a position and the topics' ends; empty while the position is unknown."""
     if not position:
         return {}
     return {
@@ -126,11 +126,11 @@ def lag(position: Offsets, ends: Offsets) -> Offsets:
 
 
 class JobMetrics:
-    """The metrics of one job, and the HTTP server that tells them: while it is entered, at any path of `address`.
+    """The metrics of one job, and the HTTP server that serves them at any path of `address`.
 
     Args:
-        job: the label.
-        restarts: starts of the job before this one; may be said before there are queries.
+        job: the job's name, a label.
+        restarts: starts of the job before this one; may be set until there are queries.
     """
 
     def __init__(self, job: str, restarts: int = 0) -> None:
@@ -138,10 +138,10 @@ class JobMetrics:
         self._job = job
         self._metrics = Metrics()
         self._queries: dict[str, QueryMetrics] = {}
-        self.address: Listen | None = None  # where they are served
+        self.address: Listen | None = None  # None until they are served
 
     def of(self, query: str) -> QueryMetrics:
-        """A query's, from the first call on."""
+        """Return a query's metrics; the first call registers them."""
         known = self._queries.get(query)
         if known is None:
             known = self._queries[query] = QueryMetrics(self.restarts)
@@ -149,21 +149,21 @@ class JobMetrics:
         return known
 
     def render(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return self._metrics.render()
 
     def serve(self, address: Listen) -> Endpoint:
-        """Begin to tell them; OSError when the address cannot be had."""
+        """Start the HTTP server; OSError if it cannot listen at the address."""
         server, thread = start_http_server(address.port, address.host, self._metrics.registry)
         self.address = Listen.of(address.host, server.server_port)
         return Endpoint(server, thread, self.address)
 
 
 class Endpoint:
-    """An HTTP server in a thread, until it is left.
+    """An HTTP server in a thread; leaving the context stops it.
 
     Attributes:
-        address: where it really listens.
+        address: the address it actually listens on.
     """
 
     def __init__(self, server: WSGIServer, thread: threading.Thread, address: Listen) -> None:

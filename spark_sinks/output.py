@@ -1,4 +1,4 @@
-"""What a job shows of itself: JSON lines for who reads them by program, a table on a terminal."""
+"""A job's own output: JSON lines for programs, or a table on a terminal."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ REFRESHES: Final = 2  # a second
 
 
 class Output(Protocol):
-    """Where a job's progress goes."""
+    """Where a job's progress is written."""
 
     def ready(self, trigger: str) -> None:
-        """Every query has begun to read."""
+        """Every query has started to read."""
 
     def report(self, item: Progress | Examined) -> None:
-        """A batch is done, or accounted for."""
+        """A batch is finished, or was examined for rejected records."""
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line for people."""
 
     def summary(self, totals: Mapping[str, Totals]) -> None:
-        """The job has ended, as it was asked to."""
+        """The job has ended because it was asked to."""
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Close the output."""
 
 
 class Lines:
-    """One JSON object a line on the standard output; what is for people on standard error."""
+    """Writes one JSON object per line to standard output, and messages for people to standard error."""
 
     def __init__(self, job: str, console: Console) -> None:
         self._job = job
@@ -68,9 +68,9 @@ class Lines:
 
 
 class Screen:
-    """The table of `trivium spark status`, kept up to date in place, with lines for people above it.
+    """The table of `trivium spark status`, updated in place by a thread, with messages for people above it.
 
-    It is drawn from the metrics, in a thread.
+    It is drawn from the metrics.
     """
 
     def __init__(self, job: str, metrics: JobMetrics, terminal: int) -> None:
@@ -93,7 +93,7 @@ class Screen:
         self.say(f"{self._job} reads ({trigger}).")
 
     def report(self, item: Progress | Examined) -> None:
-        """See `Output`: the table has it already."""
+        """See `Output`: the table already shows it."""
 
     def say(self, text: str) -> None:
         """See `Output`."""
@@ -105,7 +105,7 @@ class Screen:
             self.say(f"{query}: {total.rows:,} records in {total.batches:,} batches.")
 
     def close(self) -> None:
-        """See `Output`: the last table stays."""
+        """See `Output`: the last table stays on the screen."""
         if not self._file.closed:
             self._live.stop()
             self._file.close()

@@ -1,4 +1,4 @@
-"""A job as a process: where its output goes, how it is stopped, and that it leaves no JVM behind."""
+"""A job as a process: redirects its output, handles stop signals, and leaves no JVM behind."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Console:
-    """The process's own standard output and error, kept apart from what Spark and its JVM write.
+    """The process's own standard output and error, kept apart from the output of Spark and its JVM.
 
-    From `divert` on, file descriptors 1 and 2 lead to the log file, also for the JVM that inherits them; only
-    what is written here reaches the console.
+    After `divert`, file descriptors 1 and 2 lead to the log file, also in the JVM, which inherits them; only output
+    written through this class reaches the console.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Console:
 
     @property
     def terminal(self) -> int | None:
-        """The standard output's descriptor where it is a terminal."""
+        """The file descriptor of the standard output if it is a terminal, else None."""
         return self._out if os.isatty(self._out) else None
 
     def divert(self, log_file: Path) -> None:
-        """Send everything else to `log_file` (appended; its directory is made)."""
+        """Append all other output to `log_file`, and create its directory."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (sys.stdout, sys.stderr):
@@ -51,7 +51,7 @@ class Console:
         _write_all(self._err, text.encode() + b"\n")
 
     def close(self) -> None:
-        """Put 1 and 2 back where they led at the start."""
+        """Restore file descriptors 1 and 2."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(self._out, 1)
@@ -66,14 +66,14 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def die_with_parent() -> None:
-    """Get SIGTERM when the process (strictly: the thread) that started this one ends, however it ends.
+    """Have the kernel send SIGTERM when the parent process (strictly: its thread) ends for any reason.
 
-    Linux only. Spark's JVM needs nothing of the kind: it reads this process's pipe and ends with it.
+    Linux only. Spark's JVM needs no such call: it reads a pipe from this process and ends when the pipe closes.
     """
     parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent or parent == 1:  # it ended before the call
+    if os.getppid() != parent or parent == 1:  # the parent ended before the call
         raise SystemExit(0)
 
 
@@ -88,10 +88,10 @@ def on_stop(action: Callable[[], None]) -> None:
 
 
 def end_jvm(limit_s: float) -> None:
-    """End the JVM this process started and wait for it; kill it after `limit_s`.
+    """End the JVM that this process started and wait for it; kill it after `limit_s`.
 
-    A JVM that serves ends when the pipe it reads is closed. One that was interrupted while it started does not
-    (it fails to say where it listens, and stays), so every child is asked by SIGTERM then.
+    A running JVM ends when the pipe that it reads is closed. One that was interrupted while it started does not (it
+    cannot report its port, and stays), so SIGTERM is then sent to every child.
     """
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
@@ -112,7 +112,7 @@ def end_jvm(limit_s: float) -> None:
 
 
 def _children() -> list[int]:
-    """The ids of this process's children, not yet waited for (Linux)."""
+    """Return the ids of this process's children that have not been waited for (Linux)."""
     return [
         int(child)
         for thread in Path("/proc/self/task").iterdir()

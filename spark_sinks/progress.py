@@ -1,4 +1,4 @@
-"""What a query reports: one compact JSON object per batch, and the totals of a run."""
+"""A query's progress reports, one compact JSON object per batch, and the totals of a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Offsets = dict[str, dict[str, int]]
 """Topic -> partition (decimal) -> offset, as Spark writes them."""
 
 OBSERVED = "records"
-"""What a query counts of its records itself, in Spark's report..."""
+"""The name of our own metrics in Spark's progress report."""
 DEAD_LETTERS = "dead_letters"
-"""... and of that, the dead letters that it wrote."""
+"""The number of dead letters among them."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="progress"):
@@ -30,32 +30,32 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     batch: int  # number of the batch, continued over restarts
     rows: int  # records read
     rows_per_second: float  # records read per second of processing
-    duration_ms: int  # how long the batch took. A real-time batch is as long as its checkpoint interval
-    # what the state dropped as too late, as Spark counts it: (sensor, window) pairs, and a micro-batch merges the pairs
-    # of one partition before it counts
+    duration_ms: int  # the batch's duration; in real time a batch lasts for the checkpoint interval
+    # rows dropped as late, as Spark counts them: (sensor, window) pairs, of which a micro-batch merges those of one
+    # partition before it counts
     late_rows: int
-    state_rows: int  # (sensor, window) pairs kept
-    state_bytes: int = 0  # memory that they take
-    watermark_ms: int | None  # event time that closed windows, epoch ms; 0 before the first; None without windows
-    start: Offsets | None  # offsets where the batch began (None for the very first of a new checkpoint)
-    end: Offsets | None  # offsets where it ended, exclusive: everything before has been processed
-    lag: int  # records that were in the topic and not yet read when the batch was planned
-    dead_letters: int | None = None  # that the query itself wrote; None: it does not know
+    state_rows: int  # rows of state: (sensor, window) pairs
+    state_bytes: int = 0  # memory used by the state
+    watermark_ms: int | None  # epoch ms; 0 before the first; None without windows
+    start: Offsets | None  # first offsets of the batch; None for the first batch of a new checkpoint
+    end: Offsets | None  # end offsets, exclusive: all earlier records are processed
+    lag: int  # unread records in the topics when the batch was planned
+    dead_letters: int | None = None  # written by the query itself; None if it does not count them
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="examined"):
-    """Finished batches of one query whose readings are accounted for."""
+    """The result of examining finished batches of one query for rejected records."""
 
     query: str
-    batch: int  # the newest of them
+    batch: int  # number of the newest examined batch
     rows: int  # records read again
-    malformed: int  # dead letters of records that are no readings
-    late: int  # dead letters of readings all of whose windows were closed
+    malformed: int  # dead letters for records that are not readings
+    late: int  # dead letters for readings whose windows were all closed
     duration_ms: int
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """What one query did in this run; the fields are sums of `Progress` and `Examined`."""
+    """The totals of one query in this run: sums of its `Progress` and `Examined`."""
 
     batches: int = 0
     rows: int = 0
@@ -65,20 +65,20 @@ class Totals(msgspec.Struct, kw_only=True):
     end: Offsets | None = None
 
     def add(self, progress: Progress) -> None:
-        """Count one batch in."""
+        """Add one batch."""
         self.batches += 1
         self.rows += progress.rows
         self.late_rows += progress.late_rows
         self.end = progress.end
 
     def add_examined(self, examined: Examined) -> None:
-        """Count what was found in finished batches."""
+        """Add the result of one examination."""
         self.malformed += examined.malformed
         self.late_readings += examined.late
 
 
 def progress_of(report: dict[str, Any]) -> Progress:
-    """Spark's own report of a batch (StreamingQueryProgress as JSON) as ours."""
+    """Convert Spark's progress report (StreamingQueryProgress as JSON)."""
     source = report["sources"][0]
     operators = report.get("stateOperators", [])
     watermark = report.get("eventTime", {}).get("watermark")
@@ -102,16 +102,16 @@ def progress_of(report: dict[str, Any]) -> Progress:
 
 
 def offsets_sum(offsets: Offsets) -> int:
-    """Over all partitions."""
+    """Return the sum over all partitions."""
     return sum(offset for partitions in offsets.values() for offset in partitions.values())
 
 
 class ProgressListener:
-    """Hands every batch's progress to a function, and a query's end (its run id) to another, in a thread of Spark's.
+    """Passes each batch's progress to one function and the run id of each ended query to another, in a Spark thread.
 
-    The end comes after the last progress. Both functions must be quick and must not call Spark: they run on
-    the bus that carries all events. Java calls the methods itself, not by pyspark's `StreamingQueryListener`: that asks
-    Java for each field of an event, a hundred questions and eight exceptions a batch, and one is enough.
+    The end comes after the last progress. Both functions must be quick and must not call Spark: they run on the bus
+    that carries all events. Java calls these methods directly instead of pyspark's `StreamingQueryListener`, which asks
+    Java for each field of an event: a hundred calls and eight exceptions per batch, where one call is enough.
     """
 
     def __init__(self, spark: SparkSession, sink: Callable[[Progress], None], ended: Callable[[str], None]) -> None:
@@ -120,20 +120,20 @@ class ProgressListener:
         self._jlistener = java_class(spark, "org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper")(self)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Nothing to report: `onQueryProgress` names the query."""
+        """Ignore it: `onQueryProgress` names the query."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """One batch is done."""
+        """Pass on the progress of a finished batch."""
         self._sink(progress_of(json.loads(event.progress().json())))
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing to report: no batch ran."""
+        """Ignore it: no batch ran."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """No more progress of this run; the one who runs the query asks it for its exception."""
+        """Pass on the end of a run. Its exception is read from the query itself."""
         self._ended(event.runId().toString())
 
     class Java:
-        """What py4j wants to know."""
+        """Tells py4j which Java interface this object implements."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

@@ -1,6 +1,6 @@
-"""A job that writes each record once, as a process: its command line, its lines, its end.
+"""Runs a replay, a backfill or an audit as a process: command line, output, exit code.
 
-Spark has no part in it, but where rows of an archive are read.
+Only a backfill uses Spark, to read the rows of an archive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Say = Callable[[str], None]
 
 
 def arguments(file: JobFile) -> argparse.ArgumentParser:
-    """The command line; what it says wins over the file."""
+    """Return the command line parser; its options override the file's settings."""
     parser = argparse.ArgumentParser(prog=f"spark_sinks {file.path}", description=f"{type(file.spec).SUMMARY}.")
     add = parser.add_argument
     add("--bootstrap-servers", help="Kafka, host:port,...")
     if isinstance(file.spec.run, ReplayRun):
-        add("--rate", type=float, help="the most records a second")
+        add("--rate", type=float, help="the most records per second")
     if isinstance(file.spec, BridgeAudit):
-        add("--once", action="store_true", help="look once, and end with 1 when a record is missing")
+        add("--once", action="store_true", help="audit once, and exit with 1 if a record is missing")
     if isinstance(file.spec, Backfill):
         add("--log-file", type=Path, default=Path(os.devnull), help="where Spark's log goes")
     add("--jars", help=argparse.SUPPRESS)  # `trivium spark run` gives these two to every job with Spark
@@ -53,8 +53,8 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
     """Run the job of a file.
 
     Returns:
-        0: it is done, or was stopped. 1: it failed, and the next run goes on; or records could not be replayed, or are
-        missing. 2: the command line is wrong.
+        0 if it is done or was stopped. 1 if it failed (the next run continues), records could not be replayed, or
+        records are missing. 2 if the command line is wrong.
     """
     given = arguments(file).parse_args(argv)
     said = {name: getattr(given, name, None) for name in ("bootstrap_servers", "rate")}
@@ -88,7 +88,7 @@ async def _replay(job: Any, stopped: asyncio.Event) -> int:
 
 
 async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Namespace) -> int:
-    """A replay with Spark, whose own output goes to the log file."""
+    """Replay with Spark, whose own output goes to the log file."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

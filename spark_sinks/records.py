@@ -1,6 +1,6 @@
-"""What a record of Kafka is in a job: typed columns, whichever protocol it came by.
+"""Kafka records as typed columns, the same for every protocol that a record came by.
 
-Native functions only, and nothing that can raise: a header or a key is whatever its sender wrote.
+Uses native Spark functions only, and none that can raise: headers and keys are untrusted input.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
+from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 
 from mapping.record import CONTENT_TYPE, CREATION_TIME, MQTT_TOPIC
 from spark_sinks.spec.values import Term
 
 RAW: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-"""The Kafka source's columns, headers included; a record keeps them as `record`, for dead letters and archives."""
+"""The Kafka source's columns with headers; each record keeps them as `record`, for dead letters and archives."""
 _MILLISECONDS: Final = r"^[0-9]{1,14}$"
 
 
 def records(source: DataFrame) -> DataFrame:
-    """Each record of the Kafka source as typed columns.
+    """Convert each record of the Kafka source to typed columns.
 
     Returns:
-        `record` (the source's own columns), `key` (text; null where it is no UTF-8), `value` (binary), `topic`,
-        `partition`, `offset`, `timestamp` (Kafka's), `levels` (of its MQTT topic, an array), `content_type`, `headers`
-        (a map of texts, the first of a name counts), `sent_at` (header `creation-time`, or null).
+        `record` (the source's own columns), `key` (text; null if it is not UTF-8), `value` (binary), `topic`,
+        `partition`, `offset`, `timestamp` (Kafka's), `levels` (of the MQTT topic, an array), `content_type`, `headers`
+        (a map of texts; of several headers with one name, the first), `sent_at` (header `creation-time`, or null).
     """
     key = text_of(F.col("key"))
     mqtt_topic = F.coalesce(non_empty(header("headers", MQTT_TOPIC)), F.concat_ws("/", "topic", non_empty(key)))
@@ -42,13 +42,13 @@ def records(source: DataFrame) -> DataFrame:
 
 
 def header(headers: str, name: str | Column) -> Column:
-    """The first header of a name in a column of Kafka's headers, as text; null when there is none or it is no UTF-8."""
+    """Return the first header with this name as text; null if there is none or its value is not UTF-8."""
     wanted = F.lit(name) if isinstance(name, str) else name
     return text_of(F.get(F.filter(headers, lambda one: one["key"] == wanted), F.lit(0))["value"])
 
 
 def term(of: Term) -> Column:
-    """What results are grouped by; null where a record has nothing of the kind."""
+    """Return the column that a term refers to; null for a record that has no such level or header."""
     kind, what = of.parts
     if kind == "level":
         return F.get("levels", F.lit(int(what) - 1))
@@ -56,11 +56,11 @@ def term(of: Term) -> Column:
 
 
 def text_of(raw: Column) -> Column:
-    """Bytes as text; null when they are no UTF-8."""
+    """Return bytes as text; null if they are not UTF-8."""
     text = raw.cast("string")
     return F.when(F.is_valid_utf8(text), text)
 
 
 def non_empty(text: Column) -> Column:
-    """The text, null where it is empty."""
+    """Return the text; null if it is empty."""
     return F.when(text != "", text)

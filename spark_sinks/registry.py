@@ -1,4 +1,4 @@
-"""What a job knows of devices: a compacted topic, which every batch reads anew, or a file, read at the start."""
+"""Reads a job's device registry: a compacted topic, read again for every batch, or a file, read once at the start."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from spark_sinks.transforms.enrich import registry_of_topic
 
 
 def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str]) -> DataFrame:
-    """The registry: `_key`, and the declared columns, null where they are missing.
+    """Return the registry: `_key` and the declared columns, null where missing.
 
     Raises:
         ValueError: the file cannot be read, or an entry has no key.
     """
     if registry.topic is not None:
-        # Where the topic ends is asked whenever the plan is made: for each micro-batch, and at each checkpoint.
+        # The topic's end is looked up whenever Spark plans the query: for each micro-batch, and at each real-time
+        # checkpoint.
         topic = (
             spark.read.format("kafka")
             .options(**{f"kafka.{name}": value for name, value in connection.items()})
@@ -57,7 +58,7 @@ def _rows_of(file: Path, registry: Registry) -> list[dict[str, Any]]:
 
 
 def _typed(row: dict[str, Any], registry: Registry) -> dict[str, Any]:
-    """A row of CSV with numbers and booleans as JSON has them."""
+    """Convert the numbers and booleans of a CSV row as if it were JSON."""
     kinds = {column.field or name: column.type for name, column in registry.columns.items()}
     return {
         name: text if kinds.get(name, "string") == "string" else json.loads(text or "null")

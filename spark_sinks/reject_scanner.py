@@ -1,9 +1,9 @@
-"""Looks for what the results of a query leave out: malformed and late readings become dead letters.
+"""Finds the records that a query's results omit, malformed and late readings, and writes them as dead letters.
 
-Spark only counts what it drops as late, and forgets even that when it is killed. But its checkpoint says of each
-finished batch what it read and by which watermark it judged. So every finished batch is read once more, in a thread
-beside it, and judged by the same watermark; a file in the checkpoint (`examined`) says how far that went. Everything
-is read twice, never more, however many readings are late; and a kill at any moment loses none.
+Spark only counts the rows that it drops as late, and loses even that count when it is killed. But its checkpoint has
+the offset range and the watermark of each finished batch. So a thread reads every finished batch a second time and
+applies the same watermark; a file in the checkpoint (`examined`) holds the number of the last batch examined. Every
+record is read exactly twice, however many are late, and a kill at any moment loses no dead letter.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from spark_sinks.sources import kafka_range
 from spark_sinks.transforms.dead_letters import LATE, dead_letters
 
 MOST_BATCHES = 50
-"""Looked at together. Spark keeps a hundred, so those behind them are still there afterwards."""
+"""The most batches examined together. Spark keeps the metadata of a hundred, so the next ones are still there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """What of a query's source goes to the dead-letter topic.
+    """How to find the records of a query's source that belong in the dead-letter topic.
 
     Attributes:
-        topic: the dead letters'.
-        find: of the source's records and the watermark of each (epoch ms), those that no result counts, with the
-            source's columns and the reason in `dead_letters.ERROR`.
-        limit: records to look at together, unless a single batch has more.
+        topic: the dead-letter topic.
+        find: takes the source's records and the watermark of each (epoch ms); returns those that no result counts,
+            with the source's columns and the reason in `dead_letters.ERROR`.
+        limit: the most records to examine together; a single larger batch is still examined whole.
     """
 
     topic: str
@@ -46,19 +46,19 @@ class Rejects:
 
 
 class RejectScanner:
-    """Looks after the finished batches of one query, from where its marker in the checkpoint stands.
+    """Examines the finished batches of one query, starting after the last one that the checkpoint marks as examined.
 
     Args:
         spark: the session.
-        query: its name, in reports.
-        checkpoint: the query's.
-        rejects: what to find.
+        query: the query's name, for reports.
+        checkpoint: the query's checkpoint.
+        rejects: how to find the rejected records.
         connection: Kafka client settings by their Kafka names.
-        report: gets what was found, in the thread.
-        failed: gets the exception that ended the thread.
+        report: called in the thread with the result of each examination.
+        failed: called with the exception that ended the thread.
 
     Attributes:
-        tasks: that look at the same time, at most; None: one for each partition.
+        tasks: the most tasks that may scan at the same time. None means one per partition.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class RejectScanner:
         self._report = report
         self._failed = failed
         self._checkpoint = Checkpoint(spark, checkpoint)
-        self._finished = threading.Event()  # another batch is
+        self._finished = threading.Event()  # set when another batch is finished
         self._stopped = False
         self._out_of_time = False
         self._thread = threading.Thread(target=self._work, name=f"reject scanner of {query}", daemon=True)
 
     def start(self) -> None:
-        """Be there; `batch_finished` lets it look, at what an earlier run has left first."""
+        """Start the thread. It waits for `batch_finished`, then first examines the batches left by an earlier run."""
         self._thread.start()
 
     def batch_finished(self) -> None:
-        """Look again."""
+        """Examine the batches finished since the last time."""
         self._finished.set()
 
     def stop(self, limit_s: float) -> None:
-        """Wait at most so long for the batches that are finished now; the rest is for the next start."""
+        """Examine the batches that are finished now, for at most `limit_s`; the next start does the rest."""
         self._stopped = True
         self._finished.set()
         self._thread.join(limit_s)
@@ -117,7 +117,7 @@ class RejectScanner:
                 last = self._stopped
                 while not self._out_of_time and (found := self._examine()) is not None:
                     self._report(found)
-        except Exception as error:  # told to the one who waits for the query
+        except Exception as error:  # raised by the thread that runs the query
             if not self._stopped:
                 self._failed(error)
 
@@ -140,11 +140,11 @@ class RejectScanner:
         )
 
     def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int]:
-        """Send the dead letters of a range; how many were malformed, and how many late."""
+        """Write the dead letters of an offset range; return the numbers of malformed and of late ones."""
         records = kafka_range(self._spark, start, end, connection=self._connection)
         if self.tasks is not None:
             records = records.coalesce(self.tasks)
-        found = self._rejects.find(records, watermark_ms).cache()  # so that it is read once; there are few
+        found = self._rejects.find(records, watermark_ms).cache()  # the source is read once; rejected records are few
         try:
             [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
             if count:
@@ -154,7 +154,7 @@ class RejectScanner:
         return count - late, late
 
     def _next(self) -> list[Batch]:
-        """The finished batches after the last examined one, as many as may be looked at together."""
+        """Return the next finished batches that were not examined, as many as may be examined together."""
         done = self._checkpoint.examined()
         newest = self._checkpoint.newest()
         if newest is None or newest == done:
@@ -174,7 +174,7 @@ class RejectScanner:
 
 
 def watermark_of(batches: Sequence[Batch]) -> Column:
-    """The watermark of the batch that a record of the source was in, epoch ms, by its topic, partition and offset."""
+    """The watermark (epoch ms) of the batch that contained a record, from its topic, partition and offset."""
     changes = [batches[0]]  # the last batch of each run with the same watermark
     for batch in batches[1:]:
         if batch.watermark_ms == changes[-1].watermark_ms:

@@ -1,7 +1,7 @@
-"""Runs a job as this process: its command line, the wait for Kafka, the loop, and its end.
+"""Runs a job in this process: command line, waiting for Kafka, the main loop, shutdown.
 
-It knows no job: `known_jobs` finds them. When one query fails, the job ends (exit 1) and goes on from the
-checkpoints at its next start.
+It is independent of the single jobs, which `known_jobs` finds. When a query fails, the job ends (exit code 1); its
+next start continues from the checkpoints.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from spark_sinks.spec.values import Listen
 from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
 
 REAL_TIME_SLOTS = 16
-"""Of the default master: enough for 13 partitions. A slot is a thread, not a core, and costs little unused."""
+"""Slots of the default master, enough for 13 partitions. A slot is a thread, not a core; unused ones cost little."""
 FIRST_ANSWER_S = 3.0
-"""How long Kafka may take for its first answer; each time that it does not answer, the next may take twice as long."""
+"""How long to wait for Kafka's first answer; each failed attempt doubles the time."""
 LONGEST_ANSWER_S = 24.0
 HEAP_ROWS = 1_000_000
-"""From so many rows of state on RocksDB keeps them."""
+"""From this many rows on, state is kept in RocksDB."""
 ROW_BYTES = 2_048
-"""What a row of state is given in the heap: two versions of it and the garbage of a batch."""
+"""Heap reserved for each row of state: two versions of the row, and the garbage of a batch."""
 
 
 def heap_holds_state(trigger: str, rows: int | None) -> bool:
-    """Whether so many rows of state (None: unknown) are kept in the heap, which is faster, and not in RocksDB."""
+    """Whether this many rows of state (None if unknown) are kept in the heap, which is faster than RocksDB."""
     return trigger == MICRO_BATCH and rows is not None and rows < HEAP_ROWS
 
 
@@ -62,23 +62,23 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     metrics: JobMetrics | None = None,
 ) -> dict[str, Totals]:
-    """Start a job and run it until None is put into `stop_asked`, or a query fails (its exception is raised).
+    """Start a job and run it until `stop_asked` yields None, or a query fails (its exception is raised).
 
     Args:
-        spark: the session; stays open.
+        spark: the session; it is left open.
         kind: the job.
-        options: the job's.
-        report: gets each batch's progress, and what was found in it that is in no result.
-        ready: called once when every query has begun to read.
-        stop_asked: the queue that progress and the wish to stop come through.
-        say: gets lines for people.
-        metrics: gather what is known of each query.
+        options: the job's options.
+        report: called with each batch's progress, and with the result of each scan for rejected records.
+        ready: called once, when every query has started to read.
+        stop_asked: the queue for progress, and for None, the request to stop.
+        say: called with messages for people.
+        metrics: where each query's numbers are collected.
 
     Returns:
         The totals of each query.
 
     Raises:
-        ValueError: a checkpoint does not allow the trigger.
+        ValueError: a checkpoint does not support the trigger.
     """
     ended: SimpleQueue[str] = SimpleQueue()
     found: SimpleQueue[Examined | BaseException] = SimpleQueue()
@@ -90,7 +90,7 @@ def run(
 
     def take(progress: Progress) -> None:
         for execution in executions:
-            if progress.run in execution.runs:  # else of another job in the same session
+            if progress.run in execution.runs:  # another job in the session may report too
                 done = execution.finished(progress)
                 totals.setdefault(done.query, Totals()).add(done)
                 metrics.of(done.query).finished(done)
@@ -149,7 +149,7 @@ def run(
 
 
 def _wait_ended(missing: set[str], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
-    """Wait until the listener was told of every run's end, hence of all its progress before; at most `limit_s`."""
+    """Wait, at most `limit_s`, until the listener has reported the end of every run, which follows all its progress."""
     deadline = time.monotonic() + limit_s
     while missing and (left := deadline - time.monotonic()) > 0:
         try:
@@ -165,13 +165,13 @@ def wait_for_topics(
     say: Callable[[str], None],
     stop_asked: SimpleQueue[Progress | None],
 ) -> bool:
-    """Wait until Kafka answers and has the job's topics, saying every 5 s what is missing.
+    """Wait until Kafka answers and has the job's topics; say every 5 s what is missing.
 
     Returns:
-        False: the wish to stop came first.
+        False if a stop was requested meanwhile.
 
     Raises:
-        ValueError: real-time mode, and the local master has too few slots for the job's tasks.
+        ValueError: in real-time mode, the local master has fewer slots than the job has tasks.
     """
     said = float("-inf")
     answer_s = FIRST_ANSWER_S
@@ -179,7 +179,7 @@ def wait_for_topics(
         with Broker(spark, options.connection, answer_s) as broker:
             known = broker.partitions(options.topics)
         if known is None:
-            # Once is not worth a line: a busy machine, perhaps.
+            # The first timeout is not reported: the machine may just be busy.
             lack = "" if answer_s == FIRST_ANSWER_S else f"Kafka: {options.bootstrap_servers} does not answer"
             answer_s = min(2 * answer_s, LONGEST_ANSWER_S)
         elif missing := [name for name in options.topics if name not in known]:
@@ -213,7 +213,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
-    """The command line of `python -m spark_sinks`: a job, and its options."""
+    """Return the command line parser of `python -m spark_sinks`: a job, and its options."""
     parser = argparse.ArgumentParser(prog="spark_sinks", description="Run a streaming job on Kafka topics.")
     commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for kind in kinds:
@@ -226,47 +226,46 @@ def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
 def _add_common(parser: argparse.ArgumentParser, declared: Collection[str]) -> None:
     add = parser.add_argument
     add("--bootstrap-servers", required="bootstrap_servers" not in declared, help="Kafka, host:port,...")
-    add("--checkpoint", required="checkpoint" not in declared, help="directory (or URL) that makes a restart go on "
-        "where this run ended")  # fmt: skip
+    add("--checkpoint", required="checkpoint" not in declared, help="directory or URL from which a restarted job "
+        "continues")  # fmt: skip
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
-    add("--starting-offsets", choices=("earliest", "latest"), default="earliest", help="of the first start")
-    add("--max-offsets-per-trigger", type=int, default=100_000, help="records of one micro-batch at most")
-    add("--accept-data-loss", action="store_true", help="go on when the broker lost records not yet read")
+    add("--starting-offsets", choices=("earliest", "latest"), default="earliest", help="where the first start begins")
+    add("--max-offsets-per-trigger", type=int, default=100_000, help="the most records of one micro-batch")
+    add("--accept-data-loss", action="store_true", help="continue when Kafka has deleted unread records")
     add("--kafka", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Kafka client setting")
     add("--master", help="any Spark master (default: local, with the slots that the trigger needs)")
     add("--jars", default="", help="the connector's jars, separated by commas")
     add("--shuffle-partitions", type=int, default=2)
     add(
         "--state-rows", type=int,
-        help="about how many rows of state there will be; below a million, micro-batches keep them in the heap, which "
-        "is faster (default: in RocksDB, which holds any number, and lets the checkpoint change to real time)",
+        help="expected rows of state; below a million, micro-batches keep them in the heap, which is faster (default: "
+        "in RocksDB, which holds any number, and allows a change to real time)",
     )  # fmt: skip
-    add("--driver-memory", help="Java heap (default: by the job and its rows of state in the heap)")
-    add("--quick-start", action="store_true", help="a driver that starts sooner and is slower afterwards")
+    add("--driver-memory", help="Java heap (default: what the job and its state in the heap need)")
+    add("--quick-start", action="store_true", help="start the driver sooner, but run it slower")
     add("--driver-java-options", default="", help="more options of the driver's JVM")
     add("--stop-limit", type=float, default=4.0, help="seconds that the JVM may take to end before it is killed")
     add("--conf", type=_pair, action="append", default=[], metavar="NAME=VALUE", help="Spark setting")
     add("--ui", action="store_true", help="serve Spark's web pages")
-    add("--log-level", default="WARN", help="of Spark's log")
+    add("--log-level", default="WARN", help="log level of Spark's log")
     add("--log-file", type=Path, help="where Spark's log goes (default: spark.log in a local checkpoint)")
-    add("--ready-file", type=Path, help="written once the job has begun to read")
+    add("--ready-file", type=Path, help="written when the job has started to read")
     add("--metrics", type=listen, default=Listen("127.0.0.1:0"), metavar="HOST:PORT", help="where Prometheus and "
         "`trivium spark status` read its metrics (default: a free port of this machine)")  # fmt: skip
-    add("--submitted", action="store_true", help="by spark-submit, which was told of the master, of jars and of Java")
-    add("--die-with-parent", action="store_true", help="stop when the starting process ends, however it ends")
+    add("--submitted", action="store_true", help="started by spark-submit, which sets master, jars and Java options")
+    add("--die-with-parent", action="store_true", help="stop when the parent process ends for any reason")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job as this process: progress as JSON lines on the standard output, on a terminal as a table.
+    """Run a job in this process, with progress as JSON lines on the standard output, or as a table on a terminal.
 
     SIGTERM and SIGINT stop the queries, the session and the JVM.
 
     Returns:
-        0 after a stop that was asked for, 1 when the job failed, with one line on the standard error and the
-        whole story in the log. (A wrong command line, a wrong job file, an address in use, or a job that runs already
-        exits with 2.)
+        0 after a requested stop. 1 when the job failed; one line is on the standard error, the traceback in the log.
+        2 for a wrong command line or job file, an address in use, or a job that runs already.
     """
     try:
         given, kind, options = asked(argv)
@@ -277,7 +276,7 @@ def main(argv: Sequence[str]) -> int:
         die_with_parent()
     metrics = JobMetrics(kind.title or kind.name)
     console = Console()
-    on_stop(_stop_now)  # while the JVM starts nothing is there to be stopped in order
+    on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
     with contextlib.ExitStack() as stack:
         stack.callback(console.close)
         try:
@@ -296,7 +295,7 @@ def main(argv: Sequence[str]) -> int:
         failure: str | None = None
         try:
             _run_process(given, kind, options, console, metrics)
-        except Exception as error:  # the last one who can say it
+        except Exception as error:  # the last place to report it
             traceback.print_exc()
             failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
@@ -309,7 +308,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def asked(argv: Sequence[str]) -> tuple[argparse.Namespace, JobKind, JobOptions]:
-    """What a command line says; SystemExit where it is wrong, JobFileError where the job file is."""
+    """Parse a command line; SystemExit if it is wrong, JobFileError if the job file is."""
     kinds = known_jobs()
     if argv and is_job_file(argv[0]):
         file = read(Path(argv[0]))
@@ -331,12 +330,12 @@ def _stop_now() -> None:
 
 
 def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Console) -> Registration | None:
-    """Let `trivium spark status` know of the job; None, with a word, where that is not possible. RunsError."""
+    """Register the job for `trivium spark status`; None, with a message, if that fails. May raise RunsError."""
     try:
         registration = Registration(kind.title or kind.name, kind.file, options.checkpoint)
         registration.begin(str(metrics))
     except OSError as error:
-        console.say(f"`trivium spark status` will not know of this job: {error}")
+        console.say(f"`trivium spark status` will not list this job: {error}")
         return None
     return registration
 

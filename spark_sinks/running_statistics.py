@@ -1,4 +1,4 @@
-"""The mean and deviation of values that come one by one (Welford's method): no value is kept."""
+"""Running mean and standard deviation of a series of values (Welford's method); no value is stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
-    """Of the values so far."""
+    """Mean and deviation of the values so far."""
 
     count: int = 0
     mean: float = 0.0
@@ -17,15 +17,15 @@ class RunningStatistics:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the sample; 0 below two values."""
+        """The sample standard deviation; 0 for fewer than two values."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
     def is_beyond(self, value: float, deviations: float, after: int) -> bool:
-        """Whether a value is further than so many deviations from the mean, once there are `after` values."""
+        """Whether `value` is more than `deviations` deviations from the mean; False before `after` values."""
         return self.count >= after and abs(value - self.mean) > deviations * self.deviation
 
     def with_value(self, value: float) -> Self:
-        """With one value more; a value so large that the squares would be infinite is left out."""
+        """Return the statistics with `value` added. A value that would make `squares` infinite is ignored."""
         count = self.count + 1
         distance = value - self.mean
         mean = self.mean + distance / count

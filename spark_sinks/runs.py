@@ -1,7 +1,7 @@
-"""The jobs that this user has started on this machine: who runs, where its metrics are, how the last run ended.
+"""A registry of the jobs that this user has started on this machine: which run, and how the last runs ended.
 
-Each job has a small file, named by the job and its checkpoint, in `$XDG_STATE_HOME/trivium/spark`. Its process holds a
-lock on it, so it is never taken for running when it is not, whatever process has its number now.
+Each job has a small file, named by the job and its checkpoint, in `$XDG_STATE_HOME/trivium/spark`. The job's process
+holds a lock on it, so a dead job never seems to run, even if its process id is in use again.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from spark_sinks.job_file import is_job_file
 
 POLL_S: Final = 0.1
 ENDING_S: Final = 10.0
-"""A run that was killed may need so long until the last of it has ended."""
+"""How long a killed run may need until its last process has ended."""
 KEPT_S: Final = 7 * 86_400.0
-"""How long a job that has ended is remembered."""
+"""How long an ended job stays in the registry."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The newest run of a job."""
 
-    job: str  # its name
-    file: str | None  # its job file
+    job: str  # the job's name
+    file: str | None  # the job file
     checkpoint: str  # absolute, or a URL
     pid: int
     metrics: str  # HOST:PORT
     started: float  # Unix time
-    restarts: int = 0  # runs on this checkpoint before it
-    ended: float | None = None  # Unix time; None: it has not said so
-    error: str | None = None  # why it ended; None: somebody asked it to
+    restarts: int = 0  # earlier runs on this checkpoint
+    ended: float | None = None  # Unix time; None if it runs or was killed
+    error: str | None = None  # why it failed; None if it was asked to stop
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A run, and whether its process is there."""
+    """A run, and whether its process still exists."""
 
     run: Run
     alive: bool
 
 
 class RunsError(Exception):
-    """A job runs already, or cannot be told from others; the text says it."""
+    """A job runs already, or its name is ambiguous; the text says which."""
 
 
 def directory() -> Path:
-    """Where the files are."""
+    """Return the directory of the registry files."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "trivium" / "spark"
 
 
 class Registration:
-    """A job's own file, from its start to its end.
+    """A job's registry file, from its start to its end.
 
     Args:
-        job: its name.
-        file: its job file.
+        job: the job's name.
+        file: the job file.
         checkpoint: directory or URL.
     """
 
@@ -84,7 +84,7 @@ class Registration:
         )
 
     def begin(self, metrics: str) -> None:
-        """Say that it runs, and where its metrics are; RunsError when another process runs it."""
+        """Register the run with the address of its metrics; RunsError if another process runs the job."""
         _forget_old(self._where)
         deadline = time.monotonic() + ENDING_S
         while True:
@@ -99,17 +99,17 @@ class Registration:
                     f"{self.run.job} runs already, as process {before.run.pid}, on the checkpoint "
                     f"{self.run.checkpoint}: one job, one checkpoint"
                 )
-            time.sleep(POLL_S)  # it may just be ending
+            time.sleep(POLL_S)  # it may be about to end
 
     def end(self, error: str | None) -> None:
-        """Say how it ended."""
+        """Record why the run ended; None after a requested stop."""
         if self._held is not None:
             self._write(msgspec.structs.replace(self.run, ended=time.time(), error=error))
             os.close(self._held)
             self._held = None
 
     def _write(self, run: Run) -> None:
-        """Put a new file in the place of the old one, locked already."""
+        """Replace the file with a new one that is already locked."""
         new = self._path.with_suffix(f".{os.getpid()}.new")
         held = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -126,7 +126,7 @@ class Registration:
 
 @contextlib.contextmanager
 def _alone(where: Path) -> Iterator[None]:
-    """One at a time in the directory."""
+    """Hold the directory's lock."""
     held = os.open(where, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -136,7 +136,7 @@ def _alone(where: Path) -> Iterator[None]:
 
 
 def _look(path: Path) -> Known | None:
-    """What a file says; None when it is no such file, or has gone."""
+    """Read a registry file; None if it is missing or not valid."""
     try:
         held = os.open(path, os.O_RDONLY)
     except OSError:
@@ -154,13 +154,13 @@ def _look(path: Path) -> Known | None:
 
 
 def known() -> list[Known]:
-    """The newest run of every job, those that run first."""
+    """Return the newest run of every job, running ones first."""
     found = [one for path in directory().glob("*.json") if (one := _look(path)) is not None]
     return sorted(found, key=lambda one: (not one.alive, one.run.job, one.run.checkpoint))
 
 
 def find(name: str) -> list[Known]:
-    """The runs of a job file, or of jobs of this name."""
+    """Return the newest runs of a job file, or of all jobs with this name."""
     if is_job_file(name):
         path = str(Path(name).resolve())
         return [one for one in known() if one.run.file == path]
@@ -175,20 +175,20 @@ def _forget_old(where: Path) -> None:
 
 
 def stop(name: str, limit_s: float) -> Run:
-    """Ask a job to end, as SIGTERM does, and wait until it has.
+    """Send SIGTERM to a job and wait until it has ended.
 
     Returns:
-        Its last words.
+        the final record of the run.
 
     Raises:
         RunsError: no such job runs here, or several do.
-        TimeoutError: it has not ended in time.
+        TimeoutError: it did not end in time.
     """
     found = find(name)
     running = [one.run for one in found if one.alive]
     if len(running) > 1:
         listed = ", ".join(run.file or run.checkpoint for run in running)
-        raise RunsError(f"{name}: {len(running)} jobs of this name run: name one by its file ({listed})")
+        raise RunsError(f"{name}: {len(running)} jobs of this name run: select one by its file ({listed})")
     if not running:
         raise RunsError(not_running(name, found))
     [run] = running
@@ -203,12 +203,12 @@ def stop(name: str, limit_s: float) -> Run:
 
 
 def _same(name: str, run: Run) -> Known | None:
-    """A run as it is now; None when another has taken its place."""
+    """Return the present state of a run; None if a newer run has replaced it."""
     return next((one for one in find(name) if (one.run.pid, one.run.started) == (run.pid, run.started)), None)
 
 
 def not_running(name: str, found: list[Known]) -> str:
-    """In words."""
+    """Describe why a job does not run."""
     if not found:
         return f"{name} has not been started on this machine by this user"
     run = found[0].run

@@ -1,4 +1,4 @@
-"""Where a job's results go: Kafka, at least once."""
+"""A job's Kafka sink: at least once."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def kafka_sink(
 ) -> StreamingQuery:
     """Start a query that writes `records` (key, value, headers) to `topic`.
 
-    At least once: a batch that was written but not yet checkpointed when the job died is written again. A
-    micro-batch then has the same content, because the checkpoint fixes what it reads. Real time fixes that only
-    at its end, so counts that were already written begin again from the last checkpoint's: for up to an interval
-    a reader sees windows go back and come forward again.
+    At least once: a batch that was written but not checkpointed when the job died is written again. A repeated
+    micro-batch has the same content, because the checkpoint fixes its offset range. Real time fixes the range only at
+    the batch's end, so counts already written start again from the last checkpoint: for up to one interval a reader
+    sees windows go back and then forward again.
 
     Args:
         records: columns key and value (binary), headers (array of key and value).
-        topic: the Kafka topic, which must exist; None: each record has its own in a column `topic`.
+        topic: the Kafka topic, which must exist. None means that a column `topic` names each record's topic.
         name: the query's name in progress lines.
         connection: Kafka client settings by their Kafka names.
-        checkpoint: directory (or URL) of this query alone.
+        checkpoint: the query's own directory (or URL).
         trigger: when it reads. Real time holds a slot for every task of every stage.
-        output_mode: update: a window again with every change; append: once, when it is closed, and the mode of
-            stateless queries.
+        output_mode: update writes a window each time it changes; append writes it once, when it is closed. Stateless
+            queries use append.
     """
     writer = (
         records.writeStream.queryName(name)
@@ -55,6 +55,6 @@ def write_once(records: DataFrame, topic: str, connection: Mapping[str, str]) ->
 
 
 def kafka_options(connection: Mapping[str, str]) -> dict[str, str]:
-    """Spark's options of a Kafka producer, that waits for every replica and repeats nothing of its own."""
+    """Return Spark's options for a Kafka producer that waits for all replicas and is idempotent."""
     own = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
     return {**{f"kafka.{name}": value for name, value in connection.items()}, **own}

@@ -1,4 +1,4 @@
-"""Where a job's records come from: one Kafka topic as a stream, and what the broker says about topics."""
+"""A job's sources: a Kafka topic as a stream, and the admin client for partitions and offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
 _COMMITTED = ("kafka.isolation.level", "read_committed")  # unless the connection says otherwise
-_LATER = "org.apache.kafka.common.errors.RetriableException"  # no answer, or none yet
+_LATER = "org.apache.kafka.common.errors.RetriableException"  # no answer yet
 _EARLIEST = -2  # as Spark's connector writes it
 _Answer = TypeVar("_Answer")
 
@@ -30,20 +30,20 @@ def kafka_stream(
     fail_on_data_loss: bool = True,
     headers: bool = True,
 ) -> DataFrame:
-    """The records of `topic`: key, value, topic, partition, offset, timestamp (Kafka's own columns), and headers.
+    """Return the records of `topic`: key, value, topic, partition, offset, timestamp (Kafka's columns), and headers.
 
     Args:
         spark: the session.
         topic: the Kafka topic; it must exist.
         connection: Kafka client settings by their Kafka names, `bootstrap.servers` at least.
-        starting_offsets: earliest or latest; counts at the first start only, afterwards the checkpoint does.
-            Earliest leaves nothing out.
+        starting_offsets: earliest or latest. Used at the first start only; afterwards the checkpoint decides.
+            Earliest skips no record.
         max_offsets_per_trigger: the most records of one micro-batch, spread over the partitions by their lag.
-            Bounds memory and keeps partitions abreast after an outage: a partition read far ahead would push
-            the watermark past the others. Real-time mode has no such limit and refuses the option.
-        fail_on_data_loss: a checkpointed offset that the broker no longer has (retention, a topic made anew)
-            ends the job instead of being skipped in silence.
-        headers: whether there is a column of them; it costs, also a query that does not look at it.
+            Limits memory and keeps partitions in step after an outage: a partition that is read far ahead would
+            push the watermark past the others. Real-time mode does not support it and refuses the option.
+        fail_on_data_loss: whether a checkpointed offset that the broker no longer has (retention, a re-created
+            topic) ends the job. Otherwise the gap is skipped silently.
+        headers: whether to read headers, which costs time even in a query that does not use them.
     """
     reader = (
         spark.readStream.format("kafka")
@@ -60,7 +60,7 @@ def kafka_stream(
 
 
 def kafka_range(spark: SparkSession, start: Offsets, end: Offsets, *, connection: Mapping[str, str]) -> DataFrame:
-    """The records between two places of some topics, end exclusive; a partition without a start from its beginning."""
+    """Return the records of an offset range, end exclusive; a partition without a start is read from its beginning."""
     begin = {
         topic: {partition: start.get(topic, {}).get(partition, _EARLIEST) for partition in partitions}
         for topic, partitions in end.items()
@@ -70,7 +70,7 @@ def kafka_range(spark: SparkSession, start: Offsets, end: Offsets, *, connection
         spark.read.format("kafka")
         .option(*_COMMITTED)
         .options(**{f"kafka.{name}": value for name, value in connection.items()})
-        .option("assign", json.dumps(assigned))  # not the whole topics: it may have got partitions since
+        .option("assign", json.dumps(assigned))  # not whole topics, which may have new partitions
         .option("includeHeaders", "true")
         .option("startingOffsets", json.dumps(begin))
         .option("endingOffsets", json.dumps(end))
@@ -80,12 +80,12 @@ def kafka_range(spark: SparkSession, start: Offsets, end: Offsets, *, connection
 
 
 class Broker:
-    """What Kafka says of topics, by the Java client that the connector brings along; a job needs no second one.
+    """Kafka's admin client, through the Java client that the connector already contains.
 
     Args:
         spark: the session.
         connection: Kafka client settings by their Kafka names.
-        answer_s: how long an answer may take.
+        answer_s: the longest time to wait for an answer.
     """
 
     def __init__(self, spark: SparkSession, connection: Mapping[str, str], answer_s: float) -> None:
@@ -97,7 +97,7 @@ class Broker:
         self._committed = java_class(spark, "org.apache.kafka.common.IsolationLevel").READ_COMMITTED
         properties = java_class(spark, "java.util.Properties")()
         for name in ("default.api.timeout.ms", "request.timeout.ms"):
-            properties.put(name, str(round(answer_s * 1000)))  # a stop is noticed between two questions
+            properties.put(name, str(round(answer_s * 1000)))  # a stop is noticed between two requests
         for name, value in connection.items():
             properties.put(name, value)
         self._admin = java_class(spark, "org.apache.kafka.clients.admin.AdminClient").create(properties)
@@ -109,15 +109,15 @@ class Broker:
         self._admin.close()
 
     def partitions(self, names: Collection[str]) -> dict[str, int] | None:
-        """The number of partitions of each of `names` that exists; None when Kafka does not answer in time."""
+        """Return the number of partitions of each existing topic; None if Kafka does not answer in time."""
         return self._ask(lambda: self._partitions(names))
 
     def ends(self, topics: Collection[str], *, beginnings: bool = False) -> Offsets | None:
-        """Where committed records end (or begin) in each partition; None when Kafka does not answer in time."""
+        """Return where committed records end (or begin) per partition; None if Kafka does not answer in time."""
         return self._ask(lambda: self._offsets(topics, beginnings=beginnings))
 
     def _partitions(self, names: Collection[str]) -> dict[str, int]:
-        known = self._admin.listTopics().names().get()  # stays in Java: a cluster may have many thousands
+        known = self._admin.listTopics().names().get()  # stays in Java: there may be thousands of topics
         asked, wanted = self._list(), [name for name in names if known.contains(name)]
         for name in wanted:
             asked.add(name)

@@ -1,4 +1,4 @@
-"""A job file or a job's name as the one that runs it: Spark, or Python alone for one that replays records."""
+"""Starts a job file or a named job with the right runner: Spark, or Python only for replays and audits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_sinks.spec.jobs import JobSpec
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job as this process; its exit code. A wrong job file is 2."""
+    """Run a job in this process and return its exit code; 2 means that the job file is wrong."""
     if argv and is_job_file(argv[0]):
         try:
             file = read(Path(argv[0]))

@@ -1,4 +1,4 @@
-"""What keeps state in Python between micro-batches, in Spark's workers. Arithmetic: `running_statistics.py`."""
+"""A stateful processor in Python, run by Spark's workers. `running_statistics.py` does the math."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ STATE = "count bigint, mean double, squares double"
 MEAN = "_mean_"
 DEVIATION = "_deviation_"
 BEYOND = "_beyond"
-"""Of a reading that is an alarm already, by its bounds."""
+"""Whether a reading is an alarm already, by its thresholds."""
 
 
 class Deviations(StatefulProcessor):
-    """Of one device's readings those that are alarms, with mean and deviation before them where they are beyond these.
+    """Selects one device's alarms, and adds the mean and deviation of the earlier values where a value is beyond them.
 
-    A reading is judged by those before it in the log, then counts itself.
+    Each reading is compared with the readings before it in the log, and then counted.
 
     Args:
-        thresholds: of columns that have `deviations`.
-        columns: of a reading that is an alarm; `MEAN` and `DEVIATION` of each limited column are behind them.
-        forget_ms: how long a device must be silent for its state to be forgotten.
+        thresholds: by column; those with `deviations` are checked here.
+        columns: the columns of an alarm. `MEAN` and `DEVIATION` of each checked column follow them.
+        forget_ms: how long a device must be silent before its state is deleted.
     """
 
     def __init__(self, thresholds: Mapping[str, Threshold], columns: tuple[str, ...], forget_ms: int) -> None:
@@ -44,7 +44,7 @@ class Deviations(StatefulProcessor):
         self._states = {name: handle.getValueState(name, STATE, self._forget_ms) for name in self._limits}
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        """See `StatefulProcessor`; the rows of a batch come in any order."""
+        """See `StatefulProcessor`. The rows of a batch come in any order, so they are sorted by offset."""
         running = {name: RunningStatistics(*(state.get() or ())) for name, state in self._states.items()}
         for row in sorted(rows, key=lambda one: (one["topic"], one["partition"], one["offset"], one["_place"])):
             found = {}

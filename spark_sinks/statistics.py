@@ -1,4 +1,4 @@
-"""What is counted of a job's query: each field is a metric, `trivium_spark_<field>` (docs/metrics.md)."""
+"""The statistics of a job's query: each field is a metric, `trivium_spark_<field>` (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SOURCE: Final = "spark"
 class QueryStatistics(msgspec.Struct, frozen=True):
     """One query of a job."""
 
-    trigger: Annotated[Mapping[str, int], gauge("1 for how the query reads now", "trigger")]
+    trigger: Annotated[Mapping[str, int], gauge("1 for the query's present trigger mode", "trigger")]
     rows: Annotated[int, counter("records read")]
-    batches: Annotated[int, counter("batches done; in real time there is one per checkpoint")]
-    rows_per_second: Annotated[float, gauge("records read a second, of the newest minute or the newest batch")]
+    batches: Annotated[int, counter("batches finished; in real time one per checkpoint")]
+    rows_per_second: Annotated[float, gauge("records read per second, over the last minute or the newest batch")]
     position: Annotated[
-        Mapping[str, Mapping[str, int]], gauge("the offset before which all is processed", "topic", "partition")
+        Mapping[str, Mapping[str, int]], gauge("offset before which all records are processed", "topic", "partition")
     ]
     lag: Annotated[
         Mapping[str, Mapping[str, int]],
@@ -29,13 +29,13 @@ class QueryStatistics(msgspec.Struct, frozen=True):
         ),
     ]
     late_rows: Annotated[int, counter("rows that the state dropped as late, as Spark counts them")]
-    late: Annotated[int | None, counter("readings that came too late, sent to the dead letters")]
-    malformed: Annotated[int | None, counter("records that could not be used, sent to the dead letters")]
+    late: Annotated[int | None, counter("late readings sent to the dead letters")]
+    malformed: Annotated[int | None, counter("malformed records sent to the dead letters")]
     dead_letters: Annotated[int | None, counter("records sent to the dead letters")]
     batch: Annotated[int | None, gauge("number of the newest batch, continued over restarts")]
-    batch_duration_ms: Annotated[int | None, gauge("how long the newest batch took")]
-    last_batch_timestamp_s: Annotated[float | None, gauge("when the newest batch was done, Unix time")]
-    watermark_lag_ms: Annotated[int | None, gauge("how long ago, by the clock, the event time was that closes windows")]
-    state_rows: Annotated[int | None, gauge("rows of state kept")]
-    state_bytes: Annotated[int | None, gauge("memory that the state takes")]
-    restarts: Annotated[int, counter("starts of the job on its checkpoint before this one, as this machine knows them")]
+    batch_duration_ms: Annotated[int | None, gauge("duration of the newest batch")]
+    last_batch_timestamp_s: Annotated[float | None, gauge("when the newest batch ended, Unix time")]
+    watermark_lag_ms: Annotated[int | None, gauge("time between the clock and the watermark")]
+    state_rows: Annotated[int | None, gauge("rows in the state store")]
+    state_bytes: Annotated[int | None, gauge("memory used by the state store")]
+    restarts: Annotated[int, counter("earlier starts of the job on its checkpoint, as recorded on this machine")]

@@ -1,6 +1,6 @@
-"""What jobs tell of themselves, read from their metrics: for `trivium spark status`, a terminal and the console.
+"""Reads the status of jobs from their metrics, for `trivium spark status`, a terminal and the console.
 
-Nothing here needs Spark.
+Needs no Spark.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from spark_sinks.spec.values import Listen
 
 ANSWER_S: Final = 3.0
 LARGEST: Final = 4 << 20
-"""Bytes of an answer: a few hundred partitions are 100 kB."""
-PIPE_COLUMNS: Final = 160  # where there is no terminal to ask
-_ANY: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on
+"""The largest answer accepted, bytes; a few hundred partitions are 100 kB."""
+PIPE_COLUMNS: Final = 160  # used if the output is not a terminal
+_ANY: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not a listen address
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of ours
-    """A job does not tell; the text says why."""
+    """A job's metrics cannot be read; the text says why."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: whether it runs, and its queries' figures."""
+    """Whether a job runs, and the state of its queries."""
 
     job: str
     state: str  # runs | starts | does not answer | stopped | failed | killed
@@ -52,7 +52,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(address: str, answer_s: float = ANSWER_S) -> tuple[Figures, ...]:
-    """The queries of the job whose metrics are at `HOST:PORT`; NoAnswer."""
+    """Return the queries of the job whose metrics are at `HOST:PORT`; NoAnswer if they cannot be read."""
     try:
         place = Listen.parse(address)
         with contextlib.closing(
@@ -67,11 +67,11 @@ def read(address: str, answer_s: float = ANSWER_S) -> tuple[Figures, ...]:
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"{address}: {getattr(error, 'strerror', None) or repr(error)}") from error
     except ValueError as error:
-        raise NoAnswer(f"{address} tells no metrics: {error}") from error
+        raise NoAnswer(f"{address} has no valid metrics: {error}") from error
 
 
 def status_of(known: Sequence[Known], addresses: Sequence[str] = ()) -> list[Status]:
-    """Ask all of them, side by side; jobs that do not run, and what is at further addresses, too."""
+    """Return the status of all jobs, running or not, and of those at further addresses; asks all in parallel."""
     if not known and not addresses:
         return []
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -95,20 +95,20 @@ def _status(known: Known) -> Status:
             return status("does not answer", str(error))
         return status("runs" if queries else "starts", queries=queries)
     if run.ended is None:
-        return status("killed", f"process {run.pid} is gone")
+        return status("killed", f"process {run.pid} does not exist")
     ago = f"{age(time.time() - run.ended)} ago"
     return status("stopped", ago) if run.error is None else status("failed", f"{ago}: {run.error}")
 
 
 def _at(address: str) -> list[Status]:
-    """The jobs at an address, one mostly."""
+    """Return the jobs at an address; usually one."""
     try:
         found = read(address)
     except NoAnswer as error:
         return [Status(job=address, address=address, state="does not answer", detail=str(error))]
     if not found:
         return [
-            Status(job=address, address=address, state="does not answer", detail="no Spark job tells metrics there")
+            Status(job=address, address=address, state="does not answer", detail="no Spark job serves metrics there")
         ]
     jobs = dict.fromkeys(one.job for one in found)
     return [
@@ -118,12 +118,12 @@ def _at(address: str) -> list[Status]:
 
 
 def as_json(jobs: Sequence[Status]) -> str:
-    """All that is known of them, as a JSON array."""
+    """Return all of their status as a JSON array."""
     return msgspec.json.format(msgspec.json.encode(jobs)).decode()
 
 
 def show(jobs: Sequence[Status]) -> None:
-    """Print the table on the standard output."""
+    """Print the table to the standard output."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS, highlight=False)
@@ -136,7 +136,7 @@ COLUMNS: Final = (
 
 
 def table(jobs: Iterable[Status], now: float | None = None) -> Table:
-    """A row for each query, or one in words for a job that has none to tell."""
+    """Return a table with one row per query, or one row with the state of a job that has none."""
     now = time.time() if now is None else now
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for at, column in enumerate(COLUMNS):
@@ -157,7 +157,7 @@ def table(jobs: Iterable[Status], now: float | None = None) -> Table:
 
 
 def row(query: Figures, now: float) -> list[Text]:
-    """The cells of one query, in the order of `COLUMNS`."""
+    """Return the cells of one query, in the order of `COLUMNS`."""
     name = query.job if query.query in {"", query.job} else f"{query.job}: {query.query}"
     cells = [
         name,
@@ -178,7 +178,7 @@ def _number(value: int | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long, in one unit."""
+    """Format a duration in one unit."""
     whole = max(0, round(seconds))
     if whole < 2 * _MINUTE:
         return f"{whole} s"

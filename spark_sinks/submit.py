@@ -1,8 +1,8 @@
-"""A job for a cluster: the one `spark-submit` for a standalone cluster, Kubernetes or YARN, and the archive it sends.
+"""Submits a job to a standalone cluster, Kubernetes or YARN: the `spark-submit` command, and the archive it sends.
 
-The archive is what a job needs of this project, for `--py-files`. What others have written (msgspec, pydantic,
-prometheus-client, rich, structlog and what decoders need) must be where the driver runs: here in client mode, in the
-cluster's image otherwise.
+The archive has the modules of this project that a job needs, for `--py-files`. Third-party packages (msgspec, pydantic,
+prometheus-client, rich, structlog and those that decoders need) must be installed where the driver runs: on this
+machine in client mode, otherwise in the cluster's image.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SUBMITTED: Final = "--submitted"
 
 
 class SubmitError(ValueError):
-    """The job cannot be submitted so; the text says why."""
+    """The job cannot be submitted with these options; the text says why."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be submitted, checked already.
+    """The validated options of a submission.
 
     Attributes:
         job: its name, or its file.
-        title: for the cluster's pages.
+        title: its name on the cluster's pages.
         file: its job file.
-        checkpoint: of the job.
-        arguments: of the job, behind its name.
+        checkpoint: the job's checkpoint.
+        arguments: the job's arguments after its name.
         master: the cluster.
-        deploy_mode: where the driver runs, CLIENT: here, CLUSTER: there.
+        deploy_mode: where the driver runs: CLIENT (this machine) or CLUSTER.
         driver_memory: such as `1g`.
         conf: Spark's settings.
     """
@@ -63,7 +63,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     conf: Mapping[str, str]
 
     def check(self) -> None:
-        """SubmitError where the cluster cannot run it so."""
+        """Raise SubmitError if the cluster cannot run the job with these options."""
         kind = self.master.partition(":")[0]
         if kind not in {"spark", "k8s", "yarn"}:
             raise SubmitError(
@@ -71,23 +71,23 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
                 "for this machine there is `trivium spark run`"
             )
         if self.deploy_mode not in {CLIENT, CLUSTER}:
-            raise SubmitError(f"--deploy-mode {self.deploy_mode}: the driver runs by client or cluster")
+            raise SubmitError(f"--deploy-mode {self.deploy_mode}: must be client or cluster")
         if self.deploy_mode == CLIENT:
             return
         if kind == "spark":
-            raise SubmitError("--deploy-mode cluster: a standalone cluster runs drivers in Python on the client only")
+            raise SubmitError("--deploy-mode cluster: a standalone cluster supports Python drivers in client mode only")
         if "://" not in self.checkpoint:
             raise SubmitError(
-                f"the checkpoint {self.checkpoint} is a directory, and the driver runs on the cluster: "
-                "name one by a URL that all its machines reach (hdfs://, s3a://)"
+                f"the checkpoint {self.checkpoint} is a local directory, but the driver runs on the cluster: "
+                "use a URL that all its machines reach (hdfs://, s3a://)"
             )
         if kind == "k8s":
-            for name, what in ((IMAGE, "the driver's image (deploy/spark)"), (UPLOADS, "where files are sent by")):
+            for name, what in ((IMAGE, "the driver's image (deploy/spark)"), (UPLOADS, "where files are uploaded")):
                 if name not in self.conf:
-                    raise SubmitError(f"--conf {name}=...: is needed, {what}")
+                    raise SubmitError(f"--conf {name}=... is required: {what}")
 
     def command(self, archive: Path, main: Path, jars: Sequence[Path]) -> list[str]:
-        """What follows `spark-submit`; `jars` are the Kafka connector's."""
+        """Return the `spark-submit` arguments; `jars` are the Kafka connector's."""
         conf = {"spark.log.level": "WARN", **self.conf}
         job, files = self.job, []
         if self.file is not None:
@@ -106,7 +106,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def modules() -> dict[str, Path]:
-    """The modules of this project that a job imports, by their place in the archive; packages among them."""
+    """Return the modules (and packages) of this project that a job imports, by their path in the archive."""
     found: dict[str, Path] = {}
     waiting = sorted((ROOT / "spark_sinks").rglob("*.py"))
     while waiting:
@@ -124,7 +124,7 @@ def modules() -> dict[str, Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Names of ours that a module imports, and of what is in them: perhaps modules too."""
+    """Yield the names in this project that a module imports; some may be attributes instead of modules."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -136,7 +136,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def archive(directory: Path) -> tuple[Path, Path]:
-    """Write the archive and the program that starts a job, unless they are there; the same code is the same files."""
+    """Write the archive and the start program unless they exist; the archive is named by its content."""
     contents = {place: path.read_bytes() for place, path in modules().items()}
     mark = hashlib.sha256(b"".join(place.encode() + b"\0" + text for place, text in contents.items())).hexdigest()[:16]
     directory.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def archive(directory: Path) -> tuple[Path, Path]:
 
 
 def spark_home() -> Path:
-    """Spark as pyspark brings it along; SubmitError when it is not installed."""
+    """Return the Spark directory inside pyspark; SubmitError if it is not installed."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise SubmitError("pyspark is not installed: pip install 'trivium[spark]'")
@@ -163,7 +163,7 @@ def spark_home() -> Path:
 
 
 def environment(java_home: Path, deploy_mode: str) -> dict[str, str]:
-    """What `spark-submit` finds its Java and its Pythons by; `PYSPARK_PYTHON` says how a cluster names its own."""
+    """Return the environment in which `spark-submit` finds Java and Python; `PYSPARK_PYTHON` names the cluster's."""
     made = {**os.environ, "SPARK_HOME": str(spark_home()), "JAVA_HOME": str(java_home)}
     if deploy_mode == CLIENT:
         made["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -172,13 +172,14 @@ def environment(java_home: Path, deploy_mode: str) -> dict[str, str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], deploy_mode: str) -> int:
-    """Run it to its end; its exit code. In client mode SIGTERM and Ctrl-C end the job in order, as in `spark run`."""
+    """Run the command and return its exit code. In client mode SIGTERM and Ctrl-C end the job cleanly."""
     if deploy_mode == CLUSTER:
-        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - the job goes on there
+        return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - the job runs there
     process = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603
 
     def forward(_signal: int, _frame: FrameType | None) -> None:
-        # The driver stops the job in order, and its JVM ends with it; a JVM that is stopped leaves the driver alone.
+        # The driver stops the job cleanly, and its JVM ends with it. A signal to the JVM would leave the driver
+        # running.
         for child in drivers(process.pid) or [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
@@ -189,7 +190,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], deploy_mode: str
 
 
 def drivers(submitter: int) -> list[int]:
-    """The processes that `spark-submit` has started (Linux): the driver in Python, once it is there."""
+    """Return the processes that `spark-submit` has started (Linux): the Python driver, once it runs."""
     try:
         tasks = list(Path(f"/proc/{submitter}/task").iterdir())
     except OSError:

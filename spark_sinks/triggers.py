@@ -1,4 +1,4 @@
-"""When a query reads: in micro-batches, in real time, or in bounded micro-batches up to what is there now."""
+"""Triggers of a query: micro-batches, real time, or bounded micro-batches up to the present end of the topics."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Trigger:
     """How a query runs.
 
     Attributes:
-        mode: MICRO_BATCH, REAL_TIME or CATCHING_UP. Catching up reads in micro-batches what is in the topics when it
-            starts, and ends by itself.
-        interval_ms: of micro-batches (None: one after the other) or of real time's checkpoints (None: 5 minutes).
-        most: the most records of a micro-batch now; None: what the job allows.
+        mode: MICRO_BATCH, REAL_TIME or CATCHING_UP. CATCHING_UP reads, in micro-batches, the records that are in the
+            topics when it starts, and then ends.
+        interval_ms: of micro-batches (None: each starts when the last ends) or real-time checkpoints (None: 5 minutes).
+        most: the most records of a micro-batch at present. None means the job's own limit.
     """
 
     mode: str = MICRO_BATCH
@@ -32,11 +32,11 @@ class Trigger:
     most: int | None = None
 
     def most_of(self, allowed: int) -> int | None:
-        """`maxOffsetsPerTrigger` of a job that allows so many; None: real time has no such bound."""
+        """Return the query's `maxOffsetsPerTrigger`; None in real time, which does not support it."""
         return None if self.mode == REAL_TIME else min(allowed, self.most or allowed)
 
     def start(self, writer: DataStreamWriter) -> StreamingQuery:
-        """Start the query that the writer describes."""
+        """Start the query of this writer."""
         if self.mode == CATCHING_UP:
             return writer.trigger(availableNow=True).start()
         if self.mode == REAL_TIME:

@@ -1,10 +1,10 @@
-"""Readings in Fahrenheit: a job of one's own.
+"""A user-defined job: readings in Fahrenheit.
 
 Start it with: trivium spark run examples/spark/fahrenheit.py
 """
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
+from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 
 from spark_sinks.spec.jobs import Transform
 from spark_sinks.spec.parts import Column, ResultSink, Run, Source
@@ -18,7 +18,7 @@ JOB = Transform(
 
 
 def transform(readings: DataFrame) -> DataFrame:
-    """Good readings in, records out: `key` and `value`, and `headers` if wanted."""
+    """Turn good readings into records with columns `key` and `value`, and optionally `headers`."""
     fahrenheit = (F.col("temperature") * 1.8 + 32).alias("fahrenheit")
     result = F.struct("key", fahrenheit, F.unix_millis("time").alias("time"))
     return readings.select("key", F.to_json(result).alias("value"))

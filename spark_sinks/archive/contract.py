@@ -1,4 +1,4 @@
-"""What archives of every format have in common; nothing here needs Spark."""
+"""Common parts of the archives of every format. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MARK: Final = "_trivium.json"
-"""In a checkpoint and in its archive, with the same id: batch numbers begin anew with a new checkpoint, and would be
-taken for batches that are there."""
+"""A file with the same id in a checkpoint and its archive. A new checkpoint numbers batches from 0 again, so its
+batches would be mistaken for batches that the archive already has."""
 MERGED: Final = "_merged"
-"""In a segment of Parquet files that has all its batches, and files of any of them."""
+"""A file in a segment of Parquet files that is complete and merged."""
 
 
 class ArchiveError(RuntimeError):
@@ -24,48 +24,48 @@ class ArchiveError(RuntimeError):
 
 
 def another_checkpoint(archive: str) -> ArchiveError:
-    """The archive has batches of another checkpoint."""
+    """Return the error for an archive with batches of another checkpoint."""
     return ArchiveError(
-        f"{archive} was written with another checkpoint, whose batches have the same numbers: take that checkpoint "
+        f"{archive} was written with another checkpoint, whose batches have the same numbers: use that checkpoint "
         f"again, or another archive"
     )
 
 
 def not_begun(archive: str, kind: str) -> ArchiveError:
-    """There is no table to look after."""
-    return ArchiveError(f"{archive}: no {kind} table has been begun there")
+    """Return the error for a table that does not exist yet."""
+    return ArchiveError(f"{archive}: there is no {kind} table")
 
 
 def deleted_beside(archive: str) -> ArchiveError:
-    """Some rows of its files are deleted, by a list that is in another file."""
+    """Return the error for rows that are deleted by a list in another file."""
     return ArchiveError(
-        f"{archive}: another engine has deleted rows without writing their files anew: let it compact the table first"
+        f"{archive}: another engine has deleted rows without rewriting their files: have it compact the table first"
     )
 
 
 def overtaken(archive: str, error: Exception) -> ArchiveError:
-    """Others were quicker, again and again."""
-    return ArchiveError(f"{archive}: others changed the table meanwhile, begin again: {error}")
+    """Return the error for a commit that lost against concurrent writers in every attempt."""
+    return ArchiveError(f"{archive}: concurrent writers changed the table, try again: {error}")
 
 
 class Maintained(msgspec.Struct, kw_only=True):
-    """What was done to an archive; a number of files or of rows each."""
+    """The work done on an archive, in numbers of files or rows."""
 
-    merged: int = 0  # small files
-    into: int = 0  # larger ones, which have their rows
-    rows: int = 0  # in these, before and after
-    expired: int = 0  # rows, because of their date
-    unused: int = 0  # files that were in the archive no more, or never
-    left: tuple[str, ...] = ()  # what could not be done, a sentence each
+    merged: int = 0  # small files that were merged
+    into: int = 0  # new files that replace them
+    rows: int = 0  # rows in the merged files
+    expired: int = 0  # rows deleted because of their date
+    unused: int = 0  # deleted files that were not part of the archive
+    left: tuple[str, ...] = ()  # what could not be done, one sentence each
 
 
 def first_kept(settings: Maintain, now: datetime.datetime) -> datetime.date | None:
-    """Records of an earlier `date` are too old; None: none is."""
+    """Return the earliest `date` to keep; None if all records are kept."""
     return None if settings.keep_days is None else now.date() - datetime.timedelta(days=settings.keep_days)
 
 
 def nullable(rows: pa.Table) -> pa.Table:
-    """The same rows, of columns that may be null: what a later version of a job knows better is no other table."""
+    """Return the rows with nullable columns, so that a later version of a job does not need another table."""
     schema = rows.schema
     for number, field in enumerate(schema):
         schema = schema.set(number, field.with_nullable(True))
@@ -73,13 +73,13 @@ def nullable(rows: pa.Table) -> pa.Table:
 
 
 def check_columns(archive: str, there: pa.Schema, given: pa.Schema) -> None:
-    """Raise ArchiveError where a column of a job has another type than in the table, which would be cast."""
+    """Raise ArchiveError if a column has another type in the table than in the job, since it would be cast."""
     for name in sorted(set(there.names) & set(given.names)):
         old, new = _kind(there.field(name).type), _kind(given.field(name).type)
         if old != new:
-            raise ArchiveError(f"{archive}: its column {name} is {old}, and the job's {new}: give it another name")
+            raise ArchiveError(f"{archive}: column {name} is {old} there and {new} in the job: rename the job's column")
 
 
 def _kind(of: pa.DataType) -> str:
-    """A type by what it holds, not by how it is kept in memory; a nested one by its own name alone."""
+    """Return a type's logical name, without its memory layout; of a nested type only the outer name."""
     return str(of).partition("<")[0].removeprefix("large_").removesuffix("_view")

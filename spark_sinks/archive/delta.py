@@ -1,8 +1,9 @@
-"""A Delta table that holds every record of a topic exactly once, written by delta-rs: Spark has no part in it.
+"""A Delta table with every record of a topic exactly once, written by delta-rs without Spark.
 
-A commit adds a batch's files and, in the same step, the batch's number as the version of two of Delta's application
-transactions: one of this archive's checkpoint, by which a repeated batch is known, and one that every archive has, by
-which a table of another checkpoint is known. Of two commits with the same application delta-rs refuses the second.
+A commit adds a batch's files and, atomically, the batch's number as the version of two Delta application
+transactions. The first has this archive's checkpoint in its name, and identifies a repeated batch. The second has the
+same name in every archive, and identifies a table of another checkpoint. delta-rs refuses the second of two concurrent
+commits with the same application.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ APPLICATION: Final = "trivium-archive"
 
 
 class DeltaArchive:
-    """A table, and the one job that writes it."""
+    """A table and the single job that writes it."""
 
     def __init__(self, uri: str, archive: str, options: Mapping[str, str]) -> None:
-        """Look whose the table is.
+        """Check that the table belongs to this checkpoint.
 
         Args:
-            uri: the table's directory or URL; the table is made by its first batch.
+            uri: the table's directory or URL; the first batch creates it.
             archive: the id of the job's checkpoint.
-            options: of the storage, by delta-rs's names.
+            options: storage options by delta-rs's names.
 
         Raises:
-            ArchiveError: another checkpoint's job writes this table.
+            ArchiveError: the table belongs to another checkpoint.
         """
         self._uri = uri
         self._application = f"{APPLICATION}-{archive}"
@@ -50,7 +51,7 @@ class DeltaArchive:
         self.newest()
 
     def newest(self) -> int | None:
-        """The newest batch in the table; None: none is. ArchiveError: another checkpoint's are."""
+        """Return the newest batch in the table; None if there is none. ArchiveError if the table is another's."""
         table = _opened(self._uri, self._options)
         return None if table is None else self._newest(table)
 
@@ -61,11 +62,11 @@ class DeltaArchive:
         return newest
 
     def append(self, rows: pa.Table, number: int) -> None:
-        """Add a batch; nothing when it is there already.
+        """Add a batch, unless the table already has it.
 
         Raises:
             ArchiveError: a column has another type in the table.
-            CommitFailedError: another process has just added a batch of this archive; nothing was added.
+            CommitFailedError: another process has just added a batch of this archive; no row was added.
         """
         rows, table = nullable(rows), _opened(self._uri, self._options)
         if table is not None:
@@ -93,10 +94,10 @@ def _opened(uri: str, options: Mapping[str, str]) -> DeltaTable | None:
 
 
 def files(uri: str, options: Mapping[str, str]) -> list[str]:
-    """The data files of the newest version; the columns `date` and `topic` are in the names of their directories.
+    """Return the data files of the newest version. The columns `date` and `topic` are in their directory names.
 
     Raises:
-        ArchiveError: there is no table, or another engine has deleted rows beside its files.
+        ArchiveError: there is no table, or another engine has deleted rows without rewriting its files.
     """
     table = _opened(uri, options)
     if table is None:
@@ -107,10 +108,10 @@ def files(uri: str, options: Mapping[str, str]) -> list[str]:
 
 
 def maintain(uri: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime) -> Maintained:
-    """Merge small files, delete what is too old, and the files that no version needs; safe beside the table's writers.
+    """Merge small files, delete old rows and the files that no version needs; safe while others write the table.
 
     Raises:
-        ArchiveError: there is no table, or somebody else merged or deleted at the same time.
+        ArchiveError: there is no table, or another process merged or deleted at the same time.
     """
     table = _opened(uri, options)
     if table is None:
@@ -130,7 +131,7 @@ def _maintain(table: DeltaTable, settings: Maintain, now: datetime.datetime) -> 
     done.merged, done.into = made["numFilesRemoved"], made["numFilesAdded"]
     after = _rows_of_files(table)
     done.rows = sum(rows for file, rows in before.items() if file not in after)
-    # Whole hours: less than one is none, for a table that nobody writes.
+    # Whole hours: less than one hour is zero, which is only safe for a table that has no writer.
     hours = settings.unused.ms // 3_600_000
     unused = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
     done.unused = len(unused)

@@ -1,8 +1,8 @@
-"""An Iceberg table that holds every record of a topic exactly once, written by pyiceberg: Spark has no part in it.
+"""An Iceberg table with every record of a topic exactly once, written by pyiceberg without Spark.
 
-A commit adds a batch's files and, in the same step, the batch's number as a property of the table, by which a repeated
-batch is known; the snapshot's summary has it, too. A commit is for the snapshot that was looked at: where another
-writer was quicker, the table is looked at again.
+A commit adds a batch's files and, atomically, the batch's number as a table property, which identifies a repeated
+batch; the snapshot's summary has it too. A commit is valid for one snapshot only: after a conflict with another writer
+the table is loaded again.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ ARCHIVE: Final = "trivium.archive"
 BATCH: Final = "trivium.batch"
 ATTEMPTS: Final = 20
 RETRY_S: Final = 0.1
-SMALL: Final = 0.75  # of the size wanted; a file above it stays as it is
+SMALL: Final = 0.75  # share of the wanted size; larger files are not merged
 RETRIES: Final = "commit.retry.num-retries"
 
 
 class IcebergArchive:
-    """A table, and the one job that writes it."""
+    """A table and the single job that writes it."""
 
     def __init__(self, name: str, archive: str, catalog: str, options: Mapping[str, str]) -> None:
-        """Look whose the table is.
+        """Check that the table belongs to this checkpoint.
 
         Args:
-            name: the table's, with its namespace; it is made by its first batch.
+            name: the table's name with its namespace; the first batch creates the table.
             archive: the id of the job's checkpoint.
-            catalog: its name in pyiceberg's configuration.
-            options: further properties of the catalog.
+            catalog: the catalog's name in pyiceberg's configuration.
+            options: more catalog properties.
 
         Raises:
-            ArchiveError: another checkpoint's job writes this table.
+            ArchiveError: the table belongs to another checkpoint.
         """
         self._name = name
         self._archive = archive
@@ -75,7 +75,7 @@ class IcebergArchive:
         self.newest()
 
     def newest(self) -> int | None:
-        """The newest batch in the table; None: none is. ArchiveError: another checkpoint's are."""
+        """Return the newest batch in the table; None if there is none. ArchiveError if the table is another's."""
         table = _opened(self._catalog, self._name)
         return None if table is None else self._newest(table)
 
@@ -86,11 +86,11 @@ class IcebergArchive:
         return None if owner is None or newest is None else int(newest)
 
     def append(self, rows: pa.Table, number: int) -> None:
-        """Add a batch; nothing when it is there already.
+        """Add a batch, unless the table already has it.
 
         Raises:
             ArchiveError: a column has another type in the table.
-            CommitFailedException: others were quicker, again and again; nothing was added.
+            CommitFailedException: every attempt conflicted with other writers; no row was added.
         """
         rows = nullable(rows)
         table = _opened(self._catalog, self._name) or _made(self._catalog, self._name, rows.schema)
@@ -141,15 +141,15 @@ def _written(table: Table, rows: pa.Table) -> Iterator[DataFile]:
 
 
 def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
-    """Commit a change for the snapshot that it was made for; again for a newer one, where another was quicker.
+    """Commit a change against the snapshot that it was made for; after a conflict, make it again for the newer one.
 
     Args:
-        table: looked at anew for each attempt.
-        change: makes it in the transaction; False: there is nothing to be done any more.
+        table: refreshed before each new attempt.
+        change: makes the change in the transaction; returns False if there is nothing left to do.
     """
     for attempt in itertools.count(1):
-        # pyiceberg would commit for the newer snapshot what was made for the older one: a batch that is there already.
-        table.metadata.properties[RETRIES] = "0"  # in memory alone
+        # pyiceberg itself would retry the old change on the newer snapshot, and so add a batch that is already there.
+        table.metadata.properties[RETRIES] = "0"  # in memory only
         transaction = table.transaction()
         if not change(transaction):
             return False
@@ -166,10 +166,10 @@ def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
 
 
 def files(name: str, catalog: str, options: Mapping[str, str]) -> list[str]:
-    """The data files of the newest snapshot, with all columns.
+    """Return the data files of the newest snapshot, which have all columns.
 
     Raises:
-        ArchiveError: there is no table, or another engine has deleted rows beside its files.
+        ArchiveError: there is no table, or another engine has deleted rows without rewriting its files.
     """
     table = _opened(load_catalog(catalog, **options), name)
     if table is None:
@@ -183,10 +183,10 @@ def files(name: str, catalog: str, options: Mapping[str, str]) -> list[str]:
 def maintain(
     name: str, catalog: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime
 ) -> Maintained:
-    """Merge small files, delete what is too old, and the files that no snapshot needs; safe beside the table's writers.
+    """Merge small files, delete old rows and the files that no snapshot needs; safe while others write the table.
 
     Raises:
-        ArchiveError: there is no table, or others changed it again and again.
+        ArchiveError: there is no table, or every attempt conflicted with other writers.
     """
     table = _opened(load_catalog(catalog, **options), name)
     if table is None:
@@ -212,7 +212,7 @@ def _maintain(table: Table, settings: Maintain, now: datetime.datetime) -> Maint
 
 
 def _forget(table: Table, first: datetime.date) -> int:
-    """Delete the records of dates before `first`; how many. Their files are whole partitions: none is written anew."""
+    """Delete the records dated before `first`; return their number. No file is rewritten: they are partitions."""
     old = f"date < '{first.isoformat()}'"
     rows = 0
 
@@ -233,10 +233,10 @@ def _expire(transaction: Transaction, before: datetime.datetime) -> bool:
 
 
 def _bins(table: Table, file_bytes: int) -> Iterator[Sequence[FileScanTask]]:
-    """Small files of one partition that become one of about `file_bytes`; two or more."""
+    """Yield groups of two or more small files of one partition, to merge into one of about `file_bytes`."""
     small: dict[tuple[int, Any], list[FileScanTask]] = defaultdict(list)
     for task in table.scan().plan_files():
-        # Rows that another engine has deleted beside the file are not ours to forget.
+        # Files with rows that another engine has deleted in a separate file must not be merged here.
         if task.file.file_size_in_bytes < file_bytes * SMALL and not task.delete_files:
             small[task.file.spec_id, task.file.partition].append(task)
     for tasks in small.values():
@@ -254,12 +254,12 @@ def _bins(table: Table, file_bytes: int) -> Iterator[Sequence[FileScanTask]]:
 
 
 def _merge(table: Table, tasks: Sequence[FileScanTask], done: Maintained) -> None:
-    """Put new files in the place of these, whatever was added meanwhile; nothing when one of them is there no more."""
+    """Replace these files with merged ones, or keep them if one was removed by another writer meanwhile."""
     rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
     there = sum(task.file.record_count for task in tasks)
     if rows.num_rows != there:
         raise ArchiveError(
-            f"{'.'.join(table.name())}: {len(tasks)} files have {there:,} rows, and {rows.num_rows:,} read"
+            f"{'.'.join(table.name())}: {len(tasks)} files should have {there:,} rows, but {rows.num_rows:,} were read"
         )
     rows = rows.take(pc.sort_indices(rows, [("partition", "ascending"), ("offset", "ascending")]))
     files = list(_written(table, rows))
@@ -275,7 +275,7 @@ def _merge(table: Table, tasks: Sequence[FileScanTask], done: Maintained) -> Non
     try:
         _commit(table, change)
     except (CommitFailedException, ValidationException) as error:
-        done.left += (f"{len(tasks)} files stay as they are: {error}",)
+        done.left += (f"{len(tasks)} files were not merged: {error}",)
         for file in files:
             table.io.delete(file.file_path)
         return
@@ -285,10 +285,10 @@ def _merge(table: Table, tasks: Sequence[FileScanTask], done: Maintained) -> Non
 
 
 def _clear_away(table: Table, before: datetime.datetime) -> tuple[int, tuple[str, ...]]:
-    """Delete the files in the table's place that no snapshot needs and that are older than `before`; how many."""
+    """Delete files below the table's location that no snapshot needs and that are older than `before`."""
     io = table.io
     if not isinstance(io, PyArrowFileIO):
-        return 0, (f"unused files stay: pyiceberg's {type(io).__name__} does not list files; use its PyArrowFileIO",)
+        return 0, (f"unused files stay: pyiceberg's {type(io).__name__} cannot list files; use its PyArrowFileIO",)
     scheme, netloc, place = PyArrowFileIO.parse_location(table.location())
     system = io.fs_by_scheme(scheme, netloc)
     listed = [
@@ -297,11 +297,11 @@ def _clear_away(table: Table, before: datetime.datetime) -> tuple[int, tuple[str
         for found in system.get_file_info(FileSelector(f"{place}/{part}", recursive=True, allow_not_found=True))
         if found.is_file and found.mtime < before
     ]
-    table.refresh()  # what was committed before the listing is known; what is committed after it is young
+    table.refresh()  # commits before the listing are known now; later files are young
     needed = {PyArrowFileIO.parse_location(location)[2] for location in _needed(table)}
     unused = [found.path for found in listed if found.path not in needed]
     for path in unused:
-        with contextlib.suppress(FileNotFoundError):  # another upkeep was quicker
+        with contextlib.suppress(FileNotFoundError):  # deleted by a concurrent maintain
             system.delete_file(path)
     return len(unused), ()
 

@@ -1,14 +1,14 @@
-"""Parquet files that hold every record of a topic exactly once, for every reader at every moment.
+"""An archive of Parquet files with every record of a topic exactly once, for every reader at any time.
 
-A batch is written beside the archive and becomes a directory of it by one rename, which is there or is not; what a
-killed job left beside is written anew. The batch's number names the directory and the checkpoint fixes what a batch
-reads, so a batch that is there already is not written again. No reader needs to know more than where the files are.
+A batch is written outside the archive and then moved into it with one atomic directory rename; files that a killed job
+left outside are written again. The batch number names the directory and the checkpoint fixes the batch's offset range,
+so a batch that already exists is not written again. Readers only need the archive's path.
 
     ARCHIVE/segment=0/batch=12/date=2026-11-23/topic=sensors/part-....parquet
-    ARCHIVE.staging/START/12/...                                             being written; nobody's
+    ARCHIVE.staging/START/12/...                                             being written, not part of the archive
 
-A segment whose batches are all there may be merged (`spark_sinks/archive/segments.py`); it has `MERGED` in it then, and
-no batch is added to it any more.
+A complete segment may be merged (`spark_sinks/archive/segments.py`). It then contains `MERGED`, and no batch is added
+to it any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_sinks.archive.rows import Files, checkpoint_id
 
 
 class Archive:
-    """An archive, and the one job that writes it."""
+    """An archive and the single job that writes it."""
 
     def __init__(
         self, spark: SparkSession, path: str, checkpoint: str, *, files: int = 1, segment: int = 1_000
@@ -32,13 +32,13 @@ class Archive:
 
         Args:
             spark: the session, whose Hadoop file systems are used.
-            path: the archive's directory or URL; made when it is not there.
-            checkpoint: the query's own, which remembers that the archive is its own.
+            path: the archive's directory or URL; created if missing.
+            checkpoint: the query's own checkpoint, which stores the archive's id.
             files: per batch, date and topic.
-            segment: so many batches are in one directory.
+            segment: batches per segment directory.
 
         Raises:
-            ArchiveError: another checkpoint's job writes this archive, or its segments have another size.
+            ArchiveError: the archive belongs to another checkpoint, or has another segment size.
         """
         self._hadoop = Files(spark)
         self._path = path.rstrip("/")
@@ -47,22 +47,22 @@ class Archive:
         self._claim(checkpoint)
         all_staging = f"{self._path}.staging"
         self._hadoop.delete(all_staging)
-        # Of this start alone: a killed job's JVM may write for a moment longer.
+        # The directory has a new name at each start, because a killed job's JVM may write for a moment longer.
         self._staging = f"{all_staging}/{uuid.uuid4().hex}"
         self._hadoop.make(self._staging)
         local = [Path(name.removeprefix("file://")) for name in (self._path, self._staging)]
         if all(place.is_dir() for place in local) and local[0].stat().st_dev != local[1].stat().st_dev:
             raise ArchiveError(
-                f"{path} is a file system of its own, into which nothing is renamed: take a directory in it"
+                f"{path} is the root of a file system, so nothing can be renamed into it: use a directory below it"
             )
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """Add a batch (of `rows`); nothing when it is there already. For `foreachBatch`."""
+        """Add a batch (of `rows`) unless the archive already has it. For `foreachBatch`."""
         segment, staged = f"{self._path}/segment={number // self._segment}", f"{self._staging}/{number}"
         target = f"{segment}/batch={number}"
         if self._hadoop.exists(target) or self._hadoop.exists(f"{segment}/{MERGED}"):
             return
-        # Every engine reads these times; INT96, Spark's own, has no unit and no zone.
+        # Every engine can read these timestamps; INT96, Spark's own type, has no unit and no zone.
         batch.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         (
             batch.coalesce(self._files)
@@ -85,9 +85,9 @@ class Archive:
             raise another_checkpoint(self._path)
         elif "segment" not in mark:
             raise ArchiveError(
-                f"{self._path} was begun by an older version, without segments: take another archive and checkpoint"
+                f"{self._path} was created by an older version, without segments: use another archive and checkpoint"
             )
         elif mark["segment"] != self._segment:
             raise ArchiveError(
-                f"{self._path} has {mark['segment']} batches in a segment: take it again, or another archive"
+                f"{self._path} has {mark['segment']} batches per segment: use this number again, or another archive"
             )

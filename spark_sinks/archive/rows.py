@@ -1,4 +1,4 @@
-"""What an archive keeps of a record, and the file systems that it and its checkpoint are on."""
+"""The columns of an archive, and access to the file systems of archives and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from spark_sinks.spec.parts import Source
 
 
 def rows(checked: DataFrame, source: Source) -> DataFrame:
-    """What is kept of each record of `decode.readings`: everything.
+    """Select everything that is known of each record of `decode.readings`.
 
     Returns:
-        `date` (of Kafka's timestamp, UTC) and `topic`, by which files are laid out; `partition`, `offset`, `timestamp`,
+        `date` (of Kafka's timestamp, UTC) and `topic`, which partition the files; `partition`, `offset`, `timestamp`,
         `key` and `value` (binary), `headers` (an array of key and value), `time`, and with a decoder the declared
         columns and `error`.
     """
@@ -34,30 +34,30 @@ def rows(checked: DataFrame, source: Source) -> DataFrame:
 
 
 class Files:
-    """Hadoop's file systems, by names: what a checkpoint or an archive may be on."""
+    """Hadoop's file systems, which may hold checkpoints and archives, accessed by name."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
         self._configuration = spark._jsc.hadoopConfiguration()
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file or a directory."""
+        """Whether a file or directory exists."""
         return bool(self._system(name).exists(self._path_of(name)))
 
     def make(self, name: str) -> None:
-        """Make a directory and those it is in."""
+        """Create a directory and its parents."""
         self._system(name).mkdirs(self._path_of(name))
 
     def delete(self, name: str) -> None:
-        """Delete a file or a directory with all that is in it; nothing where it is not there."""
+        """Delete a file, or a directory recursively; no error if it does not exist."""
         self._system(name).delete(self._path_of(name), True)
 
     def rename(self, name: str, new: str) -> bool:
-        """In one step, where the file system can; False: it was not done."""
+        """Rename, atomically if the file system can; False if it failed."""
         return bool(self._system(name).rename(self._path_of(name), self._path_of(new)))
 
     def read_mark(self, directory: str) -> dict[str, Any]:
-        """What a directory's mark says; empty when there is none."""
+        """Read a directory's mark file; empty if there is none."""
         name = f"{directory}/{MARK}"
         files, path = self._system(name), self._path_of(name)
         if not files.exists(path):
@@ -70,7 +70,7 @@ class Files:
             stream.close()
 
     def write_mark(self, directory: str, mark: dict[str, Any]) -> None:
-        """Mark a directory."""
+        """Write a directory's mark file."""
         name, new = f"{directory}/{MARK}", f"{directory}/{MARK}.new"
         stream = self._system(new).create(self._path_of(new), True)
         try:
@@ -86,10 +86,10 @@ class Files:
 
 
 def checkpoint_id(files: Files, checkpoint: str) -> str:
-    """The id that a query's checkpoint has for its archive; made at the first start.
+    """Return the id that a query's checkpoint has for its archive; the first start creates it.
 
-    In the directory of the query itself: whoever deletes it, or gives the job another name, begins at batch 0 again,
-    and must not be taken for the archive's job.
+    It is stored in the query's own checkpoint directory: if this is deleted, or the job is renamed, batches start at 0
+    again and must not be mistaken for the archive's.
     """
     mark = files.read_mark(checkpoint)
     if not mark:

@@ -1,10 +1,9 @@
-"""Looks after an archive of Parquet files beside the job that writes it: merges, forgets, clears away. Needs no Spark.
+"""Maintains an archive of Parquet files while its job writes it: merges files, deletes old rows. Needs no Spark.
 
-A segment that has all its batches is written anew beside the archive, in larger files, and changes places with the old
-one in a single step of the file system: at every moment each record is in the archive's files once, also when this is
-killed. A directory of the new segment is one that the old one has, too (`batch=` is the first batch with this date and
-topic), so whoever lists directories just then and opens their files afterwards has all rows, or misses a file, which is
-an error: never a part of them.
+A complete segment is rewritten outside the archive in larger files, and atomically exchanged with the old one: at any
+time each record is in the archive once, even if this process is killed. Every directory of the new segment exists in
+the old one too (`batch=` is the first batch with this date and topic). So a reader that lists directories just then and
+opens their files later reads all rows, or misses a file, which is an error; it never reads a part of them.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ import pyarrow.parquet as pq
 from spark_sinks.archive.contract import MARK, MERGED, ArchiveError, Maintained, first_kept
 from spark_sinks.spec.parts import Maintain
 
-ROW_GROUP_BYTES: Final = 32 << 20  # in memory, of which a file's row groups are made
-READ_ROWS: Final = 4_096  # at once: a record may have a MiB
+ROW_GROUP_BYTES: Final = 32 << 20  # size in memory of a row group to write
+READ_ROWS: Final = 4_096  # per read: one record may have 1 MiB
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 
 
 def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maintained:
-    """Merge what is complete, delete what is too old, clear away what dead jobs left.
+    """Merge complete segments, delete old rows, and remove what dead jobs left.
 
     Args:
-        archive: its directory.
-        settings: what to do.
+        archive: the archive's directory.
+        settings: file size, dates to keep, and age of unused files.
         now: in UTC.
 
     Raises:
-        ArchiveError: there is no archive, or directories cannot change places.
+        ArchiveError: there is no archive, or the file system cannot exchange directories.
     """
     if not (archive / MARK).is_file():
-        raise ArchiveError(f"{archive}: no archive of Parquet files has been begun there")
+        raise ArchiveError(f"{archive}: there is no archive of Parquet files")
     done = Maintained()
     places = archive.with_name(f"{archive.name}.merging")
     place = places / uuid.uuid4().hex
@@ -56,20 +55,20 @@ def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maint
     finally:
         shutil.rmtree(place)
     for left in (*places.iterdir(), *_listed(archive.with_name(f"{archive.name}.staging"))):
-        # What goes away meanwhile is another's: of a job that writes, or of one that clears away as it starts.
+        # A path that disappears meanwhile belongs to a running job, or was removed by one that starts.
         with contextlib.suppress(FileNotFoundError):
             done.unused += _cleared(left, now.timestamp() - settings.unused.ms / 1_000)
     return done
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Let two directories change places in one step; ArchiveError where the system or the file system cannot."""
+    """Exchange two directories atomically; ArchiveError if the system or the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
-        raise ArchiveError("Parquet files are merged on Linux only, where two directories change places in one step")
+        raise ArchiveError("merging Parquet files needs Linux, which can exchange two directories atomically")
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
         why = os.strerror(ctypes.get_errno())
-        raise ArchiveError(f"{one}: its file system cannot exchange two directories in one step ({why})")
+        raise ArchiveError(f"{one}: its file system cannot exchange two directories atomically ({why})")
 
 
 def _listed(directory: Path) -> Sequence[Path]:
@@ -80,7 +79,7 @@ def _listed(directory: Path) -> Sequence[Path]:
 
 
 def _cleared(left: Path, before: float) -> int:
-    """Delete a directory in which nothing was changed since; how many files. FileNotFoundError: somebody is at work."""
+    """Delete a directory that has not changed since `before`; return its files. FileNotFoundError if it is in use."""
     below = list(left.rglob("*"))
     if max(path.stat().st_mtime for path in (left, *below)) >= before:
         return 0
@@ -94,14 +93,14 @@ def _numbered(directory: Path, name: str) -> list[Path]:
 
 
 def _complete(archive: Path) -> Iterator[Path]:
-    """Segments that no batch will be added to: there is a later one."""
+    """Yield the unmerged segments that get no more batches, because a later one exists."""
     for segment in _numbered(archive, "segment")[:-1]:
         if not (segment / MERGED).exists():
             yield segment
 
 
 def _forget(archive: Path, place: Path, first: str) -> int:
-    """Delete the directories of dates before `first`; how many rows they had. A batch's own directory stays."""
+    """Delete the directories of dates before `first`; return their rows. The batch directories stay."""
     rows = 0
     dated = list(archive.glob("segment=*/batch=*/date=*"))
     for number, old in enumerate(path for path in dated if path.name.removeprefix("date=") < first):
@@ -126,7 +125,7 @@ def _merge(segment: Path, new: Path, file_bytes: int, done: Maintained) -> None:
         try:
             schema = pa.unify_schemas([pq.read_schema(file).remove_metadata() for file in files])
         except pa.ArrowException as error:
-            done.left += (f"{segment} keeps its files, whose columns differ: {error}",)
+            done.left += (f"{segment} was not merged, because columns of its files differ: {error}",)
             shutil.rmtree(new)
             return
         home = new / homes[name]
@@ -136,19 +135,19 @@ def _merge(segment: Path, new: Path, file_bytes: int, done: Maintained) -> None:
             after += written
             into += 1
     if after != before:
-        raise ArchiveError(f"{segment}: its files have {before:,} rows, and the merged ones {after:,}; nothing changed")
+        raise ArchiveError(f"{segment}: its files have {before:,} rows, but the merged ones {after:,}; not changed")
     (new / MERGED).touch()
     for path in (new, *new.rglob("*")):
         _to_disk(path)
     exchange(segment, new)
-    shutil.rmtree(new)  # what the segment was
+    shutil.rmtree(new)  # now the old segment
     done.merged += sum(len(files) for files in leaves.values())
     done.into += into
     done.rows += after
 
 
 def _written(files: Sequence[Path], schema: pa.Schema, home: Path, file_bytes: int) -> Iterator[int]:
-    """Write the rows of `files` into new ones of about `file_bytes`; how many each has."""
+    """Write the rows of `files` into new ones of about `file_bytes`; yield the number of rows of each."""
     groups = _row_groups(files, schema)
     group = next(groups, None)
     number = 0
@@ -182,7 +181,7 @@ def _row_groups(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the columns of `schema`; those that the table has not are null."""
+    """Return the table with the columns of `schema`; missing ones are null."""
     for field in schema:
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))

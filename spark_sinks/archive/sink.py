@@ -1,4 +1,4 @@
-"""The archive of a job as what `foreachBatch` calls."""
+"""The `foreachBatch` function that writes a job's batches to its archive."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Table(Protocol):
     """A table that commits a batch's rows together with its number."""
 
     def newest(self) -> int | None:
-        """The newest batch that is in it; None: none is."""
+        """Return the newest batch in the table; None if there is none."""
 
     def append(self, rows: Any, number: int) -> None:
-        """Add a batch (a `pyarrow.Table`), or nothing at all."""
+        """Add a batch (a `pyarrow.Table`) completely or not at all."""
 
 
 def writing(spark: SparkSession, sink: ArchiveSink, checkpoint: str) -> Callable[[DataFrame, int], None]:
-    """Claim the archive for the query of this checkpoint, and return what adds a batch of `rows` to it.
+    """Claim the archive for the query of this checkpoint, and return the function that adds a batch of `rows`.
 
     Raises:
-        ArchiveError: another checkpoint's job writes this archive.
+        ArchiveError: the archive belongs to another checkpoint.
     """
     if sink.format == "parquet":
         return Archive(spark, sink.archive, checkpoint, files=sink.files, segment=sink.segment).write

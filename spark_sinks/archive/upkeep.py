@@ -1,4 +1,4 @@
-"""Looks after an archive of any format, beside the job that writes it. Needs no Spark."""
+"""Maintains an archive of any format while its job writes it. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from spark_sinks.spec.jobs import Archive, lacking
 
 
 def maintain(job: Archive) -> Maintained:
-    """Merge small files, delete what is too old and what is in the archive no more, as the job's `[maintain]` says.
+    """Merge small files, delete old rows and unused files, as configured by the job's `[maintain]`.
 
     Raises:
-        ArchiveError: it cannot be done; the archive is as it was, or has a part of the work done.
+        ArchiveError: it failed; the archive is unchanged, or a part of the work is done.
     """
     sink, settings = job.sink, job.maintain
     now = datetime.datetime.now(datetime.UTC)
@@ -32,16 +32,16 @@ def maintain(job: Archive) -> Maintained:
 
     if "://" in sink.archive and not sink.archive.startswith("file://"):
         raise ArchiveError(
-            f"{sink.archive}: Parquet files are maintained in a directory of this machine, which changes places with "
-            'another in one step; elsewhere use format = "delta"'
+            f"{sink.archive}: Parquet files can be maintained only in a local directory, where an exchange is atomic; "
+            'elsewhere use format = "delta"'
         )
     return segments.maintain(Path(sink.archive.removeprefix("file://")), settings, now)
 
 
 def described(done: Maintained) -> str:
-    """One line for people, and one for each thing that could not be done."""
+    """Return one line for people, and one for each thing that could not be done."""
     told = (
         f"{done.merged:,} files merged into {done.into:,} with their {done.rows:,} rows, "
-        f"{done.expired:,} rows deleted for their age, {done.unused:,} unused files deleted"
+        f"{done.expired:,} rows deleted because of their age, {done.unused:,} unused files deleted"
     )
     return "\n".join([told, *done.left])

@@ -1,9 +1,9 @@
-"""What gateways say they have stored, beside what the log holds. No I/O.
+"""Compares the records that gateways have acknowledged with the records in the log. No I/O.
 
-A gateway tells of each partition how many records Kafka has acknowledged to it, where the first was, and where the last
-one ended. Its batches of a partition are stored one after the other, so between two looks its count grew by exactly the
-records that it has stored between the two ends: whatever else is in between (markers of transactions, records of
-others) does not count, and nothing that is on its way disturbs.
+A gateway reports for each partition how many records Kafka has acknowledged to it, the first offset, and the offset
+after the last one. Its batches of a partition are stored one after another, so between two audits the count grew by
+exactly the records that it stored between the two end offsets. Transaction markers and records of other writers do
+not count, and in-flight records do not disturb the comparison.
 """
 
 from __future__ import annotations
@@ -16,76 +16,76 @@ from spark_sinks.replay.items import Place
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
-    """What a process of a gateway has said of a partition."""
+    """The numbers that one gateway process has reported for a partition."""
 
-    started: float  # when the process started: its counts began at 0 then
-    count: int  # records that Kafka has acknowledged to it
+    started: float  # start time of the process, when its counts were 0
+    count: int  # records acknowledged by Kafka
     first: int  # offset of the first of them
-    behind: int  # offset behind the last one
+    behind: int  # offset after the last of them
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What is known of a partition since the last look: what the next one begins with."""
+    """The state of a partition after an audit, where the next audit starts."""
 
-    end: int  # where it was counted to
+    end: int  # end of the counted offsets
     told: dict[str, Acknowledged]  # by the gateway's address
-    surplus: int = 0  # records in the log that nobody had acknowledged when it was looked
+    surplus: int = 0  # records in the log that no gateway had reported yet
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """A part of a partition that is to be counted."""
+    """An offset range of a partition that is to be counted."""
 
     place: Place
     begin: int
     end: int  # exclusive
-    acknowledged: int  # records in it that gateways say are there; at least so many where not `certain`
-    certain: bool  # False: a gateway started again, and what it had stored since the last look is not known
+    acknowledged: int  # acknowledged records in it; a lower limit if not `certain`
+    certain: bool  # False if a gateway restarted: some of its records may be unreported
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What the log holds of a range."""
+    """The records in the log within a range."""
 
-    stored: int  # records that a gateway has written
-    others: int  # records that somebody else has written
+    stored: int  # records written by gateways
+    others: int  # records written by others
     minutes: dict[str, int]  # of `stored`, by Kafka's timestamps, `2026-11-23T06:01`
-    deleted: bool = False  # Kafka has deleted its beginning before it was counted
+    deleted: bool = False  # whether Kafka deleted some before they were counted
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of a partition: what was acknowledged, and what is there."""
+    """The result for a range of a partition: acknowledged records against stored ones."""
 
     topic: str
     partition: int
     begin: int
     end: int
-    since: str | None  # when it was looked before (UTC); None: never, so all since the gateway's start
+    since: str | None  # time of the previous audit (UTC); None at the first, which covers all since start
     until: str
     acknowledged: int
     stored: int
     others: int
-    missing: int  # records that were acknowledged and are not there
-    surplus: int  # records of gateways that are there, and were not acknowledged
-    verdict: str  # whole, missing, uncertain (a gateway started again) or deleted (before it could be counted)
+    missing: int  # acknowledged records that are not in the log
+    surplus: int  # gateways' records in the log beyond the acknowledged ones
+    verdict: str  # whole, missing, uncertain (a gateway restarted) or deleted (before they were counted)
     minutes: dict[str, int]
 
 
 def uncounted(place: Place, before: Checkpoint | None, told: Mapping[str, Acknowledged]) -> OffsetRange | None:
-    """What is to be counted of a partition; None: nothing new was stored.
+    """Return the range of a partition to count; None if no record was acknowledged since.
 
     Args:
-        place: which.
-        before: what the last look has left; None: this is the first.
-        told: what each gateway says now, by its address.
+        place: the partition.
+        before: the state after the previous audit; None for the first.
+        told: each gateway's present numbers, by its address.
     """
     acknowledged, certain = 0, True
     begins, ends = [], []
     for address, now in told.items():
         then = None if before is None else before.told.get(address)
         if then is None:
-            certain = certain and (before is None or now.first >= before.end)  # else they were another look's surplus
+            certain = certain and (before is None or now.first >= before.end)  # else surplus in an earlier audit
         elif then.started != now.started or then.first != now.first or now.count < then.count:
             then, certain = None, False
-        elif now.behind < then.behind:  # the log was cut off: what was acknowledged since the start must be there
+        elif now.behind < then.behind:  # the log was truncated: compare all since the process started
             then = None
         acknowledged += now.count - (0 if then is None else then.count)
         begins.append(now.first if then is None else then.behind)
@@ -100,10 +100,10 @@ def uncounted(place: Place, before: Checkpoint | None, told: Mapping[str, Acknow
 def balance(
     what: OffsetRange, counted: Counted, before: Checkpoint | None, *, gateways: int, since: str | None, until: str
 ) -> Balance:
-    """Compare.
+    """Compare the acknowledged records of a range with the counted ones.
 
-    With several gateways, what one has stored behind its own look, and before another's, is counted now and
-    acknowledged at the next look: so much may be short then.
+    With several gateways, a record stored between the polls of two gateways may be counted now and acknowledged in the
+    next audit. So the previous surplus may be missing here.
     """
     allowed = before.surplus if before is not None and gateways > 1 else 0
     missing = max(0, what.acknowledged - counted.stored - allowed)

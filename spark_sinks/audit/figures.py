@@ -1,4 +1,4 @@
-"""What a gateway's metrics say of what it has stored."""
+"""Reads the counts of acknowledged records from a gateway's metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from spark_sinks.replay.items import Place
 STORED: Final = "trivium_publisher_stored_total"
 FIRST: Final = "trivium_publisher_first_offset"
 NEXT: Final = "trivium_publisher_next_offset"
-OTHER: Final = "other"  # the label of what is summed, where there are too many topics or partitions
+OTHER: Final = "other"  # label of the sum over surplus topics and partitions
 STARTED: Final = "process_start_time_seconds"
 ANSWER_S: Final = 10.0
 
 
 class FiguresError(RuntimeError):
-    """A gateway does not answer, or not as one does; the text says so."""
+    """A gateway does not answer, or its answer is not valid; the text says why."""
 
 
 async def fetch(address: str) -> str:
-    """The text of a gateway's `/metrics`; FiguresError."""
+    """Return the text of a gateway's `/metrics`; FiguresError if it cannot be read."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWER_S)) as session,
@@ -38,7 +38,7 @@ async def fetch(address: str) -> str:
 
 
 def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknowledged]:
-    """What it says of these topics; FiguresError when it is no gateway, or an older one."""
+    """Return a gateway's numbers for these topics; FiguresError if it is not a gateway, or too old."""
     found: dict[str, dict[Place, int]] = {STORED: {}, FIRST: {}, NEXT: {}}
     started: float | None = None
     hidden = False
@@ -60,7 +60,7 @@ def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknow
         there = {place.topic for place in found[STORED]}
         if untold := [topic for topic in topics if topic not in there]:
             raise FiguresError(
-                f"{address} tells no figures of {', '.join(untold)}: its metrics have no room for so many topics"
+                f"{address} has no metrics for {', '.join(untold)}: it has reached its limit of topics with metrics"
             )
     counts, firsts, nexts = found.values()
     return {

@@ -1,4 +1,4 @@
-"""Looks at gateways and at the log again and again, and writes what it finds, each finding once."""
+"""Runs the audit of gateways against the log at an interval, and writes each result once."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Fetch = Callable[[str], Awaitable[str]]
 
 
 class AuditState(msgspec.Struct):
-    """What a look leaves for the next one."""
+    """The state that one audit leaves for the next."""
 
     places: dict[str, dict[int, Checkpoint]]  # topic -> partition
-    at: str  # when it was, UTC
+    at: str  # time of the audit, UTC
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="look"):
-    """What one look has found."""
+    """The totals of one audit."""
 
     job: str
     acknowledged: int
     stored: int
     missing: int
-    partitions: int  # in which something was stored
+    partitions: int  # with new records
     silent: int  # gateways that did not answer
     duration_ms: int
 
@@ -55,10 +55,10 @@ async def run(
     once: bool,
     fetched: Fetch = fetch,
 ) -> int:
-    """Audit until `stopped`, or once; how many records are missing.
+    """Audit until `stopped`, or once; return how many records are missing.
 
     Raises:
-        LedgerError, TakenOver, KafkaError: it cannot go on; the text says why.
+        LedgerError, TakenOver, KafkaError: it cannot continue; the text says why.
     """
     settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
     missing = 0
@@ -75,7 +75,7 @@ async def run(
             report(found)
             if once:
                 break
-            left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # so a minute is one of the clock
+            left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # align intervals with the clock
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), left / 1000)
     return missing
@@ -91,12 +91,12 @@ class _Audit:
         self._state = AuditState({}, "") if entry is None else msgspec.convert(entry.memo, AuditState, str_keys=True)
 
     async def pass_once(self) -> Audited:
-        """One look at every gateway and at the log, and its findings in Kafka."""
+        """Audit every gateway against the log once, and write the results to Kafka."""
         began = time.monotonic()
         told_now, silent = await self._ask()
         until = datetime.now(UTC).isoformat(timespec="seconds")
         places = {place for telling in told_now.values() for place in telling}
-        # While a gateway is silent, what it has stored is not known: everything waits for it.
+        # While a gateway is silent its records are not known, so every partition waits for it.
         ranges = [] if silent else [
             found
             for place in sorted(places)
@@ -134,7 +134,7 @@ class _Audit:
         return self._state.places.get(place.topic, {}).get(place.partition)
 
     async def _ask(self) -> tuple[dict[str, dict[Place, Acknowledged]], int]:
-        """What each gateway says; how many say nothing."""
+        """Return the numbers that each gateway reports, and how many gateways did not answer."""
         found: dict[str, dict[Place, Acknowledged]] = {}
         for address in self._job.source.gateways:
             try:
@@ -144,7 +144,7 @@ class _Audit:
         return found, len(self._job.source.gateways) - len(found)
 
     async def _count(self, ranges: Collection[OffsetRange]) -> tuple[list[OffsetRange], dict[Place, Counted]]:
-        """What the log holds of those that can be read to their end; an open transaction may hide it until it ends."""
+        """Count the ranges that can be read to their end; an open transaction may hide the end until it is finished."""
         if not ranges:
             return [], {}
         consumer = self._clients.committed
@@ -193,9 +193,9 @@ class _Audit:
     def _tell(self, found: Balance) -> None:
         where = f"{found.topic}-{found.partition}, offsets {found.begin} to {found.end}, {found.since} to {found.until}"
         if found.verdict == "missing":
-            self._say(f"{where}: {found.missing:,} of {found.acknowledged:,} acknowledged records are not there")
+            self._say(f"{where}: {found.missing:,} of {found.acknowledged:,} acknowledged records are missing")
         elif found.verdict == "deleted":
-            self._say(f"{where}: Kafka deleted some of it before it was counted")
+            self._say(f"{where}: Kafka deleted records before they were counted")
 
 
 def _of(place: Place, told_now: Mapping[str, Mapping[Place, Acknowledged]]) -> dict[str, Acknowledged]:
@@ -203,7 +203,7 @@ def _of(place: Place, told_now: Mapping[str, Mapping[Place, Acknowledged]]) -> d
 
 
 def _of_gateway(headers: Collection[tuple[str, Any]]) -> bool:
-    """Whether a gateway has written a record, and not a replay of one."""
+    """Whether a gateway wrote the record itself, rather than a replay."""
     names = {name for name, _ in headers}
     return GW_PROTOCOL in names and ORIGIN_REPLAY not in names
 

@@ -1,6 +1,6 @@
-"""The decoders that are Python, in Spark's workers: a column of values in, a column of readings out, by Arrow.
+"""Runs the Python decoders in Spark's workers: a column of values in, a column of readings out, through Arrow.
 
-Only the values go to the workers; everything else of a record stays where it is, however many readings it has.
+Only the values are sent to the workers; the rest of a record stays in Spark, however many readings it has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SQL: Final = {"double": "double", "long": "bigint", "boolean": "boolean", "stri
 
 
 def decoder(source: Source) -> Decoder:
-    """The decoder of a job; OSError where its file of descriptors cannot be read."""
+    """Return a job's decoder; OSError if its descriptor file cannot be read."""
     columns = wanted(source)
     if source.decode == "senml":
         return Senml(columns)
@@ -41,16 +41,16 @@ def decoder(source: Source) -> Decoder:
 
 
 def readings(value: Column, sent_ms: Column, source: Source) -> Column:
-    """Decode values.
+    """Decode a column of values.
 
     Args:
         value: binary.
         sent_ms: when each was sent, epoch ms.
-        source: what is declared.
+        source: the declared source.
 
     Returns:
-        a struct of `error` (null: the value is good) and `readings`, an array of structs of the declared columns
-        under their names and the time as text, `TIME`.
+        a struct of `error` (null for a good value) and `readings`, an array of structs with the declared columns and
+        the time as text, `TIME`.
     """
     decode = decoder(source)
     names = [*source.columns, TIME]
@@ -63,15 +63,15 @@ def readings(value: Column, sent_ms: Column, source: Source) -> Column:
         ]
     )
 
-    def of_batch(values: pa.Array, sent: pa.Array) -> pa.Array:  # by these hints Spark knows its kind
+    def of_batch(values: pa.Array, sent: pa.Array) -> pa.Array:  # Spark derives the kind of function from the hints
         made = []
         for one, at in zip(values.to_pylist(), sent.to_pylist(), strict=True):
             error, rows = decoded(decode, one, at)
             made.append({"error": error, "readings": [dict(zip(names, row, strict=True)) for row in rows]})
         return pa.array(made, types)
 
-    # Not deterministic, so that Spark does not read each value once more for every condition on what is in it.
-    make: Any = arrow_udf  # its stubs know no function of two arrays
+    # Marked as nondeterministic; otherwise Spark decodes each value again for every condition on the result.
+    make: Any = arrow_udf  # its stubs lack functions of two arrays
     made: Column = make(of_batch, returned).asNondeterministic()(value, sent_ms)
     return made
 

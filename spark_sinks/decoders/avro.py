@@ -1,6 +1,6 @@
-"""Avro schemas: which of a record's fields a job's columns are, and the schema with only these.
+"""Avro schemas: checks the columns of a job against a schema, and reduces it to their fields.
 
-A schema is JSON; nothing of Avro is needed to look into it. What reads the values is Spark (`spark_sinks.decode`).
+A schema is JSON, so no Avro library is needed here. Spark decodes the values (`spark_sinks.decode`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_sinks.decoders.values import Wanted
 from spark_sinks.spec.values import TYPE_NAMES
 
 READ: Final = "trivium_read"
-"""A field of the reader's schema alone, true by default: Spark makes every field of what it cannot read null."""
+"""A field only in the reader's schema, true by default: Spark sets every field to null if it cannot decode."""
 PRIMITIVE: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _TYPES: Final[Mapping[str, frozenset[str]]] = {
     "double": frozenset({"int", "long", "float", "double"}),
@@ -23,19 +23,19 @@ _TYPES: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"string", "enum"}),
 }
 _UNITS: Final = {"millis": 1, "micros": 1_000, "nanos": 1_000_000}
-"""Of timestamps: how many make a millisecond."""
+"""Fractions of a millisecond in each timestamp unit."""
 
 
 class SchemaError(ValueError):
-    """No schema that a job can use; the text says why."""
+    """The schema cannot be used by a job; the text says why."""
 
 
 class Schema:
-    """A schema of records.
+    """A record schema.
 
     Raises:
-        SchemaError: no Avro schema, of no record, or of records in themselves: a message of those could be nested
-            without end.
+        SchemaError: not an Avro schema, not of a record, or of a record that contains itself, whose nesting has no
+            limit.
     """
 
     def __init__(self, text: str) -> None:
@@ -44,15 +44,15 @@ class Schema:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise SchemaError(f"no JSON: {error}") from error
+            raise SchemaError(f"not JSON: {error}") from error
         root = self._known(found, "", ())
         kind = "several types" if isinstance(root, list) else root["type"]
         if kind != "record":
-            raise SchemaError(f"a schema of {kind}; records are read")
+            raise SchemaError(f"a schema of {kind}; it must be a record")
         self._root: dict[str, Any] = root
 
     def lacks(self, columns: Sequence[Wanted], time: str | None) -> Iterator[str]:
-        """Columns that it does not have, or in another type: one sentence each, with the key of the source."""
+        """Yield one sentence, with the source's key, for each column that is missing or has another type."""
         for column in columns:
             try:
                 found = self.at(column.path)
@@ -62,7 +62,7 @@ class Schema:
             if found["type"] not in _TYPES[column.type]:
                 yield (
                     f"columns.{column.name}: {column.path} is {found['type']} in the schema, "
-                    f"no {TYPE_NAMES[column.type]}"
+                    f"not a {TYPE_NAMES[column.type]}"
                 )
         if time is not None:
             try:
@@ -71,28 +71,28 @@ class Schema:
                 yield f"time: {error}"
             else:
                 if found["type"] not in {"long", "double", "string"}:
-                    yield f"time: {time} is {found['type']} in the schema, no number or text"
+                    yield f"time: {time} is {found['type']} in the schema, not a number or text"
 
     def at(self, path: str) -> dict[str, Any]:
-        """The type at a path with dots, without its null; SchemaError where there is none."""
+        """Return the type at a dotted path, without null; SchemaError if there is none."""
         found: dict[str, Any] = self._root
         for name in path.split("."):
             if found["type"] != "record":
                 raise SchemaError(f"{path} is not in the schema: {found['type']} has no fields")
             fields = {field["name"]: field["type"] for field in found["fields"]}
             if name not in fields:
-                raise SchemaError(f"there is no field {name} in {found['name']}; it has {', '.join(fields)}")
+                raise SchemaError(f"{found['name']} has no field {name}, only {', '.join(fields)}")
             found = self._single(fields[name], path)
         return found
 
     def milliseconds(self, path: str) -> int:
-        """How many of a number there make a millisecond: by its logical type, else one."""
+        """Return how many units of a number make a millisecond: by its logical type, else one."""
         return _UNITS.get(str(self.at(path).get("logicalType")).rpartition("-")[2], 1)
 
     def reader(self, paths: Sequence[str]) -> str:
-        """The schema with the fields at these paths and those around them only, and `READ`; as JSON.
+        """Return the schema as JSON, reduced to the fields at these paths, their parents, and `READ`.
 
-        Without logical types: Spark gives the numbers as they are.
+        Logical types are omitted, so that Spark returns plain numbers.
         """
         wanted: dict[str, set[str]] = defaultdict(set)  # fields, by the full name of their record
         for path in paths:
@@ -124,16 +124,16 @@ class Schema:
 
     @staticmethod
     def _single(kind: Any, path: str) -> dict[str, Any]:
-        """A type without its null; SchemaError where it is one of several."""
+        """Return a type without null; SchemaError if it is a union of several types."""
         if not isinstance(kind, list):
             return dict(kind)
         single = [one for one in kind if one["type"] != "null"]
         if len(single) != 1:
-            raise SchemaError(f"{path} has one of several types in the schema")
+            raise SchemaError(f"{path} is a union of several types in the schema")
         return dict(single[0])
 
     def _known(self, given: Any, namespace: str, around: tuple[str, ...]) -> Any:
-        """A type with every name in it replaced by what it names, all as objects, unions as lists."""
+        """Resolve all names in a type; types become objects, unions become lists."""
         if isinstance(given, list):
             return [self._known(one, namespace, around) for one in given]
         if isinstance(given, str):
@@ -142,12 +142,12 @@ class Schema:
             full = given if "." in given else _full(given, namespace)
             full = full if full in around or full in self._named else given
             if full in around:
-                raise SchemaError(f"{given} is a record with itself in it")
+                raise SchemaError(f"the record {given} contains itself")
             if full not in self._named:
-                raise SchemaError(f"there is no type {given}")
+                raise SchemaError(f"unknown type {given}")
             return self._named[full]
         if not isinstance(given, dict) or "type" not in given:
-            raise SchemaError("no Avro schema")
+            raise SchemaError("not an Avro schema")
         kind = given["type"]
         if not isinstance(kind, str):
             return self._known(kind, namespace, around)

@@ -1,4 +1,4 @@
-"""CBOR (RFC 8949): a value is one map."""
+"""Decodes CBOR (RFC 8949); a value is one map."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import cbor2
 from spark_sinks.decoders.values import Fault, Row, Wanted, row
 
 DEEPEST: Final = 64
-"""Maps and arrays inside of one another."""
+"""The deepest nesting of maps and arrays."""
 _LARGEST: Final = 10_000
-"""The exponent of a decimal fraction; a float has far less."""
+"""The largest exponent of a decimal fraction; a float's is far smaller."""
 
 
 @dataclass(frozen=True)
 class Cbor:
-    """Reads maps.
+    """Decodes maps.
 
-    A part of a path is a text key, or if it is a number and there is no such text, an integer key.
+    A part of a path is a text key or, if it is a number and there is no such text, an integer key.
     """
 
     columns: tuple[Wanted, ...]
@@ -31,7 +31,7 @@ class Cbor:
         """See `Decoder`."""
         found = loaded(value)
         if not isinstance(found, Mapping):
-            raise Fault("the value is no map of CBOR")
+            raise Fault("the value is not a CBOR map")
 
         def at(path: str) -> Any:
             place: Any = found
@@ -45,14 +45,14 @@ class Cbor:
 
 
 def loaded(value: bytes) -> Any:
-    """The one data item of a value; `Fault` where it is none, or not alone."""
+    """Decode the single data item of a value; `Fault` if there is none, or more follows."""
     stream = io.BytesIO(value)
     try:
         found = cbor2.CBORDecoder(stream, semantic_decoders=_TAGS, max_depth=DEEPEST).decode()
     except cbor2.CBORDecodeError as error:
-        raise Fault("the value is no CBOR") from error
+        raise Fault("the value is not CBOR") from error
     if stream.tell() != len(value):
-        raise Fault("the value is no CBOR: something is behind its first item")
+        raise Fault("the value is not CBOR: bytes follow its first item")
     return found
 
 
@@ -72,13 +72,13 @@ def _text_of_time(item: Any, _: bool) -> str | None:
 
 
 def _milliseconds(item: Any, _: bool) -> float | None:
-    """Of seconds of the epoch."""
+    """Convert seconds since the epoch."""
     return item * 1000 if isinstance(item, int | float) and not isinstance(item, bool) else None
 
 
 _TAGS: Final[dict[int, Any]] = {
-    # What else the library makes of tags (patterns, mails, addresses, sets, ...) no column can be, and much of it
-    # costs more than it is long: the item inside is taken.
+    # The other types that the library makes of tags (patterns, mails, addresses, sets, ...) cannot be columns, and many
+    # are expensive to build, so the item inside the tag is used instead.
     **dict.fromkeys((2, 3, 5, 30, 35, 36, 37, 52, 54, 100, 258, 260, 261, 1004, 43000), _untagged),
     0: _text_of_time,
     1: _milliseconds,

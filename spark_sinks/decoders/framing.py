@@ -1,7 +1,7 @@
-"""The header that Confluent's serializers put before a value: a zero byte and the schema's id, four bytes, big-endian.
+"""Confluent's header before a serialized value: a zero byte and the schema id, four bytes, big-endian.
 
-Protobuf's has the place of the message in its file behind that: how many numbers, and the numbers, as zigzag varints;
-a single zero is short for the first message.
+For Protobuf, the path of the message in its file follows: the number of indexes, then the indexes, as zigzag varints. A
+single zero is short for the first message.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MOST_INDEXES: Final = 32
 
 
 def unframed(value: bytes, schema_id: int | None, *, indexes: bool = False) -> bytes:
-    """What follows the header; `Fault` where there is none, or one of another schema.
+    """Return the value after its header; `Fault` if there is none, or it has another schema id.
 
     Args:
-        value: with the header.
-        schema_id: that it must have; None: any.
-        indexes: whether Protobuf's place of the message is behind it.
+        value: the value with its header.
+        schema_id: the required id. None accepts any.
+        indexes: whether Protobuf's message indexes follow.
     """
     if len(value) < LENGTH or value[0] != 0:
         raise Fault(NO_HEADER)
@@ -32,7 +32,7 @@ def unframed(value: bytes, schema_id: int | None, *, indexes: bool = False) -> b
 
 
 def wrong_schema(schema_id: int) -> str:
-    """What is said of a value with another id, with a place for it (`%s`)."""
+    """Return the error for another schema id, with a placeholder (`%s`) for the found one."""
     return f"the value was written with schema %s, not {schema_id}"
 
 
@@ -46,7 +46,7 @@ def _after_indexes(value: bytes) -> int:
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint of 32 bits, and where it ends."""
+    """Read a 32-bit zigzag varint; return it and the position after it."""
     found = 0
     for shift in range(0, 35, 7):
         if at >= len(value):

@@ -1,4 +1,4 @@
-"""What a job needs beside its file: packages, and files of schemas that fit its columns."""
+"""Checks what a job needs besides its file: packages, and schema files that match its columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE: Final = ("pandas", "pyarrow", "google.protobuf")
 
 
 def lacks(spec: Declaration) -> Iterator[str]:
-    """One sentence for each thing that is not there, or does not fit."""
+    """Yield one sentence for each thing that is missing or does not match."""
     if isinstance(spec, Backfill):
         yield from lacking(spec.source.format, place="source")
     if not isinstance(spec, JobSpec):
@@ -48,7 +48,7 @@ def _of_schema(source: Source, file: Path) -> Iterator[str]:
         else:
             yield from schema.lacks(wanted(source), source.time)
     else:
-        from spark_sinks.decoders import protobuf  # noqa: PLC0415 - only where the package is there
+        from spark_sinks.decoders import protobuf  # noqa: PLC0415 - only if the package is installed
 
         yield from protobuf.lacks(content, source.message or "", wanted(source), source.time)
 

@@ -1,4 +1,4 @@
-"""Protobuf messages by a file of descriptors: what `protoc --include_imports --descriptor_set_out=FILE` writes."""
+"""Decodes Protobuf with a descriptor set file, written by `protoc --include_imports --descriptor_set_out=FILE`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _TYPES: Final[dict[str, set[int]]] = {
 
 @dataclass(frozen=True)
 class Protobuf:
-    """Reads messages.
+    """Decodes messages.
 
     Attributes:
-        columns: the declared ones.
+        columns: the declared columns.
         time: path of the field with the time, or None.
-        descriptors: the file's bytes.
+        descriptors: the content of the descriptor set file.
         message: the full name of the message.
-        framed: whether a Confluent header is before it.
-        schema_id: that the header must have; None: any.
+        framed: whether a Confluent header precedes it.
+        schema_id: the schema id required in the header. None accepts any.
     """
 
     columns: tuple[Wanted, ...]
@@ -51,19 +51,19 @@ class Protobuf:
     schema_id: int | None = None
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """See `Decoder`. A field without presence (proto3 without `optional`) that is not there is zero or empty."""
+        """See `Decoder`. A missing field without presence (proto3 without `optional`) is zero or empty."""
         if self.framed:
             value = framing.unframed(value, self.schema_id, indexes=True)
         made = message_factory.GetMessageClass(_descriptor(self.descriptors, self.message))()
         try:
             made.ParseFromString(value)
         except DecodeError as error:
-            raise Fault(f"the value is no {self.message}") from error
+            raise Fault(f"the value is not a {self.message}") from error
         return [row(self.columns, functools.partial(_at, made), self.time and _at(made, self.time))]
 
 
 def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str | None) -> Iterator[str]:
-    """What a file of descriptors does not have, or in another type: one sentence each, with the key of the source."""
+    """Yield one sentence, with the source's key, for each field that is missing or has another type."""
     try:
         names = _messages(descriptors)
         found = _descriptor(descriptors, message) if names else None
@@ -72,11 +72,11 @@ def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str
     except (DecodeError, TypeError):
         names, found = [], None
     if not names:
-        yield "schema_file: no messages with all that they import; protoc --include_imports --descriptor_set_out=FILE"
+        yield "schema_file: no complete messages; use protoc --include_imports --descriptor_set_out=FILE"
         return
     if found is None:
         near = difflib.get_close_matches(message, names, n=1)
-        yield f"message: there is no {message} in the file{f' (did you mean {near[0]}?)' if near else ''}"
+        yield f"message: no {message} in the file{f' (did you mean {near[0]}?)' if near else ''}"
         return
     for column in columns:
         place = f"columns.{column.name}"
@@ -84,31 +84,31 @@ def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str
         if isinstance(field, str):
             yield f"{place}: {field}"
         elif field.cpp_type not in _TYPES[column.type]:
-            yield f"{place}: {column.path} is no {TYPE_NAMES[column.type]} in {message}"
+            yield f"{place}: {column.path} is not a {TYPE_NAMES[column.type]} in {message}"
     if time is not None:
         field = _field(found, time)
         if isinstance(field, str):
             yield f"time: {field}"
         elif field.cpp_type not in _TYPES["double"] | _TYPES["string"] and not _is_timestamp(field):
-            yield f"time: {time} is no number, text or {TIMESTAMP} in {message}"
+            yield f"time: {time} is not a number, text or {TIMESTAMP} in {message}"
 
 
 def _field(of: Descriptor, path: str) -> FieldDescriptor | str:
-    """The field at a path with dots, or why there is none."""
+    """Return the field at a dotted path, or why there is none."""
     *objects, last = path.split(".")
     for name in objects:
         inner = of.fields_by_name.get(name)
         if inner is None or inner.message_type is None or inner.is_repeated:
-            return f"{name} is no single message in {of.full_name}"
+            return f"{name} is not a single message in {of.full_name}"
         of = inner.message_type
     field = of.fields_by_name.get(last)
     if field is None:
-        return f"there is no field {last} in {of.full_name}; it has {', '.join(of.fields_by_name)}"
+        return f"{of.full_name} has no field {last}, only {', '.join(of.fields_by_name)}"
     return f"{last} is repeated in {of.full_name}" if field.is_repeated else field
 
 
 def _at(message: Any, path: str) -> Any:
-    """What a message has at a path; None where a part that tells its presence is not there."""
+    """Return a message's value at a path; None if a field with presence is not set."""
     found: Any = message
     for name in path.split("."):
         field = found.DESCRIPTOR.fields_by_name[name]
@@ -129,7 +129,7 @@ def _is_timestamp(field: FieldDescriptor) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _descriptor(descriptors: bytes, message: str) -> Descriptor:
-    """The message in a file of descriptors; KeyError, TypeError or DecodeError where it cannot be had."""
+    """Return a message's descriptor; KeyError, TypeError or DecodeError if the descriptor set lacks or breaks it."""
     pool = descriptor_pool.DescriptorPool()
     files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
     files.setdefault(Timestamp.DESCRIPTOR.file.name, _of_timestamp())
@@ -150,11 +150,11 @@ def _descriptor(descriptors: bytes, message: str) -> Descriptor:
 
 
 def _of_timestamp() -> descriptor_pb2.FileDescriptorProto:
-    """That of `Timestamp`, for sets that were written without what they import."""
+    """Return the descriptor of `Timestamp`, for descriptor sets without their imports."""
     return descriptor_pb2.FileDescriptorProto.FromString(Timestamp.DESCRIPTOR.file.serialized_pb)
 
 
 def _messages(descriptors: bytes) -> list[str]:
-    """The full names of the messages that are not inside of others."""
+    """Return the full names of the top-level messages."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
     return [f"{file.package}.{one.name}" if file.package else one.name for file in files for one in file.message_type]

@@ -1,7 +1,7 @@
-"""Sensor Measurement Lists (RFC 8428), packs in JSON and in CBOR: each measurement becomes a reading.
+"""Decodes Sensor Measurement Lists (RFC 8428), packs in JSON and in CBOR: each measurement becomes a reading.
 
-Base fields hold for their record and those after it. Name and time are joined with their base, a value and a sum
-added to theirs, a unit counts before the base unit (4.6). A pack is good as a whole or not at all.
+Base fields apply to their record and the following ones. A name is appended to the base name; times, values and sums
+are added to their base; a unit overrides the base unit (4.6). A pack is accepted or rejected as a whole.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from spark_sinks.decoders.cbor import loaded
 from spark_sinks.decoders.values import Fault, Row, Wanted, number, row, text
 from spark_sinks.spec.parts import SENML_FIELDS
 
-VERSION: Final = 10  # RFC 8428, 4.4: a pack of a newer one must not be used
-RELATIVE_BELOW: Final = 2**28  # 4.5.3: a time below is in seconds from now
+VERSION: Final = 10  # RFC 8428, 4.4: a pack with a newer version must not be used
+RELATIVE_BELOW: Final = 2**28  # 4.5.3: a smaller time is relative, in seconds from now
 MOST_READINGS: Final = 10_000
-"""Of one pack: each takes the record's key, headers and value with it through the job."""
+"""The most readings of one pack: each carries the record's key, headers and value through the job."""
 LONGEST_NAME: Final = 1_024
-"""Characters of a resolved name: a long base name stands in front of every name of a pack."""
+"""The most characters of a resolved name: a long base name is repeated in every name of a pack."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:./_-]*")  # 4.5.1
 _LABELS: Final[Mapping[int, str]] = {
     -1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs",
     0: "n", 1: "u", 2: "v", 3: "vs", 4: "vb", 5: "s", 6: "t", 7: "ut", 8: "vd",
 }  # fmt: skip
-"""Of CBOR (6, table 4)."""
+"""Labels in CBOR (6, table 4)."""
 _VALUES: Final = ("v", "vs", "vb", "vd")
 
 
 @dataclass(frozen=True)
 class Senml:
-    """Reads packs."""
+    """Decodes packs."""
 
     columns: tuple[Wanted, ...]
 
@@ -44,7 +44,7 @@ class Senml:
         """See `Decoder`; the time of each reading is epoch ms."""
         records = _records(value)
         if len(records) > MOST_READINGS:
-            raise Fault(f"a pack of {len(records)} records; {MOST_READINGS} are taken")
+            raise Fault(f"the pack has {len(records)} records; at most {MOST_READINGS} are allowed")
         base = _Base()
         rows = []
         for place, record in enumerate(records):
@@ -61,7 +61,7 @@ class Senml:
 
 @dataclass
 class _Base:
-    """What holds for the records that follow."""
+    """The base fields that apply to the following records."""
 
     name: str = ""
     time: float = 0.0
@@ -71,20 +71,20 @@ class _Base:
     versions: set[int] = field(default_factory=set)
 
     def resolved(self, record: Any, sent_ms: int) -> dict[str, Any] | None:
-        """A record by the names of its fields, `t` in epoch ms; None: it has base fields only."""
+        """Resolve a record to its field names, `t` in epoch ms; None if it has only base fields."""
         if not isinstance(record, Mapping):
-            raise Fault("no object")
+            raise Fault("not an object")
         given = {_LABELS.get(label, label) if type(label) is int else label: found for label, found in record.items()}
         for label in given:
             if isinstance(label, str) and label.endswith("_"):  # 4.4: must be understood
-                raise Fault(f"{label[:40]} is not understood")
+                raise Fault(f"{label[:40]} is not supported")
         self._take(given)
         here = {label: given[label] for label in (*SENML_FIELDS, "t") if given.get(label) is not None}
         if not here and any(given.get(label) is not None for label in ("bn", "bt", "bu", "bv", "bs", "bver")):
             return None
         name = self.name + (_text(here, "n") or "")
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-            raise Fault("no name, or one with characters that names do not have")
+            raise Fault("no name, or one with invalid characters")
         made: dict[str, Any] = {"n": name, "t": _epoch_ms(self.time + (_number(here, "t") or 0.0), sent_ms)}
         if (unit := _text(here, "u") or self.unit) is not None:
             made["u"] = unit
@@ -94,7 +94,7 @@ class _Base:
             made["s"] = (self.sum or 0.0) + (_number(here, "s") or 0.0)
         values = [label for label in _VALUES if label in here]
         if len(values) > 1 or not (values or "s" in made):
-            raise Fault("a record has one of v, vs, vb and vd, or a sum")
+            raise Fault("a record must have one of v, vs, vb and vd, or a sum")
         for label in values:
             made[label] = self._value(label, here)
         return made
@@ -102,10 +102,10 @@ class _Base:
     def _take(self, given: Mapping[Any, Any]) -> None:
         version = given.get("bver", next(iter(self.versions), VERSION))
         if type(version) is not int or not 0 < version <= VERSION:
-            raise Fault(f"a version of SenML that is not known; {VERSION} is")
+            raise Fault(f"an unknown version of SenML; the newest known is {VERSION}")
         self.versions.add(version)
         if len(self.versions) > 1:
-            raise Fault("another version than the record before")
+            raise Fault("another version than the previous record")
         self.name = _text(given, "bn") if given.get("bn") is not None else self.name
         self.unit = _text(given, "bu") if given.get("bu") is not None else self.unit
         self.time = _number(given, "bt") if given.get("bt") is not None else self.time
@@ -117,23 +117,23 @@ class _Base:
         if label == "v":
             return self.value + _number(here, "v")
         if label == "vb" and not isinstance(found, bool):
-            raise Fault("vb is no boolean")
-        if label == "vd" and isinstance(found, bytes):  # in CBOR; JSON has it as such a text
+            raise Fault("vb is not a boolean")
+        if label == "vd" and isinstance(found, bytes):  # CBOR has bytes, JSON has base64
             return base64.urlsafe_b64encode(found).rstrip(b"=").decode()
         return found if label == "vb" else _text(here, label)
 
 
 def _records(value: bytes) -> Sequence[Any]:
-    """The records of a pack, JSON or CBOR: no array of CBOR begins with a byte that JSON's does."""
+    """Decode a pack, JSON or CBOR: a CBOR array never starts with the same byte as JSON."""
     if value[:1] and value[0] & 0xE0 == 0x80:
         found = loaded(value)
     else:
         try:
             found = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise Fault("the value is no SenML pack, neither in JSON nor in CBOR") from error
+            raise Fault("the value is not a SenML pack, neither in JSON nor in CBOR") from error
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise Fault("the value is no SenML pack: it is no array")
+        raise Fault("the value is not a SenML pack: it is not an array")
     return found
 
 
@@ -145,12 +145,12 @@ def _epoch_ms(seconds: float, sent_ms: int) -> int:
 
 
 def _number(record: Mapping[Any, Any], label: str) -> Any:
-    """A finite number, None where there is none; `Fault` for anything else."""
+    """Return a finite number, or None if missing; `Fault` for anything else."""
     return _made(number, record, label, "finite number")
 
 
 def _text(record: Mapping[Any, Any], label: str) -> Any:
-    """A text, None where there is none; `Fault` for anything else."""
+    """Return a text, or None if missing; `Fault` for anything else."""
     return _made(text, record, label, "text")
 
 
@@ -158,5 +158,5 @@ def _made(make: Callable[[Any], Any], record: Mapping[Any, Any], label: str, wha
     found = record.get(label)
     made = make(found)
     if made is None and found is not None:
-        raise Fault(f"{label} is no {what}")
+        raise Fault(f"{label} is not a {what}")
     return made

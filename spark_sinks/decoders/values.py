@@ -1,7 +1,7 @@
-"""From what a message holds to the columns that a job declares, in plain Python: nothing of Spark, nothing that raises.
+"""Converts decoded messages to the columns that a job declares, in plain Python without Spark.
 
-A decoder is a function of a value's bytes and of when it was sent (epoch ms). It gives rows: a value for each declared
-column, in their order, and the time of the reading as text; or raises `Fault`. `decoded` is what the workers call.
+A decoder is a function of a value's bytes and the time it was sent (epoch ms). It returns rows, each with one value for
+each declared column in order and the time of the reading as text; or it raises `Fault`. The workers call `decoded`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from spark_sinks.spec.parts import Source
 from spark_sinks.spec.values import TYPE_NAMES, ColumnType
 
 Row = tuple[Any, ...]
-"""The values of the declared columns, and the time as text: epoch ms or ISO 8601, or whatever was there; or None."""
+"""The values of the declared columns, and the time as text: epoch ms, ISO 8601, another text, or None."""
 LONGEST_TIME: Final = 64
-"""Characters of a time that are looked at."""
+"""The characters of a time that are kept."""
 
 
-class Fault(ValueError):  # noqa: N818 - what is wrong with a value, nothing of ours
-    """A value is no good reading; the text is the error of its dead letter."""
+class Fault(ValueError):  # noqa: N818 - describes a value, not an error of the program
+    """A value is not a good reading; the text becomes the error of its dead letter."""
 
 
 class Wanted(NamedTuple):
@@ -30,56 +30,56 @@ class Wanted(NamedTuple):
 
     name: str
     type: ColumnType
-    path: str  # of its field
+    path: str  # path of its field
     optional: bool
 
 
 class Decoder(Protocol):
-    """Reads one value; it goes to Spark's workers, so it must be picklable."""
+    """Decodes one value. It is sent to Spark's workers, so it must be picklable."""
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """The readings in `value`; `Fault` where it is none."""
+        """Return the readings in `value`; raise `Fault` if it is invalid."""
         raise NotImplementedError
 
 
 def wanted(source: Source) -> tuple[Wanted, ...]:
-    """The declared columns of a job's source."""
+    """Return the declared columns of a job's source."""
     return tuple(
         Wanted(name, column.type, column.field or name, column.optional) for name, column in source.columns.items()
     )
 
 
 def decoded(decoder: Decoder, value: bytes | None, sent_ms: int) -> tuple[str | None, Sequence[Row]]:
-    """What is wrong with a value (None: nothing), and its readings. Never raises."""
+    """Return the error of a value (None for a good one), and its readings. Never raises."""
     try:
         if value is None:
-            raise Fault("there is no value")
+            raise Fault("the value is null")
         return None, decoder(value, sent_ms)
     except Fault as fault:
         return str(fault), ()
-    except Exception as error:  # of a library: one value must never stop a stream
+    except Exception as error:  # from a library: one value must never stop a stream
         return f"the value cannot be read: {type(error).__name__}", ()
 
 
 def row(columns: Iterable[Wanted], find: Callable[[str], Any], time: Any) -> Row:
-    """The row of a message; `Fault` where a column is missing or of another type.
+    """Convert a message to a row; `Fault` if a column is missing or has another type.
 
     Args:
-        columns: the declared ones.
-        find: gives what the message has at a field's path; None: nothing.
-        time: what the message says of its time; None: nothing.
+        columns: the declared columns.
+        find: returns the message's value at a field's path, or None.
+        time: the message's own time, or None.
     """
     made = []
     for column in columns:
         value = _CONVERTED[column.type](find(column.path))
         if value is None and not column.optional:
-            raise Fault(f"{column.name} is missing or no {TYPE_NAMES[column.type]}")
+            raise Fault(f"{column.name} is missing or not a {TYPE_NAMES[column.type]}")
         made.append(value)
     return (*made, None if time is None else time_text(time))
 
 
 def number(value: Any) -> float | None:
-    """A finite number; None: it is none."""
+    """Return a finite number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | Fraction):
         return None
     try:
@@ -90,18 +90,18 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str | None:
-    """A text that can be written as UTF-8; None: it is none."""
+    """Return a text that can be encoded as UTF-8; None if it is not one."""
     if not isinstance(value, str):
         return None
     try:
         value.encode()
-    except UnicodeEncodeError:  # half of a pair
+    except UnicodeEncodeError:  # a lone surrogate
         return None
     return value
 
 
 def time_text(value: Any) -> str:
-    """What a message says of its time, as `spark_sinks.decode.instant` reads it; no time where it is none."""
+    """Return a message's time as text for `spark_sinks.decode.instant`, also if it is not a time."""
     if isinstance(value, str):
         return (text(value) or "no text")[:LONGEST_TIME]
     found = number(value)

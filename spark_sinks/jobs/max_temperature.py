@@ -22,7 +22,7 @@ FINAL = "final"
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
-    """What the job is told; see `add_arguments` for the meaning of each."""
+    """The job's options; `add_arguments` explains each."""
 
     source: str = "sensors"
     target: str = "maximum"
@@ -36,7 +36,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("source, target and dead-letter must be three topics")
+            raise ValueError("source, target and dead-letter must be three different topics")
         if self.slide_ms > self.window_ms:
             raise ValueError("slide must not be longer than window: readings between two windows would be lost")
         if self.emit == FINAL and self.trigger == REAL_TIME:
@@ -49,12 +49,12 @@ class Options(JobOptions, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The job's own options."""
+    """Add the options of this job."""
     add = parser.add_argument
     add("--source", default="sensors", help="topic of the readings")
     add("--target", default="maximum", help="topic of the results")
     add("--dead-letter", default="sensors-dlq", help="topic of malformed and late readings")
-    add("--window", dest="window_ms", type=duration, default=5_000, help="of event time")
+    add("--window", dest="window_ms", type=duration, default=5_000, help="length of a window of event time")
     add("--slide", dest="slide_ms", type=duration, default=1_000, help="from one window's start to the next")
     add("--watermark", dest="watermark_ms", type=duration, default=10_000, help="how late a reading may be")
     add(
@@ -63,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--emit", choices=(UPDATES, FINAL), default=UPDATES,
-        help="a result with every change of its window, or once, with a header that says so, when the watermark has "
-        "closed the window (micro-batches only)",
+        help="updates: a result each time its window changes; final: one result, with header emit = final, when the "
+        "watermark has closed the window (micro-batches only)",
     )  # fmt: skip
 
 
 def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
-    """Maximum per sensor over a sliding window, from topic to topic; malformed and late readings to a third."""
+    """Write each sensor's maximum over a sliding window to one topic, malformed and late readings to another."""
     window, slide, watermark, ahead = (
         interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
     )
@@ -113,7 +113,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
 
 
 def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
-    """The tasks of the two stages of the maximum, and one that looks for dead letters."""
+    """Return how many tasks run at once: both stages of the maximum, and one that scans for dead letters."""
     return partitions[options.source] + shuffle + 1
 
 

@@ -1,4 +1,4 @@
-"""The rows of an archive, in the order in which they go once more: Spark reads and sorts them."""
+"""The rows of an archive in replay order; Spark reads and sorts them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from spark_sinks.spec.backfill import ArchiveSource
 
 
 def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Place, int]) -> DataFrame:
-    """The rows that are left: each partition by its offsets, and between partitions by the newest time shown so far.
+    """Return the rows left to replay: each partition in offset order, merged by the newest timestamp so far.
 
     Args:
         spark: the session.
-        source: which rows.
-        positions: of partitions, what was replayed before; those without one from their beginning.
+        source: the rows to replay.
+        positions: the next offset of each partition that was partly replayed.
 
     Raises:
         SourceError: there is no such archive.
     """
     rows = _rows(spark, source)
     if missing := {"topic", "partition", "offset", "timestamp", "key", "value", "headers", "date"} - set(rows.columns):
-        raise SourceError(f"{source.archive}: no archive of records: it has no column {', '.join(sorted(missing))}")
+        raise SourceError(f"{source.archive}: not an archive of records: no column {', '.join(sorted(missing))}")
     if source.topics:
         rows = rows.where(F.col("topic").isin(*source.topics))
     day, time = F.col("date").cast("date"), F.col("timestamp")
@@ -56,21 +56,21 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
 
 
 def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
-    """All rows of an archive as it is now."""
+    """Return all rows in the archive at present."""
     names = {} if source.format == "iceberg" else {"basePath": _of_hadoop(source.archive)}
     try:
         reader = spark.read.options(**names)
         files = [_of_hadoop(file) for file in _files(source)]
         found = reader.parquet(*files).schema
-        # Spark takes a directory topic=007 for a number.
+        # Spark would read a directory topic=007 as a number.
         typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
         return reader.schema(StructType(typed)).parquet(*files)
     except (AnalysisException, ArchiveError) as error:
-        raise SourceError(f"{source.archive}: no archive: {str(error).splitlines()[0]}") from error
+        raise SourceError(f"{source.archive}: not an archive: {str(error).splitlines()[0]}") from error
 
 
 def _files(source: ArchiveSource) -> list[str]:
-    """What Spark reads: of a table the files of its newest version, which its own packages know."""
+    """Return the files that Spark is to read; for a table, its own library lists those of the newest version."""
     if source.format == "delta":
         from spark_sinks.archive import delta  # noqa: PLC0415 - of the extra `lake`
 
@@ -83,7 +83,7 @@ def _files(source: ArchiveSource) -> list[str]:
 
 
 def _of_hadoop(name: str) -> str:
-    """A name of object stores as Hadoop's file systems have it."""
+    """Convert an object store's URL to the scheme of Hadoop's file system."""
     return f"s3a://{name.removeprefix('s3://')}" if name.startswith("s3://") else name
 
 
@@ -96,10 +96,10 @@ def _position(positions: Mapping[Place, int]) -> Column:
 
 
 class ArchiveRows:
-    """A source of a replay (`sources.Source`)."""
+    """The rows of an archive as the source of a replay (`sources.Source`)."""
 
     def __init__(self, rows: DataFrame, positions: Mapping[Place, int], left: int) -> None:
-        """`positions`: as of `selected`; `left`: how many rows there are."""
+        """`positions` as in `selected`; `left` is the number of rows."""
         self.began: dict[Place, int] = {}
         self._rows = rows
         self._positions = dict(positions)

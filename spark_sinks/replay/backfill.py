@@ -1,4 +1,4 @@
-"""Runs a backfill: Spark reads and sorts an archive's rows, the process replays them."""
+"""Runs a backfill: Spark reads and sorts an archive's rows, this process writes them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from spark_sinks.spec.backfill import Backfill
 async def backfill(
     spark: SparkSession, job: Backfill, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event
 ) -> Replayed:
-    """Replay what is left of an archive; see `run`."""
+    """Replay the rest of an archive; see `run`."""
 
     async def open_source(clients: Clients, entry: Entry | None, _: Say) -> Source:
         if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
-            raise SourceError(f"there is no topic {job.sink.kafka}")
+            raise SourceError(f"topic {job.sink.kafka} does not exist")
         positions = {} if entry is None else places_of(entry.positions)
         rows = await asyncio.to_thread(selected, spark, job.source, positions)
         return ArchiveRows(rows, positions, await asyncio.to_thread(rows.count))

@@ -1,4 +1,4 @@
-"""A record on its way once more: what it was, where it came from, and the headers that say so. No I/O."""
+"""A record to replay, and the headers that name its origin. No I/O."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Place(NamedTuple):
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """A record as it was when it was first stored."""
+    """A record as it was first stored."""
 
-    topic: str  # of its origin
+    topic: str  # its original topic
     partition: int
     offset: int
-    timestamp: int | None  # epoch ms; None: nobody knows any more
+    timestamp: int | None  # epoch ms; None if unknown
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
 
     @property
     def place(self) -> Place:
-        """The partition of its origin."""
+        """The record's original partition."""
         return Place(self.topic, self.partition)
 
     def __str__(self) -> str:
@@ -59,18 +59,18 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unfit(ValueError):  # noqa: N818 - a finding, not a fault of ours
-    """A record that cannot be replayed; the text says why."""
+    """The record cannot be replayed; the text says why."""
 
 
 def item_of(record: Any) -> Item:
-    """A record of the log (as aiokafka has it) as it is."""
+    """Convert a record of aiokafka, unchanged."""
     return Item(
         record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers
     )
 
 
 def marked(item: Item, replay: str) -> list[Header]:
-    """The headers of a replayed record: its own, those of an earlier replay taken off, and its origin."""
+    """Return the headers of a replayed record: its own, without those of an earlier replay, and its origin."""
     kept = item.headers
     if any(name == ORIGIN_REPLAY for name, _ in kept):
         kept = tuple(header for header in kept if header[0] not in _MARKS)
@@ -85,15 +85,15 @@ def marked(item: Item, replay: str) -> list[Header]:
 
 
 def of_letter(record: Any, *, anywhere: bool) -> Item:
-    """What a dead letter was before it became one.
+    """Restore the record that became a dead letter.
 
     Args:
-        record: as aiokafka has it: a letter of a Spark job (`error`, `origin.*` behind its own headers) or of the
-            gateway (`dead-letter.*`).
-        anywhere: where the letter does not say where it comes from, its own place counts; else it is unfit.
+        record: aiokafka's record: a dead letter of a Spark job (`error` and `origin.*` after the record's own headers)
+            or of the gateway (`dead-letter.*`).
+        anywhere: whether a dead letter without an origin may use its own topic, partition and offset instead.
 
     Raises:
-        Unfit: no dead letter, or one whose value was cut.
+        Unfit: not a dead letter, or its value was truncated.
     """
     headers: tuple[Header, ...] = record.headers
     rest, told = _taken_off(headers)
@@ -103,7 +103,7 @@ def of_letter(record: Any, *, anywhere: bool) -> Item:
         rest = tuple(header for header in headers if not header[0].startswith(DEAD_LETTER_PREFIX))
         names = (DEAD_LETTER_TOPIC, DEAD_LETTER_PARTITION, DEAD_LETTER_OFFSET)
     if ORIGIN_LENGTH in told:
-        raise Unfit(f"its value was cut: it had {_text(told[ORIGIN_LENGTH])} bytes")
+        raise Unfit(f"its value of {_text(told[ORIGIN_LENGTH])} bytes was truncated")
     created = next((_number(value) for name, value in rest if name == CREATION_TIME), None)
     timestamp = _number(told.get(ORIGIN_TIMESTAMP))
     timestamp = created if timestamp is None else timestamp
@@ -111,13 +111,13 @@ def of_letter(record: Any, *, anywhere: bool) -> Item:
     if partition is not None and offset is not None and is_topic_name(topic):
         return Item(topic, partition, offset, timestamp, record.key, record.value, rest)
     if not anywhere:
-        raise Unfit("it does not say where it comes from: no headers origin.topic, origin.partition, origin.offset")
+        raise Unfit("its origin is unknown: no headers origin.topic, origin.partition, origin.offset")
     timestamp = record.timestamp if timestamp is None else timestamp
     return Item(record.topic, record.partition, record.offset, timestamp, record.key, record.value, rest)
 
 
 def _taken_off(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, bytes | None]]:
-    """Headers without what a Spark job has appended, and that; the record may have had headers of such names before."""
+    """Split off the headers that a Spark job appended; the record itself may have had headers with these names."""
     told: dict[str, bytes | None] = {}
     for index in range(len(headers) - 1, -1, -1):
         name, value = headers[index]

@@ -1,4 +1,4 @@
-"""What a replay asks of Kafka: which topics there are, what they take, and records of them in order."""
+"""Kafka access of a replay: topics and their limits, and reading records in order."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from spark_sinks.replay.items import Place
 from spark_sinks.replay.order import Merge
 
 PAGE: Final = 2_000
-"""Records of a partition that are read together."""
+"""Records of one partition that are read together."""
 _FOREVER: Final = 2**63 - 1
 _MAX_MESSAGE_BYTES: Final = 1_048_588  # Kafka's own default
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a topic takes."""
+    """The limits of a target topic."""
 
     name: str
     partitions: int
     max_message_bytes: int = _MAX_MESSAGE_BYTES
-    own_time: bool = True  # False: Kafka stamps what is stored itself
+    own_time: bool = True  # False if Kafka sets the timestamp itself (LogAppendTime)
     before_ms: int = _FOREVER  # how far in the past a timestamp may be
     after_ms: int = _FOREVER  # how far in the future
-    retention_ms: int = -1  # -1: for ever
+    retention_ms: int = -1  # -1 means forever
 
     def timestamp(self, wanted: int | None, now: int) -> int | None:
-        """The timestamp as it is wanted, where the topic takes it; else None: now."""
+        """Return the wanted timestamp if the topic accepts it, else None, which means now."""
         if wanted is None or not self.own_time or not now - self.before_ms <= wanted <= now + self.after_ms:
             return None
         return wanted
 
     def forgets(self, timestamp: int | None, now: int) -> bool:
-        """Whether a record of this time is deleted as soon as Kafka looks."""
+        """Whether a record with this timestamp would be deleted at Kafka's next retention check."""
         return timestamp is not None and 0 <= self.retention_ms < now - timestamp
 
 
 class Topics:
-    """What Kafka says of topics."""
+    """Reads topic metadata, and creates topics."""
 
     def __init__(self, admin: AIOKafkaAdminClient) -> None:
         self._admin = admin
 
     async def known(self, names: Collection[str]) -> dict[str, Target]:
-        """Those of `names` that there are, with their limits."""
+        """Return the topics of `names` that exist, with their limits."""
         there = sorted(set(names) & set(await self._admin.list_topics()))
         if not there:
             return {}
@@ -64,19 +64,19 @@ class Topics:
         return {name: _target(name, counts[name], configs.get(name, {})) for name in there}
 
     async def make(self, name: str, **settings: str) -> None:
-        """Make a topic of one partition unless it is there."""
+        """Create a topic with one partition unless it exists."""
         if name in await self._admin.list_topics():
             return
         brokers = (await self._admin.describe_cluster())["brokers"]
         configs = {key.replace("_", "."): value for key, value in settings.items()}
         with contextlib.suppress(TopicAlreadyExistsError):
             await self._admin.create_topics([NewTopic(name, 1, min(3, len(brokers)), topic_configs=configs)])
-        while name not in await self.known([name]):  # noqa: ASYNC110 - nobody tells when it is there
+        while name not in await self.known([name]):  # noqa: ASYNC110 - Kafka does not notify
             await asyncio.sleep(0.1)
 
 
 def _target(name: str, partitions: int, configs: Mapping[str, str]) -> Target:
-    """Where we may not read a topic's configuration, Kafka's defaults."""
+    """Build a target; settings that we are not allowed to read have Kafka's defaults."""
 
     def number(key: str, default: int) -> int:
         return int(configs.get(key) or default)
@@ -93,26 +93,26 @@ def _target(name: str, partitions: int, configs: Mapping[str, str]) -> Target:
 
 
 def committed_reader(settings: Mapping[str, Any]) -> AIOKafkaConsumer:
-    """A consumer, not started, that sees what transactions have committed, from the beginning."""
+    """Return a consumer, not started, that reads committed records from the beginning."""
     return AIOKafkaConsumer(
         **settings,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_partition_fetch_bytes=4 << 20,
-        fetch_max_wait_ms=20,  # what is read is there; and a question waits behind a fetch on the same connection
+        fetch_max_wait_ms=20,  # the records exist already, and other requests wait behind a fetch on the connection
     )
 
 
 def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
-    """As aiokafka has them."""
+    """Convert to aiokafka's type."""
     return [TopicPartition(*place) for place in places]
 
 
 async def read_range(
     consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]
 ) -> AsyncIterator[Any]:
-    """The records of a range of some partitions, as they come; its assignment is changed."""
+    """Yield the records of some partitions' offset ranges as they arrive; changes the consumer's assignment."""
     open_ = {TopicPartition(*place): ends[place] for place, begin in begins.items() if begin < ends[place]}
     consumer.assign(list(open_))
     for partition in open_:
@@ -128,12 +128,12 @@ async def read_range(
 
 
 class LogReader:
-    """A range of some partitions, merged by time (`Merge`).
+    """Reads offset ranges of some partitions, merged by time (`Merge`).
 
     Args:
-        consumer: started, of `committed_reader`; its assignment is changed.
+        consumer: a started `committed_reader`; its assignment is changed.
         begins: the first offset of each partition.
-        ends: where each ends, exclusive.
+        ends: the end offset of each partition, exclusive.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
@@ -145,7 +145,7 @@ class LogReader:
             consumer.seek(partition, begins[place])
 
     async def next_time(self) -> int | None:
-        """The time of the next record, once it is known; None: there is none left."""
+        """Read until the next record's time is known and return it; None if no record is left."""
         merge = self.merge
         while merge.waiting:
             wanted = partitions_of(merge.waiting)

@@ -1,4 +1,4 @@
-"""Kafka settings by their Java names, as job files have them, for aiokafka, which writes what a job replays."""
+"""Converts Kafka client settings from their Java names to aiokafka's, for jobs that run without Spark."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _KNOWN: Final = frozenset(
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """Raise ValueError, one sentence, when a setting cannot be followed. Reads no file."""
+    """Raise ValueError, with one sentence, if a setting is not supported. Reads no file."""
     for name in settings:
         if name not in _KNOWN:
-            raise ValueError(f"{name} is unknown to the client of a replay; it knows {', '.join(sorted(_KNOWN))}")
+            raise ValueError(f"{name} is not supported for this job; supported are {', '.join(sorted(_KNOWN))}")
     for store in ("ssl.truststore", "ssl.keystore"):
         if f"{store}.location" in settings and settings.get(f"{store}.type") != "PEM":
-            raise ValueError(f'{store}.type: the client of a replay reads PEM: say "PEM", and give such a file')
+            raise ValueError(f'{store}.type: this job supports PEM only: set "PEM", and use a PEM file')
     if "SASL" in settings.get("security.protocol", ""):
         _login(settings)
 
 
 def arguments(settings: Mapping[str, str]) -> dict[str, Any]:
-    """What aiokafka's clients have in common. Raises as `check`, and OSError for a file that cannot be read."""
+    """Return the common arguments of aiokafka's clients. Raises as `check`, and OSError for an unreadable file."""
     check(settings)
     protocol = settings.get("security.protocol", "PLAINTEXT")
     found: dict[str, Any] = {
@@ -59,7 +59,7 @@ def arguments(settings: Mapping[str, str]) -> dict[str, Any]:
 def _login(settings: Mapping[str, str]) -> tuple[str, str]:
     mechanism = settings.get("sasl.mechanism", "PLAIN")
     if mechanism not in {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}:
-        raise ValueError(f"sasl.mechanism: the client of a replay has PLAIN and SCRAM, not {mechanism}")
+        raise ValueError(f"sasl.mechanism: this job supports PLAIN and SCRAM, not {mechanism}")
     text = settings.get("sasl.jaas.config", "")
     told = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _LOGIN.findall(text)}
     if _PLAIN.search(text) is None or told.keys() != {"username", "password"}:

@@ -1,6 +1,7 @@
-"""How far each replay is: a compacted topic, written in the same transactions as what is replayed.
+"""The progress of each replay: a compacted topic, written in the same transactions as the replayed records.
 
-So a record is replayed and noted, or neither, whatever is killed when. Nothing else is kept anywhere: no checkpoint.
+So a record and its progress are both stored or both not, whenever a process is killed. There is no other state, and no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LEDGER: Final = "__trivium_replays"
 SETTINGS: Final = {"cleanup_policy": "compact", "segment_bytes": str(16 << 20), "retention_ms": "-1"}
 _PLACE: Final = TopicPartition(LEDGER, 0)
 PATIENCE_S: Final = 120.0
-"""How long others' open transactions may hide what was written to the ledger: longer than any of ours lasts."""
+"""How long other jobs' open transactions may hide entries of the ledger; longer than any of ours lasts."""
 
 Positions = dict[str, dict[int, int]]
 """Topic -> partition -> offset."""
@@ -29,19 +30,19 @@ class LedgerError(RuntimeError):
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """What the ledger knows of a replay."""
+    """The ledger's entry of a replay."""
 
-    task: str  # what it is: kind, source and target. A replay of this name that is another's is refused
-    began: Positions  # where its first run began
-    positions: Positions  # everything before was replayed, or found unfit
+    task: str  # kind, source and target; the name cannot be used for another task
+    began: Positions  # start offsets of the first run
+    positions: Positions  # next offsets: all earlier records were replayed or unfit
     records: int = 0  # replayed
-    unfit: int = 0  # could not be replayed
-    repeated: int = 0  # left out: the same origin was replayed before
-    memo: Any = None  # what else a job remembers
+    unfit: int = 0  # records that could not be replayed
+    repeated: int = 0  # skipped: another dead letter of the same record was replayed
+    memo: Any = None  # state of an audit
 
 
 def positions_of(places: dict[Place, int]) -> Positions:
-    """As the ledger has them."""
+    """Convert offsets to the ledger's form."""
     found: Positions = {}
     for place, offset in sorted(places.items()):
         found.setdefault(place.topic, {})[place.partition] = offset
@@ -49,7 +50,7 @@ def positions_of(places: dict[Place, int]) -> Positions:
 
 
 def places_of(positions: Positions) -> dict[Place, int]:
-    """The other way."""
+    """Convert offsets from the ledger's form."""
     return {
         Place(topic, partition): offset
         for topic, partitions in positions.items()
@@ -58,23 +59,23 @@ def places_of(positions: Positions) -> dict[Place, int]:
 
 
 async def prepare(topics: Topics) -> None:
-    """Make the ledger's topic unless it is there."""
+    """Create the ledger's topic unless it exists."""
     await topics.make(LEDGER, **SETTINGS)
 
 
 async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) -> Entry | None:
-    """The newest entry of a replay; call it when its transactional producer has started.
+    """Return the newest entry of a replay. Call it after its transactional producer has started.
 
-    That has ended an earlier run's transaction. Others' open ones may hide what lies behind them, also of ours: so it
-    is read up to where the topic ends for everybody.
+    Starting the producer ends the transaction of an earlier run. Open transactions of other jobs may hide later
+    entries, also ours, so the topic is read up to its end as seen without transactions.
 
     Args:
-        committed: a started consumer that sees what is committed; its assignment is changed.
-        plain: a started one that sees everything, to ask where the topic ends.
-        name: the replay's.
+        committed: a started consumer of committed records; its assignment is changed.
+        plain: a started consumer of all records, to look up the topic's end.
+        name: the replay's name.
 
     Raises:
-        LedgerError: something of somebody else's hides the rest for too long, or an entry cannot be read.
+        LedgerError: another job's transaction hides the end for too long, or an entry is not valid.
     """
     end = (await plain.end_offsets([_PLACE]))[_PLACE]
     committed.assign([_PLACE])
@@ -90,4 +91,4 @@ async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) 
     try:
         return None if found is None else msgspec.json.decode(found, type=Entry)
     except msgspec.DecodeError as error:
-        raise LedgerError(f"the entry of {name} in {LEDGER} cannot be read: {error}") from error
+        raise LedgerError(f"the entry of {name} in {LEDGER} is not valid: {error}") from error

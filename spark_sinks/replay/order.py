@@ -1,7 +1,7 @@
-"""In which order records go once more, and which of them have gone before. No I/O.
+"""The order of replayed records, and which were replayed before. No I/O.
 
-Each origin partition keeps its own order. Between partitions time decides, by the newest time that a partition has
-shown so far: so its own order holds, and whoever computes windows sees the partitions abreast.
+Each original partition keeps its order. Partitions are merged by time, using the newest timestamp of a partition so
+far: this keeps the order within it, and a job that computes windows sees the partitions in step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _BLOCK_BITS: Final = 10
 
 
 class Merge:
-    """Partitions of logs as one stream.
+    """Merges partitions into one stream.
 
     Args:
-        begins: of each partition, the first offset.
-        ends: where each ends, exclusive.
+        begins: the first offset of each partition.
+        ends: the end offset of each partition, exclusive.
 
     Attributes:
-        positions: of each partition, the offset behind the last record that was taken.
+        positions: the offset after the last record taken from each partition.
     """
 
     def __init__(self, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
@@ -39,11 +39,11 @@ class Merge:
 
     @property
     def left(self) -> int:
-        """Offsets that were not taken yet: as many records, or fewer."""
+        """An upper limit of the records not yet taken: their offsets."""
         return sum(max(0, self._ends[place] - position) for place, position in self.positions.items())
 
     def feed(self, place: Place, records: Iterable[Any], behind: int) -> None:
-        """The next records of a partition in `waiting` (with `offset` and `timestamp`), and where it was read to."""
+        """Add the next records of a partition in `waiting` (with `offset` and `timestamp`), read up to `behind`."""
         buffer, end = self._buffers[place], self._ends[place]
         buffer.extend(record for record in records if record.offset < end)
         self._read[place] = behind
@@ -55,11 +55,11 @@ class Merge:
             self.positions[place] = end
 
     def peek(self) -> int | None:
-        """The time of the next record; None when there is none, or a partition must be read before."""
+        """Return the time of the next record; None if there is none, or a partition must be read first."""
         return None if self.waiting or not self._heads else self._heads[0][0]
 
     def pop(self) -> Any:
-        """The next record, when `peek` has told its time."""
+        """Return the next record, after `peek` has returned its time."""
         _, place = heapq.heappop(self._heads)
         buffer = self._buffers[place]
         record = buffer.popleft()
@@ -78,7 +78,7 @@ class Merge:
 
 
 def in_order(items: Iterable[Item]) -> Sequence[Item]:
-    """Items in the order of their origin partitions, and between these by time."""
+    """Return the items in the order of their original partitions, merged by time."""
     partitions: dict[Place, list[Item]] = {}
     for item in items:
         partitions.setdefault(item.place, []).append(item)
@@ -95,13 +95,13 @@ def in_order(items: Iterable[Item]) -> Sequence[Item]:
 
 
 class Origins:
-    """Which offsets were seen: a bit each, in blocks, so that ten million take some megabytes."""
+    """A set of offsets, stored as bits in blocks, so that ten million take a few megabytes."""
 
     def __init__(self) -> None:
         self._blocks: dict[Place, dict[int, int]] = {}
 
     def add(self, place: Place, offset: int) -> bool:
-        """Note an offset; False when it was there already."""
+        """Add an offset; False if it was already present."""
         blocks = self._blocks.setdefault(place, {})
         block, bit = offset >> _BLOCK_BITS, 1 << (offset & (1 << _BLOCK_BITS) - 1)
         known = blocks.get(block, 0)
@@ -110,14 +110,14 @@ class Origins:
 
 
 def target_partition(item: Item, topic: str, partitions: int, origin_partitions: int | None, by_key: int) -> int:
-    """Where an item goes: to the partition that it was in, where that is the same thing there; else by its key.
+    """Choose an item's partition: its original one if the target has the same partitioning, else the one of its key.
 
     Args:
-        item: which.
-        topic: where it goes, with so many `partitions`.
-        partitions: of `topic`.
-        origin_partitions: of the topic where it comes from; None: it is no more.
-        by_key: the partition that Kafka's own rule finds for its key; -1: it has none.
+        item: the record.
+        topic: the target topic.
+        partitions: number of partitions of `topic`.
+        origin_partitions: number of partitions of the original topic. None if it no longer exists.
+        by_key: the partition that Kafka's partitioner chooses for the key; -1 without a key.
     """
     alike = item.topic == topic or origin_partitions == partitions
     if alike and item.partition < partitions:

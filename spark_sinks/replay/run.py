@@ -1,4 +1,4 @@
-"""Runs a replay until nothing is left: slices, each in a transaction with its entry in the ledger."""
+"""Runs a replay to its end: slices of records, each in one transaction with the ledger's entry."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from spark_sinks.replay.writer import Writer
 from spark_sinks.spec.replays import Once
 
 MOST: Final = 1_000
-"""Records of a transaction."""
+"""The most records of a transaction."""
 TOGETHER_S: Final = 1.0
-"""What goes together at a rate: so long may a reader of committed records wait for one."""
+"""With a rate, records of this time share a transaction, so readers of committed records wait this long."""
 SAID_MOST: Final = 20
-"""Sentences about single records."""
+"""The most messages about single records."""
 Say = Callable[[str], None]
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="replayed"):
-    """A transaction of a replay, or (kind `summary`) all of a run."""
+    """One transaction of a replay, or (kind `summary`) the totals of a run."""
 
     job: str
     records: int  # replayed
-    unfit: int  # could not be replayed
-    repeated: int  # left out: of an origin that was replayed before
-    left: int  # offsets that are left: so many records, or fewer
+    unfit: int  # records that could not be replayed
+    repeated: int  # skipped: another dead letter of the same record was replayed
+    left: int  # upper limit of the records left
     duration_ms: int
 
 
 class Clients(msgspec.Struct):
-    """Of one run."""
+    """The Kafka clients of one run."""
 
     topics: Topics
     writer: Writer
@@ -50,26 +50,26 @@ class Clients(msgspec.Struct):
 
 
 Open = Callable[[Clients, Entry | None, Say], Awaitable[Source]]
-"""Makes the source of a job from its clients and what the ledger knows."""
+"""Creates a job's source from its clients and its ledger entry."""
 
 
 async def run(
     job: Once, settings: Mapping[str, str], open_source: Open, *, report: Callable[[Replayed], None], say: Say,
     stopped: asyncio.Event,
 ) -> Replayed:  # fmt: skip
-    """Replay what is left, or until `stopped`; the totals of this run.
+    """Replay the rest, or until `stopped`; return the totals of this run.
 
     Args:
-        job: which.
-        settings: of Kafka's clients, by their Java names.
-        open_source: makes its source.
-        report: gets each transaction.
-        say: gets lines for people.
-        stopped: ends it behind the current transaction.
+        job: the job.
+        settings: Kafka client settings by their Java names.
+        open_source: creates its source.
+        report: called for each transaction.
+        say: called with messages for people.
+        stopped: ends the run after the current transaction.
 
     Raises:
-        LedgerError, SourceError, TakenOver: it cannot go on; the text says why.
-        KafkaError: Kafka fails; the next run goes on.
+        LedgerError, SourceError, TakenOver: it cannot continue; the text says why.
+        KafkaError: Kafka failed; the next run continues.
     """
     began = time.monotonic()
     async with connected(job, settings, say, stopped) as clients:
@@ -87,8 +87,8 @@ async def run(
             )
             if clients.writer.late:
                 say(
-                    f"{clients.writer.late:,} records are older than their topic keeps records: Kafka deletes them "
-                    'when it looks next; sink.timestamp = "now" keeps them'
+                    f"{clients.writer.late:,} records are older than their topic's retention and will be deleted; "
+                    'sink.timestamp = "now" prevents that'
                 )
     return Replayed(
         job=job.title, records=totals.records, unfit=totals.unfit, repeated=totals.repeated, left=0,
@@ -97,12 +97,12 @@ async def run(
 
 
 async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event) -> Replayed:
-    """Replay what is left of a part of the log or of dead letters; see `run`."""
+    """Replay the rest of a log range or of dead letters; see `run`."""
 
     async def open_source(clients: Clients, entry: Entry | None, tell: Say) -> Source:
         sources = await clients.topics.known(job.topics)
         if missing := [name for name in job.topics if name not in sources]:
-            raise SourceError(f"there is no topic {', '.join(missing)}")
+            raise SourceError(f"topic {', '.join(missing)} does not exist")
         began, positions = ({}, {}) if entry is None else (places_of(entry.began), places_of(entry.positions))
         return await of_log(job, clients.committed, sources, began=began, positions=positions, say=tell)
 
@@ -111,11 +111,11 @@ async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stop
 
 
 async def entry_of(job: Once, clients: Clients, settings: Mapping[str, str]) -> Entry | None:
-    """What the ledger knows of a job; LedgerError when its name is another's."""
+    """Return a job's ledger entry; LedgerError if another task uses its name."""
     async with AIOKafkaConsumer(**kafka_client.arguments(settings)) as plain:
         entry = await ledger.read(clients.committed, plain, job.title)
     if entry is not None and entry.task != job.task:
-        raise LedgerError(f"{job.title} is the name of another replay, {entry.task}: give this one another name")
+        raise LedgerError(f"the name {job.title} is used by another task, {entry.task}: choose another name")
     return entry
 
 
@@ -123,7 +123,7 @@ async def entry_of(job: Once, clients: Clients, settings: Mapping[str, str]) -> 
 async def connected(
     job: Once, settings: Mapping[str, str], say: Say, stopped: asyncio.Event
 ) -> AsyncIterator[Clients | None]:
-    """Everything connected; None: stopped before Kafka has answered."""
+    """Connect the clients; None if stopped before Kafka answered."""
     given = kafka_client.arguments(settings)
     async with contextlib.AsyncExitStack() as stack:
         said = False
@@ -167,7 +167,7 @@ class _Run:
         self._targets: dict[str, Target | None] = {}
 
     async def run(self) -> Entry:
-        """Every slice; the newest entry."""
+        """Replay every slice, and return the newest entry."""
         rate = self._job.run.rate
         most = MOST if rate is None else max(1, min(MOST, round(rate * TOGETHER_S)))
         start, sent = time.monotonic(), 0
@@ -192,13 +192,13 @@ class _Run:
         return self._entry
 
     async def _stops(self, pause_s: float) -> bool:
-        """Wait; whether it is to end."""
+        """Wait for `pause_s`, and return whether to stop."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), max(pause_s, 0.0))
         return self._stopped.is_set()
 
     async def _fill(self, found: Slice) -> Entry:
-        """Send a slice; its entry."""
+        """Send a slice, and return its ledger entry."""
         names = {self._job.sink.kafka or item.topic for item in found.items} | {item.topic for item in found.items}
         if unknown := names - self._targets.keys():
             known = await self._clients.topics.known(unknown)
@@ -228,7 +228,7 @@ class _Run:
         name = self._job.sink.kafka or item.topic
         target, origin = self._targets[name], self._targets[item.topic]
         if target is None:
-            return f"there is no topic {name}"
+            return f"topic {name} does not exist"
         original = self._job.sink.timestamp == "original"
         partitions = None if origin is None else origin.partitions
         return await self._clients.writer.send(item, target, partitions, original_time=original)
@@ -238,4 +238,4 @@ class _Run:
         if self._said <= SAID_MOST:
             self._say(f"not replayed: {sentence}")
         elif self._said == SAID_MOST + 1:
-            self._say("not replayed: more of the kind; the summary counts them")
+            self._say("not replayed: more records, which the summary counts")

@@ -1,4 +1,4 @@
-"""Where replayed records come from: a range of the log, or dead letters. Each gives slices for one transaction."""
+"""Sources of replayed records: a range of the log, or dead letters. Each yields slices for one transaction."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from spark_sinks.spec.replays import DlqReplay, Replay
 
 SLICE_BYTES: Final = 8 << 20
 MOST_TOGETHER: Final = 50_000
-"""Letters of one millisecond that are put in order together."""
+"""The most dead letters with the same timestamp that are sorted together."""
 
 
 class Slice(msgspec.Struct):
-    """What goes together."""
+    """The records of one transaction."""
 
     items: list[Item]
-    positions: dict[Place, int]  # everything before was given out
-    unfit: list[str]  # a sentence for each record that cannot be replayed
-    repeated: int = 0  # left out: of an origin that was given out before
-    left: int = 0  # offsets behind it: so many records, or fewer
+    positions: dict[Place, int]  # next offsets after this slice
+    unfit: list[str]  # one sentence per record that cannot be replayed
+    repeated: int = 0  # skipped: a dead letter of the same record came before
+    left: int = 0  # upper limit of the records after it
 
 
 class Source(Protocol):
-    """Gives what is to be replayed."""
+    """A source of records to replay."""
 
     began: dict[Place, int]
 
     def slices(self, records: int) -> AsyncIterator[Slice]:
-        """About so many records each, the last one perhaps empty."""
+        """Yield slices of about `records` records each; the last one may be empty."""
         ...
 
 
 class SourceError(RuntimeError):
-    """What is to be replayed cannot be read; the text says why."""
+    """The records to replay cannot be read; the text says why."""
 
 
 class LogSource:
     """A range of the log.
 
     Attributes:
-        began: where the first run began.
+        began: the start offsets of the first run.
     """
 
     def __init__(self, began: dict[Place, int], reader: LogReader) -> None:
@@ -62,7 +62,7 @@ class LogSource:
             found = await self._slice(records)
             noted = found.positions
             yield found
-        if merge.positions != noted:  # behind the last record are offsets that no record has
+        if merge.positions != noted:  # offsets after the last record that hold no records
             yield Slice([], dict(merge.positions), [])
 
     async def _slice(self, records: int) -> Slice:
@@ -74,10 +74,10 @@ class LogSource:
 
 
 class LetterSource(LogSource):
-    """Dead letters: of one origin the first; of one origin partition in its order.
+    """Dead letters: only the first of each original record, in the order of the original partitions.
 
-    Letters of an origin partition are in the order in which they were written, hence of their time, though they may be
-    in several partitions of the dead-letter topic. So a slice has all letters of a millisecond, and is put in order.
+    The dead letters of one original partition were written in order, so their times are in order too, even if they are
+    in several partitions of the dead-letter topic. So a slice has all dead letters of a millisecond, and sorts them.
     """
 
     def __init__(self, job: DlqReplay, began: dict[Place, int], reader: LogReader, seen: Origins) -> None:
@@ -110,7 +110,7 @@ class LetterSource(LogSource):
 
 
 def letter(job: DlqReplay, record: object) -> Item | None:
-    """A letter as what it was; None when the job leaves it out. Raises Unfit."""
+    """Return the original record of a dead letter; None if the job excludes it. Raises Unfit."""
     item = of_letter(record, anywhere=job.sink.kafka is not None)
     return item if not job.source.of or item.topic in job.source.of else None
 
@@ -124,18 +124,18 @@ async def of_log(
     positions: Mapping[Place, int],
     say: Callable[[str], None],
 ) -> LogSource:
-    """The source of a job, from where its ledger says.
+    """Open the source of a job at the position in its ledger entry.
 
     Args:
-        job: which.
+        job: the job.
         consumer: a started `committed_reader`; its assignment is changed.
-        sources: the topics of the source.
-        began: where the first run began; empty: this is the first.
-        positions: where the last one ended.
-        say: gets a line for people.
+        sources: the source topics.
+        began: start offsets of the first run; empty if this is the first.
+        positions: end offsets of the last run.
+        say: called with messages for people.
 
     Raises:
-        SourceError: a topic was made anew since.
+        SourceError: a topic was re-created since the last run.
     """
     first, ends = await _range(job, consumer, sources)
     begins = {place: positions.get(place, offset) for place, offset in first.items()}
@@ -145,8 +145,8 @@ async def of_log(
         partition = TopicPartition(*place)
         if place in positions and begin > newest[partition]:
             raise SourceError(
-                f"{place.topic}-{place.partition} ends at {newest[partition]}, before {begin}, where {job.name} has "
-                "been: it was made anew; take another name for what is to be replayed of it"
+                f"{place.topic}-{place.partition} ends at {newest[partition]}, before {begin}, where {job.name} is: "
+                "the topic was re-created; use another name for the replay"
             )
         if begin < oldest[partition]:
             if place in positions or (isinstance(job, Replay) and job.source.offsets):
@@ -166,7 +166,7 @@ async def of_log(
 async def _seen(
     job: DlqReplay, consumer: AIOKafkaConsumer, began: Mapping[Place, int], positions: Mapping[Place, int]
 ) -> Origins:
-    """The origins that earlier runs have given out: read again from the letters, which are the same as then."""
+    """Read the dead letters of earlier runs again, to find the original records that were already replayed."""
     seen = Origins()
     reader = LogReader(consumer, began, {place: max(began[place], end) for place, end in positions.items()})
     while await reader.next_time() is not None:
@@ -182,7 +182,7 @@ async def _seen(
 async def _range(
     job: Replay | DlqReplay, consumer: AIOKafkaConsumer, sources: Mapping[str, Target]
 ) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Where each partition begins and ends, as the job says and the log is now."""
+    """Return each partition's first and end offset, from the job's range and the present log."""
     offsets = job.source.offsets if isinstance(job, Replay) else {}
     places = [
         Place(topic, number)
@@ -203,7 +203,7 @@ async def _range(
         for number, (begin, behind) in numbers.items():
             place = Place(topic, number)
             if place not in first:
-                raise SourceError(f"offsets.{topic}.{number}: {topic} has {sources[topic].partitions} partitions")
+                raise SourceError(f"offsets.{topic}.{number}: {topic} has only {sources[topic].partitions} partitions")
             first[place], last[place] = begin, min(behind, last[place])
     return first, last
 
@@ -211,7 +211,7 @@ async def _range(
 async def _at(
     consumer: AIOKafkaConsumer, partitions: list[TopicPartition], moment: datetime, ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """The first offset of this time or later in each partition; where there is none, its end."""
+    """Return each partition's first offset with this timestamp or a later one; its end if there is none."""
     asked = dict.fromkeys(partitions, round(moment.timestamp() * 1000))
     found = await consumer.offsets_for_times(asked)
     return {

@@ -1,4 +1,4 @@
-"""Writes records and the ledger's entry of them in one Kafka transaction: all of it is there, or nothing."""
+"""Writes records and their ledger entry atomically in one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from spark_sinks.replay.ledger import LEDGER, Entry
 from spark_sinks.replay.order import target_partition
 
 TRANSACTION_MS: Final = 60_000
-"""Kafka ends a transaction that nobody ends after this time."""
+"""Kafka aborts a transaction that is open for longer than this."""
 LARGEST: Final = 64 << 20
 
 
 class TakenOver(RuntimeError):  # noqa: N818 - nobody's error
-    """Another run of the same replay has begun, and goes on in our place."""
+    """A later run of the same replay has started and replaces this one."""
 
 
 class Writer:
-    """The transactional producer of one replay. A later one of the same name ends this one's transactions.
+    """The transactional producer of one replay. Starting another with the same name fences this one.
 
     Args:
-        settings: aiokafka's.
-        name: the replay's.
+        settings: arguments for aiokafka.
+        name: the replay's name.
     """
 
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
-        self.late = 0  # records that their topic will soon forget, because of their time
+        self.late = 0  # records older than their topic's retention
         self._name = name
         self._producer = AIOKafkaProducer(
             **settings,
@@ -57,11 +57,11 @@ class Writer:
         await self._producer.stop()
 
     async def commit(self, fill: Callable[[], Awaitable[Entry]]) -> None:
-        """One transaction: what `fill` sends, and the entry that it returns.
+        """Commit one transaction with the records that `fill` sends and the entry that it returns.
 
         Raises:
-            TakenOver: another run has begun.
-            KafkaError: whether it is there is not known; the ledger tells.
+            TakenOver: another run has started.
+            KafkaError: the outcome is unknown; the ledger shows it.
         """
         producer = self._producer
         try:
@@ -70,17 +70,17 @@ class Writer:
                 entry = await fill()
                 await producer.send(LEDGER, msgspec.json.encode(entry), self._name.encode())
             except BaseException:
-                with contextlib.suppress(KafkaError):  # then Kafka, or the next run, ends it
+                with contextlib.suppress(KafkaError):  # Kafka or the next run aborts it later
                     await producer.abort_transaction()
                 raise
             await producer.commit_transaction()
         except (ProducerFenced, InvalidProducerEpoch) as error:
-            raise TakenOver(f"another run of {self._name} has begun, and goes on in place of this one") from error
+            raise TakenOver(f"another run of {self._name} has started and replaces this one") from error
 
     async def send(
         self, item: Item, target: Target, origin_partitions: int | None, *, original_time: bool
     ) -> str | None:
-        """Send an item within `commit`; what is wrong with it when its topic cannot take it."""
+        """Send an item within `commit`; return why its topic cannot accept it, or None."""
         now = round(time.time() * 1000)
         by_key = -1 if item.key is None else (murmur2(item.key) & 0x7FFFFFFF) % target.partitions
         partition = target_partition(item, target.name, target.partitions, origin_partitions, by_key)
@@ -88,7 +88,7 @@ class Writer:
         self.late += target.forgets(timestamp, now)
         headers = marked(item, self._name)
         if (size := _size(item, headers)) > target.max_message_bytes:
-            return f"{target.name} takes {target.max_message_bytes:,} bytes, and it has {size:,} with its origin"
+            return f"{target.name} accepts {target.max_message_bytes:,} bytes, but the record has {size:,} with origin"
         try:
             await self._producer.send(
                 target.name, item.value, item.key, partition, timestamp_ms=timestamp, headers=headers
@@ -98,11 +98,11 @@ class Writer:
         return None
 
     async def send_plain(self, topic: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
-        """Send a record of the job's own within `commit`."""
+        """Send one of the job's own records within `commit`."""
         await self._producer.send(topic, value, key, headers=list(headers))
 
 
 def _size(item: Item, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """At most the bytes of a record batch with nothing else in it."""
+    """Return an upper limit for the size of a record batch with only this record."""
     size = 61 + 21 + 10 + len(item.key or b"") + len(item.value or b"")
     return size + sum(10 + len(name.encode()) + len(value or b"") for name, value in headers)

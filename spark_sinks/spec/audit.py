@@ -1,4 +1,4 @@
-"""The job that compares what gateways say with what the log holds."""
+"""The job that compares the gateways' counts of acknowledged records with the records in the log."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 class AuditSource(Section):
-    """What is audited."""
+    """The topics and gateways to audit."""
 
     topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
     """Kafka topics that gateways write to"""
     gateways: Annotated[tuple[Address, ...], Field(min_length=1)]
-    """addresses of the management listeners of **all** gateways that write to them; `http://USER:PASSWORD@HOST:PORT`
-    where one wants a password"""
+    """addresses of the management listeners of **all** gateways that write to these topics;
+    `http://USER:PASSWORD@HOST:PORT` if one requires a password"""
 
 
 class AuditRun(KafkaRun):
     """How an audit runs."""
 
     interval: Duration = Duration("1m")
-    """between two looks, at multiples of it by the clock: so small is the time that a finding names"""
+    """time between two comparisons, at its multiples by the clock; a finding names an interval of this length"""
 
 
 class BridgeAudit(Once):
-    """What gateways have acknowledged, beside what the log holds."""
+    """Compares the records that gateways acknowledged with the records in the log."""
 
     SUMMARY: ClassVar[str] = (
-        "what gateways say they have stored beside what the log holds, by topic, partition and minute"
+        "compares the records that gateways acknowledged with the log, by topic, partition and minute"
     )
     job: Literal["bridge-audit"] = "bridge-audit"
     source: AuditSource

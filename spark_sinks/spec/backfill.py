@@ -1,4 +1,4 @@
-"""The job that brings what an archive holds to a topic."""
+"""The job that writes an archive's records back to a topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_sinks.spec.values import TopicName
 
 
 class ArchiveSource(Between, Lake):
-    """Rows of an archive."""
+    """The rows of an archive to replay."""
 
     topics: tuple[TopicName, ...] = ()
     """only records of these topics; not set: all"""
@@ -22,15 +22,15 @@ class BackfillRun(ReplayRun):
     """How a backfill runs."""
 
     master: str = "local[2]"
-    """any Spark master: it reads and sorts, one process replays"""
+    """any Spark master. Spark reads and sorts; one process writes the records"""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
-    """Java heap; with a local master the heap of everything"""
+    """Java heap; with a local master it is the heap of the whole job"""
     conf: dict[str, str] = Field(default_factory=dict)
     """further Spark settings"""
 
 
 class Backfill(Once):
-    """An archive once more."""
+    """Replays records of an archive."""
 
     SUMMARY: ClassVar[str] = "records of an archive to a topic, each once, with its original time"
     SPARK: ClassVar[bool] = True

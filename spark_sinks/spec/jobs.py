@@ -1,6 +1,6 @@
-"""The kinds of jobs that a file declares, and what cannot be. Nothing here needs Spark or a JVM.
+"""The kinds of jobs that a file may declare, with their consistency checks. Needs neither Spark nor a JVM.
 
-A job file is TOML, or Python that makes one of these classes (`spark_sinks/job_file.py`).
+A job file is TOML, or Python that creates one of these classes (`spark_sinks/job_file.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, A
 
 
 class JobSpec(Declaration):
-    """A job that streams: what it reads, what it does, where results go."""
+    """A streaming job: its source, what it computes, and its sink."""
 
     DEAD_LETTERS: ClassVar[bool] = True
     source: Source
@@ -44,41 +44,41 @@ class JobSpec(Declaration):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Topics that the job writes, dead letters left out."""
+        """The topics that the job writes, without dead letters."""
         return (self.sink.kafka,) if isinstance(self.sink, TopicSink) else ()
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic that must exist."""
+        """Every topic that must exist before the job starts."""
         return tuple(filter(None, (*self.source.topics, *self.targets, self.source.dead_letters)))
 
     @property
     def groups(self) -> tuple[Term, ...]:
-        """What results are grouped or keyed by."""
+        """The terms by which results are grouped or keyed."""
         return ()
 
     def lacks(self) -> Iterator[str]:
-        """One sentence for each thing that cannot be, over all parts."""
+        """Yield one sentence for each contradiction between the job's sections."""
         source, run = self.source, self.run
         for target in self.targets:
             if target in source.topics:
                 yield f"sink.kafka: {target} is a source of this job, which would read its own results"
         if not self.DEAD_LETTERS:
             if source.dead_letters is not None:
-                yield "source.dead_letters: an archive keeps every record, with its error; it has no dead letters"
+                yield "source.dead_letters: not used by an archive, which keeps every record with its error"
         elif source.dead_letters is None:
-            yield "source.dead_letters: name the topic of what cannot be decoded"
+            yield "source.dead_letters: set a topic for records that cannot be decoded"
         elif source.dead_letters in (*source.topics, *self.targets):
             yield f"source.dead_letters: {source.dead_letters} is a source or a sink of this job"
         for term in self.groups:
             kind, name = term.parts
             if kind == "column" and name not in source.columns and RECORD_COLUMNS.get(name) is None:
-                yield f"by: there is no column {name}; source.columns has {_listed(source.columns)}"
+                yield f"by: no column {name}; source.columns has {_listed(source.columns)}"
             elif source.decode == "senml" and name in source.columns and source.columns[name].optional:
-                yield f"by: {name} is optional, and a pack is good as a whole or not at all"
+                yield f"by: {name} is optional, but a SenML pack is accepted or rejected as a whole"
         if run.trigger == REAL_TIME and source.decode in PYTHON_DECODERS:
             yield (
-                f"source.decode: {source.decode} is decoded in Python, which real time cannot run; use run.trigger = "
+                f"source.decode: {source.decode} is decoded in Python, which real time cannot run; run.trigger = "
                 '"micro-batch", or json, number, csv or avro'
             )
         shortest = 0 if "spark.sql.streaming.realTimeMode.minBatchDuration" in run.conf else SHORTEST_REAL_TIME_MS
@@ -99,11 +99,11 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 
 class Grouped(JobSpec):
-    """Parts of jobs with results of each group of readings."""
+    """Base of the jobs whose results are grouped."""
 
     by: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term("key"),)
-    """what results are grouped by, and the key of their records (joined by `/`): columns, `key`, `topic`,
-    `content_type`, `level[2]` (of the MQTT topic), `header[unit]`"""
+    """the terms that group results and, joined by `/`, form their key: columns, `key`, `topic`, `content_type`,
+    `level[2]` (of the MQTT topic), `header[unit]`"""
 
     @property
     def groups(self) -> tuple[Term, ...]:
@@ -115,11 +115,11 @@ class Grouped(JobSpec):
         yield from super().lacks()
         names = [term.name.lower() for term in self.by]
         if len(set(names)) != len(names):
-            yield "by: two have the same name in the results"
+            yield "by: two terms have the same name in the results"
 
 
 class Aggregated(Grouped):
-    """Parts of jobs with windows."""
+    """Base of the jobs with windows."""
 
     RESULTS: ClassVar[frozenset[str]] = frozenset({"start", "end"})
     aggregates: Annotated[dict[ColumnName, Aggregate], Field(min_length=1)]
@@ -132,18 +132,18 @@ class Aggregated(Grouped):
         taken = {name.lower() for name in (*self.RESULTS, *(term.name for term in self.by))}
         for name, aggregate in self.aggregates.items():
             if name.lower() in taken:
-                yield f"aggregates.{name}: a result has a field of this name already"
+                yield f"aggregates.{name}: a result already has a field of this name"
             taken.add(name.lower())
             function, column, _ = aggregate.parts
             if column is None:
                 continue
             if column not in self.source.columns:
                 known = _listed(self.source.columns)
-                yield f"aggregates.{name}: there is no column {column}; source.columns has {known}"
+                yield f"aggregates.{name}: no column {column}; source.columns has {known}"
             elif function in {"sum", "mean", "stddev", "percentile"} and self.source.type_of(column) not in NUMBERS:
-                yield f"aggregates.{name}: {function} is of numbers, and {column} is a {self.source.type_of(column)}"
+                yield f"aggregates.{name}: {function} needs a number, but {column} is a {self.source.type_of(column)}"
             elif function in {"min", "max"} and self.source.type_of(column) == "boolean":
-                yield f"aggregates.{name}: {function} of a boolean says nothing; count it"
+                yield f"aggregates.{name}: {function} is not defined for a boolean; use count"
         if self.run.trigger == REAL_TIME:
             for name, aggregate in self.aggregates.items():
                 if aggregate.parts[0] in MICRO_BATCH_ONLY:
@@ -151,7 +151,7 @@ class Aggregated(Grouped):
 
 
 class WindowStats(Aggregated):
-    """Statistics of each group of readings over windows of event time."""
+    """Statistics of each group over windows of event time."""
 
     SUMMARY: ClassVar[str] = "statistics of each device, or of each MQTT level, over windows of event time"
     job: Literal["window-stats"] = "window-stats"
@@ -161,21 +161,21 @@ class WindowStats(Aggregated):
 class Sessionize(Aggregated):
     """Sessions of devices."""
 
-    SUMMARY: ClassVar[str] = "when each device was there: sessions that end when it is silent"
+    SUMMARY: ClassVar[str] = "sessions of each device, which end when it is silent"
     RESULTS: ClassVar[frozenset[str]] = frozenset({"start", "end", "duration_ms"})
     job: Literal["sessionize"] = "sessionize"
     session: Session
     aggregates: dict[ColumnName, Aggregate] = Field(
         default_factory=lambda: {"readings": Aggregate("count(*)")}, min_length=1
     )
-    """the fields of a result, beside `start`, `end` (the first and the last reading) and `duration_ms`"""
+    """the fields of a result, in addition to `start`, `end` (its first and last reading) and `duration_ms`"""
 
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
         if self.run.trigger == REAL_TIME:
-            yield 'run.trigger: real time has no session windows; use "micro-batch"'
+            yield 'run.trigger: real time does not support session windows; use "micro-batch"'
         if self.sink.emit == "updates":
-            yield 'sink.emit: a session is known when it is over; use emit = "final"'
+            yield 'sink.emit: a session has a result only when it has ended; use emit = "final"'
         yield from super().lacks()
 
 
@@ -188,12 +188,12 @@ class LastKnown(Grouped):
 
 
 class Enrich(JobSpec):
-    """Readings with what a registry knows of their device."""
+    """Adds a registry's columns to each reading."""
 
-    SUMMARY: ClassVar[str] = "readings with what a registry knows of their device"
+    SUMMARY: ClassVar[str] = "adds the columns of a device registry to each reading"
     job: Literal["enrich"] = "enrich"
     by: Term = Term("key")
-    """what is looked up in the registry's keys"""
+    """the term that is looked up in the registry's keys"""
     registry: Registry
     sink: TopicSink
 
@@ -213,7 +213,7 @@ class Enrich(JobSpec):
         taken = {name.lower() for name in self.source.columns}
         for name in self.registry.columns:
             if name.lower() in taken:
-                yield f"registry.columns.{name}: source.columns has one too; call it otherwise, and give its field"
+                yield f"registry.columns.{name}: source.columns has the same name; rename it and set its field"
         topic = self.registry.topic
         if topic is not None and topic in {*self.source.topics, *self.targets, self.source.dead_letters}:
             yield f"registry.topic: {topic} is a source or a sink of this job"
@@ -225,11 +225,11 @@ class Anomalies(JobSpec):
     SUMMARY: ClassVar[str] = "alarms for readings beyond thresholds, or far from their device's mean"
     job: Literal["anomalies"] = "anomalies"
     by: Term = Term("key")
-    """the key of an alarm's record, and what has a mean of its own"""
+    """the key of an alarm's record; `deviations` keeps one mean for each"""
     thresholds: Annotated[dict[ColumnName, Threshold], Field(min_length=1)]
-    """columns and their bounds: `{ temperature = { above = 30.0, below = -10.0, deviations = 3.0 } }`"""
+    """thresholds by column: `{ temperature = { above = 30.0, below = -10.0, deviations = 3.0 } }`"""
     forget: Duration = Duration("24h")
-    """how long a device must be silent for its mean to begin anew (`deviations`)"""
+    """how long a device must be silent before its mean is reset (`deviations`)"""
     sink: TopicSink
 
     @property
@@ -239,7 +239,7 @@ class Anomalies(JobSpec):
 
     @property
     def has_state(self) -> bool:
-        """Whether there is a mean of each device."""
+        """Whether any threshold needs the mean of each device."""
         return any(threshold.deviations is not None for threshold in self.thresholds.values())
 
     def lacks(self) -> Iterator[str]:
@@ -247,31 +247,31 @@ class Anomalies(JobSpec):
         yield from super().lacks()
         for name, threshold in self.thresholds.items():
             if name not in self.source.columns:
-                yield f"thresholds: there is no column {name}; source.columns has {_listed(self.source.columns)}"
+                yield f"thresholds: no column {name}; source.columns has {_listed(self.source.columns)}"
             elif self.source.type_of(name) not in NUMBERS:
-                yield f"thresholds: {name} is a {self.source.type_of(name)}, and only numbers have bounds"
+                yield f"thresholds: {name} is a {self.source.type_of(name)}, and only numbers can have thresholds"
             if threshold.deviations is not None and self.run.trigger == REAL_TIME:
                 yield (
-                    f"thresholds.{name}: deviations are counted in Python, whose state real time cannot keep; "
+                    f"thresholds.{name}: deviations keep state in Python, which real time does not support; "
                     'use run.trigger = "micro-batch", or above and below'
                 )
         if self.has_state and self.run.state_rows is not None:
-            yield "run.state_rows: the means of devices are kept on disk only; leave it out"
+            yield "run.state_rows: the means of devices are always kept on disk; remove this key"
         if "forget" in self.model_fields_set and not self.has_state:
-            yield "forget: belongs to thresholds with deviations"
+            yield "forget: only allowed if a threshold has deviations"
 
 
 def lacking(archive: str, *, upkeep: bool = False, place: str = "sink") -> Iterator[str]:
-    """One sentence for each package of the extra `lake` that an archive of this format needs and that is not there."""
+    """Yield one sentence for each missing package of the extra `lake` that an archive of this format needs."""
     of_format = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
     for package in of_format.get(archive, ("pyarrow",) if upkeep else ()):
         if not installed(package):
-            what = "the upkeep of Parquet files" if archive == "parquet" else archive
+            what = "maintaining Parquet files" if archive == "parquet" else archive
             yield f"{place}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
 
 def installed(package: str) -> bool:
-    """Whether a package can be imported."""
+    """Whether the package can be imported."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
@@ -279,9 +279,9 @@ def installed(package: str) -> bool:
 
 
 class Archive(JobSpec):
-    """Every record of the topics in files."""
+    """Writes every record of the topics to files."""
 
-    SUMMARY: ClassVar[str] = "every record of the topics in Parquet, Delta or Iceberg, exactly once for every reader"
+    SUMMARY: ClassVar[str] = "writes every record to Parquet, Delta or Iceberg, exactly once for every reader"
     DEAD_LETTERS: ClassVar[bool] = False
     job: Literal["archive"] = "archive"
     sink: ArchiveSink
@@ -292,17 +292,17 @@ class Archive(JobSpec):
         yield from super().lacks()
         yield from lacking(self.sink.format)
         if self.run.trigger == REAL_TIME:
-            yield 'run.trigger: real time writes no files; use "micro-batch"'
+            yield 'run.trigger: real time does not support an archive; use "micro-batch"'
         if self.source.decode == "senml":
-            yield 'source.decode: an archive has each record once, and a pack is several readings; use "none"'
+            yield 'source.decode: an archive has one row per record, but a SenML pack is several readings; use "none"'
         if f"{self.run.checkpoint}/".startswith(f"{self.sink.archive.rstrip('/')}/"):
-            yield "run.checkpoint: not inside of the archive, whose readers would find its files"
+            yield "run.checkpoint: must not be inside the archive, whose readers would find its files"
 
 
 class Transform(JobSpec):
-    """A transform of one's own, in Python."""
+    """A user-defined transform in Python."""
 
-    SUMMARY: ClassVar[str] = "a transform of one's own, DataFrame to DataFrame, in a Python file"
+    SUMMARY: ClassVar[str] = "your own transform from DataFrame to DataFrame, in a Python file"
     job: Literal["transform"] = "transform"
     sink: ResultSink
 
@@ -323,7 +323,7 @@ KINDS: Final[Mapping[str, type[Declaration]]] = {
         BridgeAudit,
     )
 }
-"""The kinds of jobs that a file may name."""
+"""The kinds of jobs, by the name that a file uses."""
 
 NAMED: Final[Mapping[str, str]] = {"max-temperature": "the maximum of each sensor over a sliding window"}
-"""The jobs that are started by their name, without a file (`spark_sinks/jobs`), and what they do."""
+"""The jobs that are started by name, without a file (`spark_sinks/jobs`), with a summary."""

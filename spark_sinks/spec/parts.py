@@ -1,6 +1,6 @@
-"""The parts of a job file as typed settings: what is read, windows, sinks, how it runs.
+"""The sections of a job file as typed settings: source, windows, sinks, run.
 
-The text below a field is its description.
+The text below a field is its description in the documentation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_sinks.spec.values import (
 MICRO_BATCH: Final = "micro-batch"
 REAL_TIME: Final = "real-time"
 DECODERS: Final[Mapping[str, tuple[str, str]]] = {
-    "none": ("not looked at", "none of its own: only what every record has"),
+    "none": ("not decoded", "none: only the columns that every record has"),
     "json": ("one object", "fields by path (`at.lat`); a `string` takes any value as its JSON text"),
     "number": ("a bare number, as JSON has it", "one column"),
     "csv": ("one line", "by the names in `fields`"),
@@ -35,43 +35,43 @@ DECODERS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "cbor": (
         "one map (RFC 8949)",
-        "entries by path; a part that is a number is an integer key too. A `string` is a text",
+        "entries by path; a number in a path also matches an integer key. A `string` is a text string",
     ),
     "protobuf": (
         "one `message` of `schema_file`",
-        "fields by path, none repeated; enums are texts. A proto3 field without `optional` is never missing: it is 0",
+        "fields by path, none repeated; enums become text. A proto3 field without `optional` is never missing but 0",
     ),
     "senml": ("a pack (RFC 8428), in JSON or CBOR", "the resolved fields `n`, `u`, `v`, `vs`, `vb`, `vd`, `s`, `ut`"),
 }
-"""What a value is for each decoder, and what its columns are."""
+"""For each decoder: the form of a value, and what its columns are."""
 PYTHON_DECODERS: Final = frozenset({"cbor", "protobuf", "senml"})
-"""Decoders that are Python: micro-batches only."""
+"""Decoders that run in Python, and therefore in micro-batches only."""
 SENML_FIELDS: Final[Mapping[str, ColumnType]] = {
     "n": "string", "u": "string", "v": "double", "vs": "string", "vb": "boolean", "vd": "string", "s": "double",
     "ut": "double",
 }  # fmt: skip
-"""The fields of a resolved record of SenML (RFC 8428, 4.2) that may be columns, and their types."""
+"""The fields of a resolved SenML record (RFC 8428, 4.2) that may be columns, with their types."""
 _SCHEMA: Final = frozenset({"avro", "protobuf"})
 _FRAMED: Final = frozenset({"json", "avro", "protobuf"})
 _FIELDS: Final = frozenset({"json", "avro", "cbor", "protobuf", "senml"})
-SHORTEST_REAL_TIME_MS: Final = 5_000  # Spark's own bound for the time between two checkpoints in real time
+SHORTEST_REAL_TIME_MS: Final = 5_000  # Spark's own minimum between two checkpoints in real time
 
 
 class Section(BaseModel):
-    """A part of a job: frozen, and unknown keys are errors. The text below a field is its description."""
+    """A section of a job file; immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Column(Section):
-    """A column that a value is decoded into; `temperature = "double"` is short for `{ type = "double" }`."""
+    """A column decoded from a value; `temperature = "double"` is short for `{ type = "double" }`."""
 
     type: ColumnType = "double"
     """`double`, `long`, `boolean` or `string`"""
     field: FieldPath | None = None
-    """the value's field, with dots into objects (`position.lat`); not set: named as the column"""
+    """the field of the value, with dots into objects (`position.lat`); not set: the column's name"""
     optional: bool = False
-    """a record without it is good, and has a null there. Otherwise it is a dead letter"""
+    """whether a record without the field is a good one, with a null. Otherwise it becomes a dead letter"""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,83 +80,83 @@ class Column(Section):
 
 
 class Source(Section):
-    """What a job reads, and how a record becomes columns."""
+    """The topics a job reads, and how each record becomes columns."""
 
     topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
-    """Kafka topics; they must exist, the job waits until they do"""
+    """Kafka topics; the job waits until all of them exist"""
     decode: Literal["none", "json", "number", "csv", "avro", "cbor", "protobuf", "senml"] = "json"
-    """how a value is read: a `json` object, a bare `number`, a line of `csv`, a record of `avro`, a map of `cbor`, a
-    message of `protobuf`, a pack of `senml`, or `none`: only what every record has"""
+    """how a value is decoded: a `json` object, a bare `number`, a line of `csv`, a record of `avro`, a map of `cbor`, a
+    message of `protobuf`, a pack of `senml`, or `none`: only the columns that every record has"""
     columns: dict[ColumnName, Column] = {}
-    """columns of the value and their types: `{ load = "double", lat = { type = "double", field = "position.lat" } }`"""
+    """columns and their types: `{ load = "double", lat = { type = "double", field = "position.lat" } }`"""
     fields: tuple[str, ...] = ()
-    """the names of a `csv` line's fields, in order"""
+    """the names of the fields of a `csv` line, in order"""
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """between two fields of `csv`"""
+    """the character between two `csv` fields"""
     schema_file: str | None = None
-    """`avro`: the schema that values are written with (JSON). `protobuf`: a descriptor set, as `protoc
-    --include_imports --descriptor_set_out=FILE` writes it"""
+    """`avro`: the writer's schema (JSON). `protobuf`: a descriptor set, written by `protoc --include_imports
+    --descriptor_set_out=FILE`"""
     message: str | None = None
     """the full name of the `protobuf` message: `plant.Reading`"""
     framing: Literal["none", "confluent"] = "none"
-    """`confluent`: before each value of `json`, `avro` or `protobuf` is the header of Confluent's serializers"""
+    """`confluent`: each `json`, `avro` or `protobuf` value starts with the header of Confluent's serializers"""
     schema_id: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    """with that header: the schema's id. Values with another id are dead letters; not set: any is taken"""
+    """the schema id required in that header. A value with another id is a dead letter; not set: any id is accepted"""
     time: FieldPath | None = None
-    """the value's field with the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone)"""
+    """the field of the value that has the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone)"""
     ahead: Duration = Duration("1m")
-    """how far a time may be ahead of the record's arrival. One further ahead is not believed: the next of header
-    `creation-time`, field `time` and Kafka's timestamp counts; it would close every other sensor's windows"""
+    """how far a time may be ahead of the record's arrival. A later one is ignored, because it would close the windows
+    of every other sensor; the next of header `creation-time`, field `time` and Kafka's timestamp is used"""
     dead_letters: TopicName | None = None
-    """topic of what cannot be decoded, and of late readings, with the reason; every job but an archive has one"""
+    """topic for late readings and records that cannot be decoded, with the reason; required except for an archive"""
 
     @model_validator(mode="after")
     def _fits(self) -> Source:
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("topics: one is named twice")
+            raise ValueError("topics: a topic is listed twice")
         names = [name.lower() for name in self.columns]
         if len(set(names)) != len(names):
-            raise ValueError("columns: two differ only in capital letters, which Spark does not tell apart")
+            raise ValueError("columns: two names differ only in case, which Spark ignores")
         if self.decode == "none" and (self.columns or self.time):
-            raise ValueError('decode = "none" reads no value: columns and time need another')
+            raise ValueError('decode = "none" reads no value: columns and time need another decoder')
         if self.decode == "number" and (len(self.columns) != 1 or self.time):
             raise ValueError('decode = "number" gives one column and no time: columns = { temperature = "double" }')
         if self.decode == "number" and not NUMBERS.issuperset(column.type for column in self.columns.values()):
-            raise ValueError("columns: a number is a double or a long")
+            raise ValueError('columns: decode = "number" needs a double or a long')
         if self.decode in _FIELDS and not self.columns:
-            raise ValueError('columns: name the fields that are wanted, with their types; or decode = "none"')
+            raise ValueError('columns: list the fields to decode with their types, or use decode = "none"')
         if (lack := next(self._lacks_of_binary(), None)) is not None:
             raise ValueError(lack)
         if (self.decode == "csv") != bool(self.fields):
-            raise ValueError("fields: the names of a line's fields belong to csv, and csv needs them")
+            raise ValueError("fields: required for csv, and only allowed there")
         wanted = [*(column.field or name for name, column in self.columns.items()), *filter(None, [self.time])]
         if self.decode == "csv" and (missing := [name for name in wanted if name not in self.fields]):
-            raise ValueError(f"fields: no {missing[0]} among them")
+            raise ValueError(f"fields: {missing[0]} is not listed")
         if self.decode == "json" and (clash := _clash(wanted)):
             raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
         return self
 
     def _lacks_of_binary(self) -> Iterator[str]:
         if (self.decode in _SCHEMA) != (self.schema_file is not None):
-            yield "schema_file: belongs to avro and protobuf, and they need it"
+            yield "schema_file: required for avro and protobuf, and only allowed there"
         if (self.decode == "protobuf") != (self.message is not None):
-            yield "message: belongs to protobuf, which needs it"
+            yield "message: required for protobuf, and only allowed there"
         if self.framing == "confluent" and self.decode not in _FRAMED:
-            yield f"framing: Confluent's header is before json, avro and protobuf, not {self.decode}"
+            yield f"framing: Confluent's header is supported for json, avro and protobuf, not for {self.decode}"
         if self.schema_id is not None and self.framing == "none":
-            yield 'schema_id: is in the header that framing = "confluent" tells of'
+            yield 'schema_id: needs framing = "confluent", whose header has the id'
         if self.decode == "senml":
             if self.time is not None:
-                yield "time: each record of a SenML pack has its own; leave it out"
+                yield "time: each record of a SenML pack has its own time; remove this key"
             for name, column in self.columns.items():
                 field = column.field or name
                 if field not in SENML_FIELDS:
-                    yield f"columns.{name}: SenML has no field {field}; there are {', '.join(SENML_FIELDS)}"
+                    yield f"columns.{name}: SenML has no field {field}, only {', '.join(SENML_FIELDS)}"
                 elif column.type != SENML_FIELDS[field]:
-                    yield f"columns.{name}: {field} is a {SENML_FIELDS[field]} in SenML, no {column.type}"
+                    yield f"columns.{name}: {field} is a {SENML_FIELDS[field]} in SenML, not a {column.type}"
 
     def type_of(self, name: str) -> ColumnType | None:
-        """The type of a column that is decoded or that every record has; KeyError when there is none."""
+        """Return the type of a decoded column or of one that every record has; KeyError if there is no such column."""
         return self.columns[name].type if name in self.columns else RECORD_COLUMNS[name]
 
 
@@ -168,11 +168,11 @@ class Window(Section):
     """Windows of event time."""
 
     length: Duration
-    """of a window"""
+    """length of a window"""
     slide: Duration | None = None
-    """from one window's start to the next; not set: as long as a window, so that each reading is in one"""
+    """time from one window's start to the next; not set: the length, so that each reading is in one window"""
     watermark: Duration = Duration("10s")
-    """how late a reading may be. A window is done when the newest event time is so far past its end"""
+    """how late a reading may be. A window closes when the newest event time is this far past its end"""
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
@@ -184,76 +184,76 @@ class Window(Section):
 
 
 class Session(Section):
-    """Windows that end when a device is silent."""
+    """Session windows: they end when a device has been silent for `gap`."""
 
     gap: Duration
     """how long a device must be silent for its session to end"""
     watermark: Duration = Duration("10s")
-    """how late a reading may be. A session is done when the newest event time is gap and watermark past its end"""
+    """how late a reading may be. A session ends when the newest event time is gap + watermark past its last reading"""
 
 
 class TopicSink(Section):
-    """Results to a Kafka topic, at least once."""
+    """A Kafka topic for results, at least once."""
 
     kafka: TopicName
-    """topic of the results; MQTT clients see them as `TOPIC/KEY`, AMQP and HTTP clients at the topic"""
+    """topic of the results; MQTT clients receive them as `TOPIC/KEY`, AMQP and HTTP clients read the topic"""
 
 
 class ResultSink(TopicSink):
-    """Results of windows."""
+    """A Kafka topic for the results of windows."""
 
     emit: Literal["updates", "final"] = "updates"
-    """`updates`: a window's result whenever it changed, the last one counts. `final`: once, when the window is done;
-    micro-batches only"""
+    """`updates`: a result each time its window changes; the last one is valid. `final`: one result, when the window has
+    closed; micro-batches only"""
 
 
 class LastSink(TopicSink):
-    """The last value of each device."""
+    """A Kafka topic for the last value of each device."""
 
     retained: bool = False
-    """also as MQTT retained messages `TOPIC/KEY`: a new subscriber has the last values at once"""
+    """also publish MQTT retained messages `TOPIC/KEY`, so that a new subscriber immediately receives the last values"""
 
 
 class Lake(Section):
-    """Where an archive is, and what it is."""
+    """Where an archive is, and in which format."""
 
     archive: Annotated[str, Field(min_length=1)]
-    """Parquet: a directory, or the URL of a file system that renames a directory in one step (hdfs, abfss). Delta: the
-    table's directory, or its URL (`s3://`, `gs://`, `abfss://`). Iceberg: the table's name, `NAMESPACE.TABLE`"""
+    """Parquet: a directory, or the URL of a file system with atomic directory renames (hdfs, abfss). Delta: the table's
+    directory or URL (`s3://`, `gs://`, `abfss://`). Iceberg: the table's name, `NAMESPACE.TABLE`"""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
-    """`parquet`: directories of plain files, any amount. `delta`, `iceberg`: a table, which needs the extra `lake`;
-    the batches of the job that writes it pass the driver's memory"""
+    """`parquet`: directories of plain files, of any size. `delta`, `iceberg`: a table, which needs the extra `lake`;
+    the job's batches pass through the driver's memory"""
     catalog: str = "default"
     """Iceberg: the catalog's name in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"""
     options: dict[str, str] = {}
-    """Delta: storage options, such as `AWS_REGION`. Iceberg: properties of the catalog, such as `uri`. Both also take
-    them, and secrets, from the environment"""
+    """Delta: storage options, such as `AWS_REGION`. Iceberg: catalog properties, such as `uri`. Both also read options
+    and secrets from the environment"""
 
     @model_validator(mode="after")
     def _is_of_its_format(self) -> Self:
         for name, formats in _FORMATS_OF.items():
             if name in self.model_fields_set and self.format not in formats:
-                raise ValueError(f"{name}: an archive in {self.format} has none; {formats[0]} has")
+                raise ValueError(f"{name}: not used by the format {self.format}, only by {' and '.join(formats)}")
         if self.format == "iceberg" and not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)+", self.archive):
-            raise ValueError(f"archive: a table of Iceberg is NAMESPACE.TABLE, not {self.archive!r}")
+            raise ValueError(f"archive: an Iceberg table is named NAMESPACE.TABLE, not {self.archive!r}")
         return self
 
 
 class ArchiveSink(Lake):
-    """Every record in files, exactly once."""
+    """Writes every record to files, exactly once."""
 
     files: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Parquet: per batch, date and topic. More are written at once; fewer and larger ones are read faster"""
+    """Parquet: files per batch, date and topic. More files are written in parallel; fewer, larger files read faster"""
     segment: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Parquet: so many batches have a directory that `trivium spark maintain` merges when they are complete. An archive
-    keeps the number of its first start"""
+    """Parquet: batches per directory; `trivium spark maintain` merges a directory when all its batches are complete. An
+    archive keeps the value of its first start"""
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
         scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
         if self.format == "parquet" and scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
             raise ValueError(
-                f"archive: {scheme} cannot rename a directory in one step, so a reader could see half a batch; use a "
+                f"archive: {scheme} cannot rename a directory atomically, so a reader could see half a batch; use a "
                 'file system that can (a local or network disk, hdfs, abfss), or format = "delta"'
             )
         return self
@@ -265,93 +265,94 @@ _FORMATS_OF: Final = {
 
 
 class Maintain(Section):
-    """What `trivium spark maintain` does to an archive."""
+    """Settings of `trivium spark maintain` for this archive."""
 
     file_mb: Annotated[int, Field(ge=1, le=4_096)] = 128
     """small files are merged up to this size, MiB"""
     keep_days: Annotated[int, Field(ge=1)] | None = None
-    """records whose `date` is more than so many days ago are deleted; not set: none"""
+    """records whose `date` is more than this many days ago are deleted; not set: no record is deleted"""
     unused: Duration = Duration("24h")
-    """files that are in the archive no more, or never were (a killed job's), are deleted after this time, and versions
-    of a table before it are forgotten. Longer than the longest query, and than a batch"""
+    """age at which files that are not part of the archive (replaced, or left by a killed job) and older table versions
+    are deleted. Must be longer than the longest query and the longest batch"""
 
 
 class Registry(Section):
-    """What is known of devices: a compacted topic, or a file."""
+    """Properties of devices, from a compacted topic or a file."""
 
     topic: TopicName | None = None
-    """a compacted topic: the newest record of a key counts, one without a value deletes it"""
+    """a compacted topic: the newest record of each key is used; one without a value deletes the key"""
     file: str | None = None
-    """a file of JSON lines, or of CSV with a header (`.csv`), with a field `key`"""
+    """a file of JSON lines, or CSV with a header line (`.csv`), with a field `key`"""
     columns: Annotated[dict[ColumnName, Column], Field(min_length=1)]
-    """what is added to each reading, from the registry's JSON objects or fields; null where it is missing"""
+    """columns added to each reading, from the registry's JSON objects or fields; null if missing"""
 
     @model_validator(mode="after")
     def _fits(self) -> Registry:
         if (self.topic is None) == (self.file is None):
-            raise ValueError("a topic or a file, one of them")
+            raise ValueError("either a topic or a file is required, not both")
         if clash := _clash([column.field or name for name, column in self.columns.items()]):
             raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
         return self
 
 
 class Threshold(Section):
-    """When a column's value is an alarm."""
+    """When a column's value raises an alarm."""
 
     above: float | None = None
-    """greater than this"""
+    """alarm if the value is greater than this"""
     below: float | None = None
-    """less than this"""
+    """alarm if the value is less than this"""
     deviations: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """further than so many standard deviations from the mean of the device's values before it; micro-batches only"""
+    """alarm if the value is this many standard deviations off the mean of the device's earlier values; micro-batches
+    only"""
     after: Annotated[int, Field(ge=2)] = 30
-    """of how many values there must be a mean before a `deviations` alarm"""
+    """values that a mean needs before there are `deviations` alarms"""
 
     @model_validator(mode="after")
     def _fits(self) -> Threshold:
         if self.above is None and self.below is None and self.deviations is None:
-            raise ValueError("above, below or deviations, one of them at least")
+            raise ValueError("at least one of above, below and deviations is required")
         if self.above is not None and self.below is not None and self.below > self.above:
             raise ValueError(
                 f"below ({self.below:g}) is greater than above ({self.above:g}): every value would be an alarm"
             )
         if self.deviations is None and "after" in self.model_fields_set:
-            raise ValueError("after: belongs to deviations")
+            raise ValueError("after: only allowed with deviations")
         return self
 
 
 class Run(Section):
-    """How a job runs."""
+    """How a Spark job runs."""
 
     checkpoint: str
-    """directory (or URL) that makes a restart go on where the last run ended. One job, one checkpoint"""
+    """directory or URL from which a restarted job continues. Each job needs its own"""
     bootstrap_servers: str = "127.0.0.1:9092"
     """Kafka, `host:port,host:port`"""
     trigger: Literal["micro-batch", "real-time"] = "micro-batch"
-    """`micro-batch`: the most readings a CPU second. `real-time`: milliseconds from reading to result"""
+    """`micro-batch`: the most readings per CPU second. `real-time`: milliseconds from reading to result"""
     interval: Duration | None = None
-    """between micro-batches (not set: one after the other), or between checkpoints in real time (not set: 5m, of
-    `enrich` with a topic 10s)"""
+    """time between micro-batches (not set: each starts when the last one ends), or between checkpoints in real time
+    (not set: 5m; 10s for `enrich` with a topic)"""
     max_offsets_per_trigger: Annotated[int, Field(ge=1)] = 100_000
-    """the most records of a micro-batch: bounds memory, and keeps the partitions abreast after an outage. Where such a
-    batch takes long, fewer"""
+    """the most records of a micro-batch; limits memory, and keeps partitions in step after an outage. Reduced
+    automatically when such batches take long"""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
-    """of the first start; afterwards the checkpoint says where to go on"""
+    """where the first start begins; later starts continue from the checkpoint"""
     accept_data_loss: bool = False
-    """go on when Kafka has lost records that were not read yet, instead of ending"""
+    """continue when Kafka has deleted records before they were read, instead of ending"""
     shuffle_partitions: Annotated[int, Field(ge=1)] = 2
-    """tasks of a stage with state; a checkpoint keeps the number of its first start"""
+    """tasks of a stateful stage; a checkpoint keeps the number of its first start"""
     state_rows: Annotated[int, Field(ge=1)] | None = None
-    """about how many rows of state there will be (groups and their open windows): below a million, micro-batches keep
-    them in the heap, which is faster. Not set: on disk, by RocksDB"""
+    """expected rows of state (groups times open windows). Below a million, micro-batches keep them in the heap, which
+    is faster. Not set: on disk, in RocksDB"""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] | None = None
-    """Java heap; with a local master the heap of everything. Not set: 1 GiB, and room for the rows of state in it"""
+    """Java heap; with a local master it is the heap of the whole job. Not set: 1 GiB plus room for state in the heap"""
     metrics: Listen = Listen("127.0.0.1:0")
-    """where Prometheus, `trivium spark status` and the console read the job's metrics; port 0: a free one, which
-    `status` finds. There is no password: beyond loopback whoever reaches the port reads them"""
+    """address from which Prometheus, `trivium spark status` and the console read the job's metrics; with port 0, a free
+    port, which `status` finds. There is no password: everyone who can reach the port can read them"""
     master: str | None = None
-    """any Spark master; not set: local, with the slots that the trigger needs"""
+    """any Spark master; not set: local, with as many slots as the trigger needs"""
     kafka: dict[str, str] = {}
-    """further Kafka client settings by their Kafka names, such as `security.protocol`"""
+    """more Kafka client settings by their Kafka names, such as `security.protocol`"""
     conf: dict[str, str] = {}
-    """further Spark settings"""
+    """more Spark settings"""

@@ -1,4 +1,4 @@
-"""Jobs that bring records to a topic once more, each once. They run until it is done."""
+"""Jobs that write existing records to a topic again, each once, and then end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class Between(Section):
-    """A time from which on, and one before which."""
+    """A time range, from `since` (inclusive) to `until` (exclusive)."""
 
     since: Moment | None = None
-    """from the first record of this time on, by Kafka's timestamps; UTC without a zone. Not set: from the beginning"""
+    """the first timestamp (Kafka's) to include; UTC without a zone. Not set: from the beginning"""
     until: Moment | None = None
-    """to before the first record of this time or later. Not set: to where the topic ends when the job starts"""
+    """the first timestamp to exclude. Not set: up to the end of the topic when the job starts"""
 
     @model_validator(mode="after")
     def _ascends(self) -> Between:
@@ -39,64 +39,64 @@ class Between(Section):
 
 
 class LogSource(Between):
-    """A range of topics."""
+    """Topics, and the range of each to replay."""
 
     topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
     """Kafka topics"""
     offsets: dict[TopicName, dict[Annotated[int, Field(ge=0)], Range]] = Field(default_factory=dict)
-    """of a topic, the first offset of each partition and the one behind the last: `{ sensors = { 0 = [100, 250] } }`;
-    its other partitions are left out. In place of `since` and `until`"""
+    """for each topic, the first offset of each partition and the one after the last: `{ sensors = { 0 = [100, 250] }
+    }`; its other partitions are skipped. Replaces `since` and `until`"""
 
     @model_validator(mode="after")
     def _fits(self) -> LogSource:
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("topics: one is named twice")
+            raise ValueError("topics: a topic is listed twice")
         if self.offsets and (self.since or self.until):
-            raise ValueError("offsets stand in place of since and until")
+            raise ValueError("offsets cannot be combined with since and until")
         for topic, partitions in self.offsets.items():
             if topic not in self.topics:
-                raise ValueError(f"offsets.{topic}: topics does not name it")
+                raise ValueError(f"offsets.{topic}: the topic is not listed in topics")
             for partition, (first, behind) in partitions.items():
                 if behind <= first:
-                    raise ValueError(f"offsets.{topic}.{partition}: nothing is between {first} and {behind}")
+                    raise ValueError(f"offsets.{topic}.{partition}: the range from {first} to {behind} is empty")
         return self
 
 
 class LetterSource(Between):
-    """Topics of dead letters."""
+    """The dead letters to replay."""
 
     topics: Annotated[tuple[TopicName, ...], Field(min_length=1)]
-    """topics of dead letters, of Spark jobs or of the gateway"""
+    """dead-letter topics, of Spark jobs or of the gateway"""
     of: tuple[TopicName, ...] = ()
-    """only letters of records of these topics; not set: of any"""
+    """only dead letters whose record came from these topics; not set: all"""
 
 
 class ReplaySink(Section):
-    """Where replayed records go."""
+    """The topic for replayed records."""
 
     kafka: TopicName
     """topic of the replayed records"""
     timestamp: Literal["original", "now"] = "original"
-    """Kafka's timestamp of a replayed record: `original`, where the topic takes it, or `now`, for a topic whose
-    retention would delete it at once. The header `origin.timestamp` has the original one in any case"""
+    """Kafka's timestamp of a replayed record: `original` if the topic accepts it, or `now` for a topic whose retention
+    would delete it immediately. The header `origin.timestamp` always has the original one"""
 
 
 class LetterSink(Section):
-    """Where replayed letters go."""
+    """The topic for replayed dead letters."""
 
     kafka: TopicName | None = None
-    """topic of the replayed records; not set: each goes where it came from, to the partition that it was in"""
+    """topic of the replayed records; not set: each record's original topic and partition"""
     timestamp: Literal["original", "now"] = "original"
-    """as of a replay"""
+    """as for `replay`"""
 
 
 class KafkaRun(Section):
-    """How a job without Spark finds Kafka."""
+    """How a job without Spark connects to Kafka."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """Kafka, `host:port,host:port`"""
     kafka: dict[str, str] = Field(default_factory=dict)
-    """further Kafka client settings by their Kafka names, such as `security.protocol`"""
+    """more Kafka client settings by their Kafka names, such as `security.protocol`"""
 
     @model_validator(mode="after")
     def _fits(self) -> KafkaRun:
@@ -111,24 +111,24 @@ class ReplayRun(KafkaRun):
     """How a replay runs."""
 
     rate: Rate | None = None
-    """the most records a second; not set: as fast as it goes"""
+    """the most records per second; not set: no limit"""
 
 
 class Once(Declaration):
-    """Parts of jobs that write each record once."""
+    """Base of the jobs that write each record once."""
 
     SPARK: ClassVar[bool] = False
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """what makes it once: no record is replayed twice under the same name, however often the job is run or killed"""
+    """identifies the task: no record is replayed twice under one name, however often the job is run or killed"""
     run: KafkaRun
 
     def lacks(self) -> Iterator[str]:
-        """One sentence for each thing that cannot be, over all parts."""
+        """Yield one sentence for each contradiction between the job's sections."""
         yield from ()
 
     @property
     def task(self) -> str:
-        """What the ledger knows it by: the same name cannot be used for something else."""
+        """The task as the ledger stores it, so that no other task can use the same name."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -139,9 +139,9 @@ class Once(Declaration):
 
 
 class Replay(Once):
-    """A part of the log once more."""
+    """Replays a range of topics."""
 
-    SUMMARY: ClassVar[str] = "records of a time or of offsets to another topic, each once, with its original time"
+    SUMMARY: ClassVar[str] = "writes a range of topics to another topic, each record once, with its original time"
     job: Literal["replay"] = "replay"
     source: LogSource
     sink: ReplaySink
@@ -164,9 +164,9 @@ class Replay(Once):
 
 
 class DlqReplay(Once):
-    """Dead letters once more."""
+    """Replays dead letters."""
 
-    SUMMARY: ClassVar[str] = "dead letters to where they came from, each once, as they were"
+    SUMMARY: ClassVar[str] = "writes dead letters back to their original topics, each once, unchanged"
     job: Literal["dlq-replay"] = "dlq-replay"
     source: LetterSource
     sink: LetterSink = LetterSink()
@@ -186,4 +186,4 @@ class DlqReplay(Once):
     def lacks(self) -> Iterator[str]:
         """See `Once`."""
         if self.sink.kafka in self.source.topics:
-            yield f"sink.kafka: {self.sink.kafka} is the topic of the dead letters itself"
+            yield f"sink.kafka: {self.sink.kafka} is also the source of the dead letters"

@@ -1,4 +1,4 @@
-"""Settings of a job file that are texts with a form of their own: durations, terms, aggregates, names."""
+"""Job file settings that are strings with a syntax: durations, terms, aggregates, names."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NUMBERS: Final = frozenset({"double", "long"})
 TYPE_NAMES: Final[Mapping[ColumnType, str]] = {
     "double": "finite number", "long": "whole number", "boolean": "true or false", "string": "text",
 }  # fmt: skip
-"""What a value is missing that is of no such type."""
+"""The name of each type in the error of a value that does not have it."""
 RECORD_COLUMNS: Final[Mapping[str, ColumnType | None]] = {
     "key": "string", "value": None, "topic": "string", "partition": "long", "offset": "long", "timestamp": None,
     "time": None, "levels": None, "content_type": "string", "headers": None, "record": None, "error": None,
 }  # fmt: skip
-"""What every record has, with the type where it is one of a column's: names that no column may take."""
+"""The columns that every record has, typed if a term may use them. No decoded column may have these names."""
 
 
 class _Text(str):
-    """A setting that is a text with a form of its own; `parse` takes it apart and raises ValueError."""
+    """A string setting with a syntax; `parse` checks it and raises ValueError."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> _Text:
-        """Check `text`."""
+        """Check `text` and return it as this type."""
         raise NotImplementedError
 
     @classmethod
@@ -48,28 +48,28 @@ class Duration(_Text):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Check `text`; ValueError when it is no duration."""
+        """Return `text` as a duration; ValueError if it is none."""
         if cls._FORM.fullmatch(text) is None:
             raise ValueError("expected a duration such as 500ms, 5s, 10m or 1h")
         return cls(text)
 
     @property
     def ms(self) -> int:
-        """In milliseconds."""
+        """The duration in milliseconds."""
         match = self._FORM.fullmatch(self)
         assert match is not None
         return int(match[1]) * self._UNITS[match[2]]
 
 
 class Listen(_Text):
-    """Where to listen: `HOST:PORT` (`[::1]:9101` for IPv6); port 0: a free one."""
+    """A listen address, `HOST:PORT` (`[::1]:9101` for IPv6). Port 0 means a free port."""
 
     __slots__ = ()
     _FORM: ClassVar = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
 
     @classmethod
     def parse(cls, text: str) -> Listen:
-        """Check `text`; ValueError when it is no address."""
+        """Return `text` as an address; ValueError if it is none."""
         match = cls._FORM.fullmatch(text)
         if match is None or int(match[2]) > 65_535:
             raise ValueError("expected HOST:PORT, such as 127.0.0.1:9101")
@@ -77,29 +77,29 @@ class Listen(_Text):
 
     @classmethod
     def of(cls, host: str, port: int) -> Listen:
-        """The address of a host, which may be an IPv6 address without brackets, and a port."""
+        """Join a host, which may be an IPv6 address without brackets, and a port."""
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     @property
     def host(self) -> str:
-        """Without brackets."""
+        """The host, without brackets."""
         return self.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """The port."""
+        """The port number."""
         return int(self.rpartition(":")[2])
 
 
 class Term(_Text):
-    """What results are grouped by: a column, or `key`, `topic`, `content_type`, `level[2]`, `header[unit]`."""
+    """A grouping term: a column, or `key`, `topic`, `content_type`, `level[2]`, `header[unit]`."""
 
     __slots__ = ()
     _FORM: ClassVar = re.compile(r"(level)\[([1-9][0-9]?)\]|(header)\[([^\[\]]{1,100})\]|([A-Za-z_][A-Za-z0-9_]*)")
 
     @classmethod
     def parse(cls, text: str) -> Term:
-        """Check `text`; ValueError when it has no such form."""
+        """Return `text` as a term; ValueError if it is none."""
         if cls._FORM.fullmatch(text) is None:
             raise ValueError("expected a column, key, topic, content_type, level[1] or header[NAME]")
         return cls(text)
@@ -114,7 +114,7 @@ class Term(_Text):
 
     @property
     def name(self) -> str:
-        """In the results: `level[2]` is `level2`, `header[unit]` is `unit`."""
+        """The term's name in results: `level[2]` is `level2`, `header[unit]` is `unit`."""
         kind, what = self.parts
         return f"level{what}" if kind == "level" else re.sub(r"[^A-Za-z0-9_]", "_", what)
 
@@ -127,37 +127,37 @@ AGGREGATES: Final[Mapping[str, str]] = {
     "sum": "a number",
     "mean": "a number",
     "stddev": "a number: standard deviation of the sample",
-    "percentile": "a number and which: `percentile(temperature, 0.95)`; within 1/10,000 of the rank",
-    "distinct": "a column: about how many different values (5 %)",
+    "percentile": "a number and a rank: `percentile(temperature, 0.95)`; within 1/10,000 of the rank",
+    "distinct": "a column: approximate number of different values (5 %)",
 }
-"""The functions of `aggregates` and what they take."""
+"""The functions of `aggregates` and their arguments."""
 MICRO_BATCH_ONLY: Final = frozenset({"percentile", "distinct"})
 
 
 class Aggregate(_Text):
-    """A function of a window's readings: `count(*)`, `max(temperature)`, `percentile(temperature, 0.95)`."""
+    """An aggregate over a window's readings: `count(*)`, `max(temperature)`, `percentile(temperature, 0.95)`."""
 
     __slots__ = ()
     _FORM: ClassVar = re.compile(r"([a-z]+)\(\s*(\*|[A-Za-z_][A-Za-z0-9_]*)\s*(?:,\s*(0?\.[0-9]+)\s*)?\)")
 
     @classmethod
     def parse(cls, text: str) -> Aggregate:
-        """Check `text`; ValueError when it is no such function, or its arguments are none of its own."""
+        """Return `text` as an aggregate; ValueError if the function or its arguments are wrong."""
         match = cls._FORM.fullmatch(text)
         if match is None or match[1] not in AGGREGATES:
-            raise ValueError(f"expected a function of a column: {', '.join(AGGREGATES)}; such as max(temperature)")
+            raise ValueError(f"expected a function such as max(temperature), one of {', '.join(AGGREGATES)}")
         function, column, rank = match.groups()
         if (function == "percentile") != (rank is not None):
-            raise ValueError("a rank between 0 and 1 belongs to percentile and to nothing else: percentile(load, 0.95)")
+            raise ValueError("percentile, and only percentile, needs a rank between 0 and 1: percentile(load, 0.95)")
         if column == "*" and function not in {"count", "rate"}:
-            raise ValueError(f"{function} is of a column, such as {function}(temperature)")
+            raise ValueError(f"{function} needs a column, such as {function}(temperature)")
         if function == "rate" and column != "*":
             raise ValueError("rate counts all readings: rate(*)")
         return cls(text)
 
     @property
     def parts(self) -> tuple[str, str | None, float | None]:
-        """Function, column (None: `*`), rank."""
+        """(function, column, rank). The column is None for `*`."""
         match = self._FORM.fullmatch(self)
         assert match is not None
         return match[1], None if match[2] == "*" else match[2], None if match[3] is None else float(match[3])
@@ -171,15 +171,15 @@ def _topic_name(text: str) -> str:
 
 def _column_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) is None:
-        raise ValueError("expected a column's name: a letter, then letters, digits and _")
+        raise ValueError("expected a column name: a letter, then letters, digits and _")
     if text.lower() in RECORD_COLUMNS:
-        raise ValueError("every record has a column of this name: give it another, and the field of that name by field")
+        raise ValueError("every record already has a column of this name: rename it and set its field")
     return text
 
 
 def _field_path(text: str) -> str:
     if not text or not all(text.split(".")):
-        raise ValueError("expected a field's name, or several with dots between: position.lat")
+        raise ValueError("expected a field name, or several joined by dots: position.lat")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Dead letters: a record as it came, with the reason and where it comes from."""
+"""Dead letters: the unchanged record with the reason and its origin in headers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 LATE: Final = "late: every window of the reading was closed"
 
 LIMIT: Final = 900_000
-"""Bytes of a dead letter's value: a record at the topic's limit (1 MiB) would not fit with its new headers."""
+"""The longest value of a dead letter: a record at the topic's limit (1 MiB) has no room for the new headers."""
 
 
 def dead_letters(records: DataFrame) -> DataFrame:
-    """Records of the source with a column `error`, as Kafka records for the dead-letter topic."""
+    """Convert source records with a column `error` to Kafka records for the dead-letter topic."""
     record = F.struct("key", "value", "headers", "topic", "partition", "offset", "timestamp")
     return records.select(letter(record, F.col("error")).alias("letter")).select("letter.*")
 
 
 def letter(record: Column, error: Column) -> Column:
-    """A record (a struct of the source's columns) as a Kafka record: key and headers kept, reason and origin added."""
+    """Convert a record (a struct of the source's columns) to a Kafka record with the reason and origin as headers."""
     added = F.array(
         header(ERROR, error),
         header(ORIGIN_TOPIC, record["topic"]),
@@ -44,5 +44,5 @@ def letter(record: Column, error: Column) -> Column:
 
 
 def header(name: str, value: Column) -> Column:
-    """A header of Kafka, its value as text."""
+    """Return a Kafka header with the value as text."""
     return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))

@@ -1,4 +1,4 @@
-"""Readings with what a registry knows of their device."""
+"""Adds the columns of a device registry to readings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_sinks.transforms.results import json_record
 
 
 def registry_of_topic(records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-    """The newest record of each key of a compacted topic; a key whose newest has no value is not there.
+    """Return the newest record of each key of a compacted topic, without the keys whose newest value is null.
 
     Returns:
         `_key` and the declared columns.
@@ -33,12 +33,12 @@ def registry_of_topic(records: DataFrame, columns: Mapping[str, Column]) -> Data
 
 
 def enriched(checked: DataFrame, by: Term, registry: DataFrame) -> DataFrame:
-    """Add the registry's columns; a good reading of a device that it does not know gets an error.
+    """Add the registry's columns; a good reading of a device that is not in the registry gets an error.
 
     Args:
-        checked: of `decode.readings`.
-        by: what the registry's keys are compared with.
-        registry: `_key` and columns, small: each task has all of it.
+        checked: the result of `decode.readings`.
+        by: the term that is looked up in the registry's keys.
+        registry: `_key` and columns. It must be small: every task holds all of it.
     """
     known = registry.withColumnRenamed("_key", "_known")
     joined = checked.join(F.broadcast(known), term(by) == F.col("_known"), "left")
@@ -47,6 +47,6 @@ def enriched(checked: DataFrame, by: Term, registry: DataFrame) -> DataFrame:
 
 
 def enriched_records(by: Term, columns: Iterable[str]) -> SqlColumn:
-    """Of a good reading: an array of one record: a JSON object of the term of `by`, `time` (epoch ms), `columns`."""
+    """Return an array with one record: a JSON object of the term `by`, `time` (epoch ms) and `columns`."""
     fields = [term(by).alias(by.name), F.unix_millis("time").alias("time"), *(F.col(name) for name in columns)]
     return F.array(json_record([term(by)], fields))

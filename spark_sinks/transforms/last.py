@@ -15,13 +15,13 @@ from spark_sinks.spec.values import Term
 from spark_sinks.transforms.results import headers
 
 ORIGIN_TIME: Final = "origin.time"
-"""Event time (epoch ms) of a last value's reading: with its origin it orders two values of a device."""
+"""Event time (epoch ms) of the reading; together with its origin it orders two values of a device."""
 RETAINED: Final = "__trivium_retained"
-"""The gateway's topic of MQTT retained messages: key = MQTT topic, value = payload; no value: none is retained."""
+"""The gateway's topic of MQTT retained messages: key = MQTT topic, value = payload; a null value clears it."""
 
 
 def newest(readings: DataFrame, by: Sequence[Term]) -> DataFrame:
-    """The newest reading of each group: by event time, of two at one time the one that came later.
+    """Return the newest reading of each group by event time; of two with the same time, the one that arrived later.
 
     Returns:
         Kafka records: key (the terms joined by `/`), the reading's own value (null: a tombstone) and content type,
@@ -49,7 +49,7 @@ def newest(readings: DataFrame, by: Sequence[Term]) -> DataFrame:
 
 
 def as_retained(records: DataFrame, topic: str) -> DataFrame:
-    """Each record twice, with the topic that it goes to: `topic`, and the topic of retained messages as `topic/key`."""
+    """Return each record twice, with its target topic: for `topic`, and as `topic/key` for the retained messages."""
     mqtt_topic = F.concat(F.lit(f"{topic}/").cast("binary"), F.col("key"))
     twice = F.array(
         F.struct(F.lit(topic).alias("topic"), F.col("key").alias("key")),

@@ -1,13 +1,13 @@
-"""What a job computes: functions from DataFrame to DataFrame, native functions only, nothing that can raise.
+"""The computation of `max-temperature`, from DataFrame to DataFrame. Native functions only, and none that can raise.
 
-One malformed record must never stop a stream, so every cast of a sender's text is a `try_cast` behind a
-pattern, and every number has a range.
+One malformed record must never stop a stream, so every cast of untrusted text is a `try_cast` behind a pattern, and
+every number is range-checked.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  (the name everybody knows it by)
+from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 from pyspark.sql.types import DoubleType, StringType
 
 from mapping.record import CONTENT_TYPE
@@ -18,7 +18,7 @@ from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, LATE, header
 from spark_sinks.transforms.results import EMIT
 
 READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
-"""The fields of a reading that this job uses. Texts are judged by `parsed`, so that a bad one has a reason."""
+"""The fields of a reading that this job uses. Texts are validated by `parsed`, so that a bad one gets a reason."""
 
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
@@ -27,16 +27,16 @@ AHEAD = "time is ahead of the record's arrival by more than is allowed"
 
 
 def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
-    """Read each record of the source: sensor, temperature, time, sent, and `error` (null: a good reading).
+    """Parse each record of the source into sensor, temperature, time, sent, and `error` (null for a good reading).
 
     A value is a JSON object with a number `temperature`, or a bare number. The sensor is the record's key,
     else the field `sensor`. The time is the field `time` (epoch milliseconds or ISO 8601, UTC without a zone),
-    else Kafka's timestamp. A time further than `ahead` in front of Kafka's timestamp is an error: it would
-    push the watermark so far that every other sensor's readings counted as late.
+    else Kafka's timestamp. A time more than `ahead` after Kafka's timestamp is an error: it would advance the
+    watermark so far that the readings of every other sensor became late.
 
     Args:
-        records: the Kafka source's columns; without headers where nobody needs them. They are kept.
-        ahead: the tolerated difference of clocks.
+        records: the Kafka source's columns, which are kept; headers may be absent.
+        ahead: the tolerated clock difference.
     """
     text = F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE))
     is_number = F.col("text").rlike(NUMBER)
@@ -83,15 +83,14 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
 
 
 def readings(checked: DataFrame) -> DataFrame:
-    """The good readings of `parsed`: sensor, temperature, time, sent."""
+    """Return the good readings from `parsed`: sensor, temperature, time, sent."""
     return checked.where(F.col("error").isNull()).select("sensor", "temperature", "time", "sent")
 
 
 def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFrame:
-    """The maximum per sensor and sliding window of event time.
+    """Return the maximum per sensor and sliding window of event time.
 
-    A window is closed, and a reading too late for it, once the newest event time seen is `watermark` past its
-    end.
+    A window closes, and a reading is too late for it, when the newest event time is `watermark` past its end.
 
     Returns:
         sensor, start, end (epoch ms), maximum, count, latest (the newest `sent`, epoch ms, or null).
@@ -117,9 +116,9 @@ def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFram
 
 
 def as_records(results: DataFrame, *, final: bool = False) -> DataFrame:
-    """Results of `maxima` as Kafka records: key = sensor, value = JSON (null fields left out), headers.
+    """Convert results of `maxima` to Kafka records: key = sensor, value = JSON (without null fields), headers.
 
-    Final ones, of windows that are closed, have a header `emit` = `final`.
+    Final results, of closed windows, have a header `emit` = `final`.
     """
     headers = [header(CONTENT_TYPE, F.lit("application/json"))]
     if final:
@@ -132,18 +131,18 @@ def as_records(results: DataFrame, *, final: bool = False) -> DataFrame:
 
 
 def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Column) -> DataFrame:
-    """The records of `parsed` that no result counts: malformed, or dropped by Spark as late.
+    """Return the records from `parsed` that no result counts: malformed, or dropped by Spark as late.
 
-    Late: every window of the reading was closed. Its newest starts at the last multiple of `slide` that is not after
-    the reading.
+    A reading is late if all its windows were closed. Its newest window starts at the last multiple of `slide` that is
+    not after the reading.
 
     Args:
-        checked: with the source's columns.
-        window_ms: its length.
+        checked: the result of `parsed`, with the source's columns.
+        window_ms: length of a window.
         slide_ms: from one window's start to the next.
-        watermark_ms: by which Spark judged the record, epoch ms.
+        watermark_ms: the watermark that Spark applied to the record, epoch ms.
     """
-    at = F.unix_millis("time")  # not by `window`: that drops the records without a time
+    at = F.unix_millis("time")  # `window` would drop records without a time
     closed = at - F.pmod(at, F.lit(slide_ms)) + window_ms <= watermark_ms
     return (
         checked.withColumn(ERROR, F.coalesce(F.col(ERROR), F.when(closed, LATE)))

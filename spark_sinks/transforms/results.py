@@ -1,4 +1,4 @@
-"""Results as Kafka records: a struct of key, value and headers."""
+"""Results as Kafka records: structs of key, value and headers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ JSON: Final = "application/json"
 
 
 EMIT: Final = "emit"
-"""Header of a result that is the last of its window."""
+"""Header that marks the last result of a window."""
 
 
 def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
-    """A JSON object of `fields` (nulls left out), keyed by the texts of `key`, joined by `/`; `final`: it says so."""
+    """Return a record: JSON of `fields` (without nulls), with the `key` columns joined by `/`; `final` marks it."""
     told = [(CONTENT_TYPE, F.lit(JSON)), *([(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
         F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
@@ -30,35 +30,35 @@ def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool 
 
 
 def json_records(results: DataFrame, by: Iterable[str], *, final: bool = False) -> DataFrame:
-    """Each row as such a record, keyed by the columns of `by`."""
+    """Convert each row to a JSON record, with the `by` columns as key."""
     made = json_record([F.col(name) for name in by], [F.col(name) for name in results.columns], final=final)
     return results.select(made.alias("made")).select("made.*")
 
 
 def headers(*pairs: tuple[str, Column]) -> Column:
-    """Kafka's headers of these names and values (as text); those without a value are left out."""
+    """Return Kafka headers with these names and values (as text), without those whose value is null."""
     made = F.array(*(header(name, value) for name, value in pairs))
     return F.filter(made, lambda one: one["value"].isNotNull()).cast(KAFKA_HEADERS)
 
 
 def good(checked: DataFrame) -> DataFrame:
-    """The good readings of `decode.readings`."""
+    """Return the good readings from `decode.readings`."""
     return checked.where(F.col("error").isNull())
 
 
 def rejected(checked: DataFrame) -> DataFrame:
-    """The bad ones as dead letters."""
+    """Return the bad ones as dead letters."""
     return dead_letters(checked.where(F.col("error").isNotNull()).select("record.*", "error"))
 
 
 def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str) -> DataFrame:
-    """What a good reading makes goes to `topic`, a bad one as a dead letter to `letters_topic`; in one query.
+    """Route the records made from good readings to `topic`, and bad ones as dead letters to `letters_topic`.
 
     Args:
-        checked: of `decode.readings`.
-        made: of a good reading, an array of records (key, value, headers), possibly empty.
-        topic: of what is made.
-        letters_topic: of dead letters.
+        checked: the result of `decode.readings`.
+        made: an array of records (key, value, headers) for a good reading, possibly empty.
+        topic: the topic for these records.
+        letters_topic: the topic for dead letters.
     """
 
     def at(place: str, records: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Alarms for values beyond their bounds, or far from their device's mean."""
+"""Alarms for values beyond thresholds, or far from their device's mean."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _AT: Final = "_at"
 
 
 def alarms(by: Term, thresholds: Mapping[str, Threshold], *, packs: bool) -> Column:
-    """Of a good reading: an array with a record for each value that is beyond a bound.
+    """Return an array with one record for each value of a good reading that is beyond a threshold.
 
-    The record's key is the term of `by`. Its JSON object has that term; `id` (topic, partition and offset of the
-    reading, its place where records are packs, and the column: the same however often it is written); `time` (epoch
-    ms); `column`, `value`; and `above` or `below`, the bound that was passed.
+    The record's key is the term `by`. Its JSON object has that term; `id` (topic, partition and offset of the reading,
+    its index in a SenML pack, and the column), which is the same if the alarm is written twice; `time` (epoch ms);
+    `column`, `value`; and `above` or `below`, the threshold that was crossed.
     """
     about = [term(by).alias(by.name), _origin(packs), F.unix_millis("time")]
     return F.filter(F.array(*_beyond_bounds(about, thresholds)), lambda one: one.isNotNull())
@@ -33,16 +33,16 @@ def alarms(by: Term, thresholds: Mapping[str, Threshold], *, packs: bool) -> Col
 def with_means(
     good: DataFrame, by: Term, thresholds: Mapping[str, Threshold], forget_ms: int, *, packs: bool
 ) -> DataFrame:
-    """Records as `alarms` makes them, and those of values that are far from the mean of their device.
+    """Return the records of `alarms`, and records for values that are far from the mean of their device.
 
-    These have `mean` and `deviation`, of the values before, and an `id` that ends in `/deviation`.
+    The latter have the `mean` and `deviation` of the earlier values, and an `id` that ends in `/deviation`.
 
     Args:
         good: good readings.
-        by: what has a mean of its own.
-        thresholds: of columns; those with `deviations` have means.
-        forget_ms: how long a device must be silent for its means to begin anew.
-        packs: whether a record of Kafka may be several readings.
+        by: the term that has one mean for each value.
+        thresholds: by column; those with `deviations` need means.
+        forget_ms: how long a device must be silent before its means are reset.
+        packs: whether one Kafka record may contain several readings.
     """
     limited = [name for name, threshold in thresholds.items() if threshold.deviations is not None]
     judged = good.select(

@@ -1,4 +1,4 @@
-"""Statistics of groups of readings over windows of event time, and over sessions."""
+"""Statistics of groups of readings over windows of event time and over sessions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from spark_sinks.spec.values import Aggregate, Term
 from spark_sinks.transforms.dead_letters import LATE
 
 _RANK_ERROR: Final = 10_000
-"""Of percentiles: their rank is right to one in so many."""
+"""The accuracy of percentiles: their rank error is at most 1 in this number."""
 
 
 def statistics(
     readings: DataFrame, by: Sequence[Term], window: Window, aggregates: Mapping[str, Aggregate]
 ) -> DataFrame:
-    """Aggregates of each group and window.
+    """Return the aggregates of each group and window.
 
-    A window is closed, and a reading too late for it, once the newest event time seen is `window.watermark` past its
-    end.
+    A window closes, and a reading is too late for it, when the newest event time is `window.watermark` past its end.
 
     Returns:
         the terms of `by` under their names, `start`, `end` (epoch ms, end exclusive), the aggregates.
@@ -45,7 +44,7 @@ def statistics(
 def sessions(
     readings: DataFrame, by: Sequence[Term], session: Session, aggregates: Mapping[str, Aggregate]
 ) -> DataFrame:
-    """Aggregates of each group's sessions: readings of which none is `session.gap` or more after the one before.
+    """Return the aggregates of each group's sessions. A gap of `session.gap` or more between readings ends a session.
 
     Returns:
         the terms of `by` under their names, `start` and `end` (the first and the last reading, epoch ms),
@@ -74,15 +73,15 @@ def sessions(
 
 
 def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column) -> DataFrame:
-    """The records of `decode.readings` that no result counts: bad ones, and those that Spark dropped as late.
+    """Return the records of `decode.readings` that no result counts: bad ones, and those that Spark dropped as late.
 
-    Late: every window of the reading was closed. Its newest window starts at the last multiple of `slide` that is not
-    after it; its own session lasts for `gap`.
+    A reading is late if all its windows were closed. Its newest window starts at the last multiple of `slide` that is
+    not after it; a session of only this reading lasts for `gap`.
 
     Args:
-        checked: with the source's columns in `record`.
-        window: of the job.
-        watermark_ms: by which Spark judged the record, epoch ms.
+        checked: the result of `decode.readings`, with the source's columns in `record`.
+        window: the job's window or session.
+        watermark_ms: the watermark that Spark applied to the record, epoch ms.
 
     Returns:
         the source's columns, and the reason in `error`.
@@ -93,7 +92,7 @@ def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column)
         newest = F.window("time", _interval((window.slide or window.length).ms))["start"]
         closes = F.unix_millis(newest) + window.length.ms
     return (
-        checked.withColumn("_late", F.when(closes <= watermark_ms, LATE))  # a window cannot stand in a filter
+        checked.withColumn("_late", F.when(closes <= watermark_ms, LATE))  # a filter cannot contain a window
         .withColumn("error", F.coalesce("error", "_late"))
         .where(F.col("error").isNotNull())
         .select("record.*", "error")
@@ -103,7 +102,7 @@ def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column)
 def _grouped(
     readings: DataFrame, by: Sequence[Term], aggregates: Mapping[str, Aggregate], watermark_ms: int
 ) -> DataFrame:
-    """Only what is needed, under names that cannot be mistaken for one another."""
+    """Select only the needed columns, renamed so that they cannot clash."""
     used = dict.fromkeys(column for of in aggregates.values() if (column := of.parts[1]) is not None)
     return readings.select(
         "time", *(term(of).alias(of.name) for of in by), *(F.col(name).alias(f"_of_{name}") for name in used)

@@ -156,7 +156,7 @@ def test_a_column_that_a_job_has_got_since_is_null_before_and_one_of_another_typ
     archive.append(batch(1, load=[1.5] * PER_BATCH), 1)
     archive.append(batch(2), 2)
     assert [row["load"] for row in lake.read().sort_by("offset").to_pylist()] == [None] * 6 + [1.5] * 6 + [None] * 6
-    with pytest.raises(ArchiveError, match="its column load is double, and the job's string: give it another name"):
+    with pytest.raises(ArchiveError, match="column load is double there and string"):
         archive.append(batch(3, load=["much"] * PER_BATCH), 3)
     assert lake.offsets() == up_to(3)
 
@@ -219,7 +219,7 @@ def test_records_older_than_their_days_are_deleted(lake: Lake) -> None:
 
 
 def test_what_was_never_begun_is_not_maintained(lake: Lake) -> None:
-    with pytest.raises(ArchiveError, match="has been begun there"):
+    with pytest.raises(ArchiveError, match="there is no"):
         lake.maintain(Maintain())
 
 

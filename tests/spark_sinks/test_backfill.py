@@ -117,5 +117,5 @@ def test_an_archive_that_is_not_there_is_told(spark: SparkSession, tmp_path: Pat
     for source in (f'archive = "{tmp_path}/none"', f'archive = "{tmp_path}/none", format = "delta"'):
         (tmp_path / "backfill.toml").write_text(BACKFILL.replace("SOURCE", source))
         job: Any = read(tmp_path / "backfill.toml").spec
-        with pytest.raises(SourceError, match=f"{tmp_path}/none: no archive: "):
+        with pytest.raises(SourceError, match=f"{tmp_path}/none: not an archive: "):
             selected(spark, job.source, {})

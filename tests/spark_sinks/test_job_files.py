@@ -123,68 +123,68 @@ def test_there_is_an_example_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("good", "old", "new", "said"),
     [
-        (STATS, "max(temperature)", "max(humidity)", "aggregates.maximum: there is no column humidity; source.columns"),
-        (STATS, "max(temperature)", "maximum(temperature)", "aggregates.maximum: expected a function of a column:"),
-        (STATS, "max(temperature)", "mean(door)", "aggregates.maximum: mean is of numbers, and door is a boolean"),
-        (STATS, "max(temperature)", "max(*)", "max is of a column, such as max(temperature), not 'max(*)'"),
-        (STATS, "max(temperature)", "percentile(temperature)", "a rank between 0 and 1 belongs to percentile"),
-        (STATS, "maximum =", "start =", "aggregates.start: a result has a field of this name already"),
-        (STATS, "maximum =", "Key =", "every record has a column of this name"),
+        (STATS, "max(temperature)", "max(humidity)", "aggregates.maximum: no column humidity; source.columns"),
+        (STATS, "max(temperature)", "maximum(temperature)", "aggregates.maximum: expected a function such as"),
+        (STATS, "max(temperature)", "mean(door)", "aggregates.maximum: mean needs a number, but door is a boolean"),
+        (STATS, "max(temperature)", "max(*)", "max needs a column, such as max(temperature), not 'max(*)'"),
+        (STATS, "max(temperature)", "percentile(temperature)", "needs a rank between 0 and 1"),
+        (STATS, "maximum =", "start =", "aggregates.start: a result already has a field of this name"),
+        (STATS, "maximum =", "Key =", "every record already has a column of this name"),
         (STATS, '"1s"', '"6s"', "window: slide (6s) is longer than length (5s): readings between"),
         (STATS, '"1s"', '"1.5 s"', "window.slide: expected a duration such as 500ms, 5s, 10m or 1h, not '1.5 s'"),
         (STATS, '"5s"', '"0s"', "window.length: expected a duration"),
-        (STATS, "slide", "slid", "window.slid: there is no such key (did you mean slide?); there are length, slide"),
-        (STATS, "{ kafka =", "{ redis =", "sink.redis: there is no such key; there are kafka, emit"),
-        (STATS, "window = {", "windows = {", "windows: there is no such key (did you mean window?); there are"),
-        (STATS, 'length = "5s", ', "", "window.length: is needed"),
-        (STATS, '"key"', '"level"', "by: there is no column level; source.columns has temperature, door"),
+        (STATS, "slide", "slid", "window.slid: unknown key (did you mean slide?); known are length, slide"),
+        (STATS, "{ kafka =", "{ redis =", "sink.redis: unknown key; known are kafka, emit"),
+        (STATS, "window = {", "windows = {", "windows: unknown key (did you mean window?); known are"),
+        (STATS, 'length = "5s", ', "", "window.length: is required"),
+        (STATS, '"key"', '"level"', "by: no column level; source.columns has temperature, door"),
         (STATS, '"key"', '"level[0]"', "expected a column, key, topic, content_type, level[1] or header[NAME]"),
-        (STATS, '"key"', '"value"', "by: there is no column value"),
-        (STATS, '"key"', '"header[a-b]", "header[a_b]"', "by: two have the same name in the results"),
+        (STATS, '"key"', '"value"', "by: no column value"),
+        (STATS, '"key"', '"header[a-b]", "header[a_b]"', "by: two terms have the same name in the results"),
         (STATS, '"double"', '"float"', "source.columns.temperature.type: Input should be 'double', 'long'"),
-        (STATS, "temperature =", "time =", "every record has a column of this name: give it another"),
-        (STATS, "door =", "Temperature =", "columns: two differ only in capital letters"),
+        (STATS, "temperature =", "time =", "every record already has a column of this name"),
+        (STATS, "door =", "Temperature =", "columns: two names differ only in case"),
         (STATS, '["sensors"]', '["__consumer_offsets"]', "source.topics.0: expected the name of a Kafka topic"),
         (STATS, '["sensors"]', '["maximum"]', "sink.kafka: maximum is a source of this job"),
-        (STATS, ', dead_letters = "dlq"', "", "source.dead_letters: name the topic of what cannot be decoded"),
+        (STATS, ', dead_letters = "dlq"', "", "source.dead_letters: set a topic for records that cannot be decoded"),
         (STATS, '"dlq"', '"sensors"', "source.dead_letters: sensors is a source or a sink of this job"),
         (STATS, "temperature =", 'at = { field = "at" }, temperature =', None),
         (
             STATS, "temperature =", 'at = { field = "at" }, lat = { field = "at.lat" }, temperature =',
             "source: columns: at cannot be a value and an object with at.lat in it",
         ),
-        (STATS, "columns =", 'decode = "csv", columns =', "fields: the names of a line's fields belong to csv"),
+        (STATS, "columns =", 'decode = "csv", columns =', "fields: required for csv"),
         (STATS, "columns =", 'decode = "number", columns =', 'decode = "number" gives one column and no time'),
-        (STATS, '"window-stats"', '"window-stat"', "there is no kind 'window-stat' (did you mean window-stats?)"),
-        (STATS, 'job = "window-stats"', "", "job: says which kind of job it is"),
-        (STATS, '"window-stats"', '"transform"', "job: a transform is Python"),
+        (STATS, '"window-stats"', '"window-stat"', "unknown kind 'window-stat' (did you mean window-stats?)"),
+        (STATS, 'job = "window-stats"', "", "job: names the kind of job"),
+        (STATS, '"window-stats"', '"transform"', "job: a transform needs a Python file"),
         (STATS, "= {", "= {{", "not valid TOML"),
-        (STATS, "columns =", 'decode = "avro", columns =', "schema_file: belongs to avro and protobuf"),
-        (STATS, "columns =", 'schema_file = "x", columns =', "schema_file: belongs to avro and protobuf"),
-        (STATS, "columns =", 'message = "x", columns =', "source: message: belongs to protobuf, which needs it"),
-        (STATS, "columns =", "schema_id = 7, columns =", "schema_id: is in the header that framing"),
+        (STATS, "columns =", 'decode = "avro", columns =', "schema_file: required for avro and protobuf"),
+        (STATS, "columns =", 'schema_file = "x", columns =', "schema_file: required for avro and protobuf"),
+        (STATS, "columns =", 'message = "x", columns =', "source: message: required for protobuf"),
+        (STATS, "columns =", "schema_id = 7, columns =", "schema_id: needs framing"),
         (STATS, "columns =", 'framing = "confluent", schema_id = 7, columns =', None),
         (STATS, "columns =", 'decode = "cbor", columns =', None),
-        (STATS, "columns =", 'decode = "cbor", framing = "confluent", columns =', "header is before json, avro"),
+        (STATS, "columns =", 'decode = "cbor", framing = "confluent", columns =', "header is supported for json, avro"),
         (
             STATS, "columns =", 'decode = "avro", schema_file = "no.avsc", columns =',
             "source.schema_file: no.avsc: No such file or directory",
         ),
         (
             STATS, "columns =", f'decode = "avro", schema_file = "{__file__}", columns =',
-            f"source.schema_file: {__file__}: no JSON",
+            f"source.schema_file: {__file__}: not JSON",
         ),
         (
             STATS, "columns =",
             f'decode = "protobuf", message = "a.B", schema_file = "{EXAMPLES}/reading.avsc", columns =',
-            "source.schema_file: no messages with all that they import",
+            "source.schema_file: no complete messages",
         ),
-        (STATS, "columns =", 'decode = "senml", columns =', "columns.temperature: SenML has no field temperature;"),
-        (SENML, 'field = "v"', 'field = "vb"', "columns.temperature: vb is a boolean in SenML, no double"),
+        (STATS, "columns =", 'decode = "senml", columns =', "columns.temperature: SenML has no field temperature,"),
+        (SENML, 'field = "v"', 'field = "vb"', "columns.temperature: vb is a boolean in SenML, not a double"),
         (SENML, '"senml"', '"senml", time = "t"', "time: each record of a SenML pack has its own"),
-        (SENML, 'field = "n"', 'field = "n", optional = true', "by: name is optional, and a pack is good as a whole"),
+        (SENML, 'field = "n"', 'field = "n", optional = true', "by: name is optional, but a SenML pack is accepted"),
         (SENML, '"unused"', '"unused", trigger = "real-time"', "source.decode: senml is decoded in Python, which"),
-        (ARCHIVE, '"none"', '"senml", columns = { v = {} }', "an archive has each record once, and a pack is several"),
+        (ARCHIVE, '"none"', '"senml", columns = { v = {} }', "an archive has one row per record, but"),
         (STATS, '"unused"', '"unused", trigger = "real-time"', None),
         (STATS, '"unused"', '"unused", trigger = "continuous"', "run.trigger: Input should be 'micro-batch' or"),
         (STATS, '"unused"', '"unused", trigger = "real-time", interval = "1s"', "is too short for real time"),
@@ -196,45 +196,45 @@ def test_there_is_an_example_of_every_kind() -> None:
             STATS.replace("max(temperature)", "percentile(temperature, 0.5)"), '"unused"',
             '"unused", trigger = "real-time"', "aggregates.maximum: percentile needs run.trigger",
         ),
-        (SESSIONS, '"final"', '"updates"', "sink.emit: a session is known when it is over"),
-        (SESSIONS, '"unused"', '"unused", trigger = "real-time"', "run.trigger: real time has no session windows"),
+        (SESSIONS, '"final"', '"updates"', "sink.emit: a session has a result only when it has ended"),
+        (SESSIONS, '"unused"', '"unused", trigger = "real-time"', "real time does not support session windows"),
         (SESSIONS, '"none"', '"none", time = "t"', 'decode = "none" reads no value'),
-        (ARCHIVE, '"unused"', '"unused", trigger = "real-time"', "run.trigger: real time writes no files"),
-        (ARCHIVE, '"unused"', '"lake/checkpoint"', "run.checkpoint: not inside of the archive"),
-        (ARCHIVE, '"lake"', '"s3a://bucket/lake"', "s3a cannot rename a directory in one step"),
-        (ARCHIVE, "archive =", "kafka =", "sink.archive: is needed"),
+        (ARCHIVE, '"unused"', '"unused", trigger = "real-time"', "run.trigger: real time does not support an archive"),
+        (ARCHIVE, '"unused"', '"lake/checkpoint"', "run.checkpoint: must not be inside the archive"),
+        (ARCHIVE, '"lake"', '"s3a://bucket/lake"', "s3a cannot rename a directory atomically"),
+        (ARCHIVE, "archive =", "kafka =", "sink.archive: is required"),
         (ARCHIVE, '"lake"', '"s3://bucket/lake", format = "delta", options = { AWS_REGION = "eu-1" }', None),
         (ARCHIVE, '"lake"', '"plant.lake", format = "iceberg", catalog = "hall"', None),
-        (ARCHIVE, '"lake"', '"lake", format = "iceberg"', "a table of Iceberg is NAMESPACE.TABLE, not 'lake'"),
+        (ARCHIVE, '"lake"', '"lake", format = "iceberg"', "an Iceberg table is named NAMESPACE.TABLE, not 'lake'"),
         (ARCHIVE, '"lake"', '"lake", format = "hudi"', "sink.format: Input should be 'parquet', 'delta' or 'iceberg'"),
-        (ARCHIVE, '"lake"', '"lake", format = "delta", files = 2', "sink: files: an archive in delta has none;"),
-        (ARCHIVE, '"lake"', '"lake", catalog = "hall"', "sink: catalog: an archive in parquet has none; iceberg has"),
+        (ARCHIVE, '"lake"', '"lake", format = "delta", files = 2', "sink: files: not used by the format delta"),
+        (ARCHIVE, '"lake"', '"lake", catalog = "hall"', "sink: catalog: not used by the format parquet"),
         (ARCHIVE, "run =", "maintain = { keep_days = 0 }\nrun =", "maintain.keep_days: Input should be greater than"),
-        (ENRICH, "room =", "temperature =", "registry.columns.temperature: source.columns has one too"),
+        (ENRICH, "room =", "temperature =", "registry.columns.temperature: source.columns has the same name"),
         (ENRICH, '"devices"', '"sensors"', "registry.topic: sensors is a source or a sink of this job"),
-        (ENRICH, 'topic = "devices", ', "", "registry: a topic or a file, one of them"),
+        (ENRICH, 'topic = "devices", ', "", "registry: either a topic or a file is required, not both"),
         (ANOMALIES, "above = 30", "above = 30, below = 40", "below (40) is greater than above (30)"),
-        (ANOMALIES, "above = 30", "", "thresholds.temperature: above, below or deviations, one of them"),
-        (ANOMALIES, "above = 30", "above = 30, after = 5", "thresholds.temperature: after: belongs to deviations"),
+        (ANOMALIES, "above = 30", "", "thresholds.temperature: at least one of above, below and deviations"),
+        (ANOMALIES, "above = 30", "above = 30, after = 5", "temperature: after: only allowed with deviations"),
         (ANOMALIES, "above = 30", "deviations = 0", "temperature.deviations: Input should be greater than 0"),
-        (ANOMALIES, "thresholds", 'forget = "1h"\nthresholds', "forget: belongs to thresholds with deviations"),
+        (ANOMALIES, "thresholds", 'forget = "1h"\nthresholds', "forget: only allowed if a threshold has deviations"),
         (MEANS, "deviations = 3", "deviations = 3, above = 30", None),
-        (MEANS, '"unused"', '"unused", trigger = "real-time"', "deviations are counted in Python"),
-        (MEANS, '"unused"', '"unused", state_rows = 1000', "run.state_rows: the means of devices are kept on"),
+        (MEANS, '"unused"', '"unused", trigger = "real-time"', "deviations keep state in Python"),
+        (MEANS, '"unused"', '"unused", state_rows = 1000', "run.state_rows: the means of devices are always kept on"),
         (ANOMALIES, "temperature = { above", "door = { above", "thresholds: door is a boolean, and only"),
-        (REPLAY, 'name = "again"', "", "name: is needed"),
+        (REPLAY, 'name = "again"', "", "name: is required"),
         (REPLAY, '"sensors-again"', '"sensors"', "sink.kafka: sensors is a source of this job"),
         (REPLAY, "T06:30", "T05:30", "until (2026-11-23T05:30:00+00:00) is not after since"),
-        (REPLAY, "since =", "offsets = { sensors = { 0 = [1, 9] } }, since =", "offsets stand in place of since"),
+        (REPLAY, "since =", "offsets = { sensors = { 0 = [1, 9] } }, since =", "offsets cannot be combined with since"),
         (REPLAY, "since = 2026-11-23T06:00:00Z, until = 2026-11-23T06:30:00Z", "offsets = { sensors = { 0 = [9, 9] } }",
-         "offsets.sensors.0: nothing is between 9 and 9"),
+         "offsets.sensors.0: the range from 9 to 9 is empty"),
         (REPLAY, "rate = 10", "rate = 0", "run.rate: Input should be greater than 0"),
         (REPLAY, '"security.protocol" = "PLAINTEXT"', '"ssl.truststore.location" = "a.jks"',
-         "kafka.ssl.truststore.type: the client of a replay reads PEM"),
-        (LETTERS, "source =", 'sink = { kafka = "dlq" }\nsource =', "dlq is the topic of the dead letters itself"),
+         "kafka.ssl.truststore.type: this job supports PEM only"),
+        (LETTERS, "source =", 'sink = { kafka = "dlq" }\nsource =', "dlq is also the source of the dead letters"),
         (AUDIT, "http://", "", "expected the address of a gateway's management listener"),
         (PYTHON, "def transform", "def transforms", "transform: the job needs a function transform(readings)"),
-        (PYTHON, "JOB =", "JOBS =", "JOB: a Python job has JOB = Transform(...)"),
+        (PYTHON, "JOB =", "JOBS =", "JOB: a Python job must set JOB = Transform(...)"),
         (PYTHON, '"mine"', '"sensors"', "sink.kafka: sensors is a source of this job"),
         (PYTHON, "import functions", "import function", "ImportError: cannot import name 'function'"),
         (PYTHON, '"micro-batch"', '"real-time"', None),
@@ -266,7 +266,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, good: str, old: str, new:
 def test_what_the_command_line_says_otherwise_is_checked_too() -> None:
     file = read(EXAMPLES / "sessionize.toml")
     assert file.running_with({"interval": "10s"}).spec.run.interval == "10s"
-    with pytest.raises(JobFileError, match="real time has no session windows"):
+    with pytest.raises(JobFileError, match="real time does not support session windows"):
         file.running_with({"trigger": "real-time"})
     with pytest.raises(JobFileError, match="percentile needs"):
         read(EXAMPLES / "window_stats.toml").running_with({"trigger": "real-time"})
@@ -321,7 +321,7 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
     )
     assert told.exit_code == 2
     assert f"{EXAMPLES / 'archive.toml'}: good" in told.output
-    assert f"trivium: {wrong}: aggregates.maximum: there is no column humidity" in told.output
+    assert f"trivium: {wrong}: aggregates.maximum: no column humidity" in told.output
     assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
     listed = CliRunner().invoke(app, ["spark", "list"]).output
     assert all(f"  {kind}" in listed for kind in (*KINDS, *NAMED))
@@ -375,12 +375,12 @@ def test_maintain_on_the_command_line(tmp_path: Path) -> None:
     assert "job: only an archive is maintained, not window-stats" in told.output
     told = CliRunner().invoke(app, ["spark", "maintain", str(archive)])
     assert told.exit_code == 2
-    assert f"{tmp_path}/lake: no Delta table has been begun there" in told.output
+    assert f"{tmp_path}/lake: there is no Delta table" in told.output
     rows = {"date": ["2026-11-20"], "topic": ["sensors"], "offset": [1]}
     DeltaArchive(f"{tmp_path}/lake", "ours", {}).append(pa.table(rows), 0)
     told = CliRunner().invoke(app, ["spark", "maintain", str(archive)])
     assert told.exit_code == 0
-    assert "0 files merged into 0 with their 0 rows, 0 rows deleted for their age, 0 unused files" in told.output
+    assert "0 files merged into 0 with their 0 rows, 0 rows deleted because of their age, 0 unused files" in told.output
 
 
 def test_a_toml_file_is_checked_without_pyspark() -> None:

@@ -66,7 +66,7 @@ def test_not_a_duration(text: str) -> None:
     ("option", "message"),
     [
         ("--slide=6s", "slide must not be longer than window"),
-        ("--target=sensors", "must be three topics"),
+        ("--target=sensors", "must be three different topics"),
         ("--source=__consumer_offsets", "not a topic name"),
         ("--kafka=acks", "NAME=VALUE"),
         ("--trigger=continuous", "invalid choice"),
@@ -169,9 +169,12 @@ def test_a_job_file_is_checked_before_anything_starts(tmp_path: Path, capfd: pyt
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('job = "archives"')
     assert runner.main([str(wrong)]) == 2
-    assert "there is no kind 'archives' (did you mean archive?)" in capfd.readouterr().err
+    assert "unknown kind 'archives' (did you mean archive?)" in capfd.readouterr().err
     example = Path(__file__).parents[2] / "examples" / "spark" / "sessionize.toml"
-    for option, said in (("--trigger=real-time", "real time has no session windows"), ("--interval=1", "a duration")):
+    for option, said in (
+        ("--trigger=real-time", "real time does not support session windows"),
+        ("--interval=1", "a duration"),
+    ):
         with pytest.raises(SystemExit) as ended:
             runner.main([str(example), option])
         assert ended.value.code == 2

@@ -273,7 +273,7 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
         assert await asyncio.to_thread(query.awaitTermination, 60)
     finally:
         spark.conf.set(version, "2")
-    with pytest.raises(ValueError, match=r"max-temperature was begun with state that real time cannot go on from"):
+    with pytest.raises(ValueError, match=r"max-temperature was created with state that real time cannot use"):
         await run_job(msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=BATCH_MS))
     job = await run_job(options)  # in micro-batches it goes on
     await job.stop()

@@ -112,9 +112,9 @@ def test_json_by_its_columns(spark: SparkSession) -> None:
         None: "the value is no", b"": "the value is no", b"21": "the value is no", b"\xff": "the value is no",
         b'{"load": 1, "n": 2': "the value is no", b'{"load": 1, "n": 2} x': "the value is no",
         b'[{"load": 1, "n": 2}]': "the value is no", b'{"load": 1, "n": 2},{"load": 1, "n": 2}': "the value is no",
-        b'{"n": 2}': "load is missing or no finite number", b'{"load": "1", "n": 2}': "load is missing",
+        b'{"n": 2}': "load is missing or not a finite number", b'{"load": "1", "n": 2}': "load is missing",
         b'{"load": 1e400, "n": 2}': "load is missing", b'{"load": NaN, "n": 2}': "",
-        b'{"load": 1, "n": 2.5}': "n is missing or no whole number", b'{"load": 1, "n": 99999999999999999999}': "n is",
+        b'{"load": 1, "n": 2.5}': "n is missing or not a whole", b'{"load": 1, "n": 99999999999999999999}': "n is",
     }  # fmt: skip
     rows = read(spark, [Sent(value) for value in (*good, *bad)], columns=columns)
     assert [(row.load, row.n, row.on, row.lat, row.who) for row in rows[: len(good)]] == list(good.values())
@@ -152,9 +152,9 @@ def test_lines_of_csv(spark: SparkSession) -> None:
 def test_what_a_job_groups_by_must_be_there(spark: SparkSession) -> None:
     sent = [Sent(b"1"), Sent(b"1", key=b"kitchen"), Sent(b"1", key=None), Sent(b"1", headers=[("unit", b"C")])]
     rows = read(spark, sent, "level[3]", decode="none")
-    assert [row.error for row in rows] == [None, *["level[3] is missing or no text"] * 2, None]
+    assert [row.error for row in rows] == [None, *["level[3] is missing or not a text"] * 2, None]
     rows = read(spark, sent, "header[unit]", "key", decode="none")
-    assert [row.error for row in rows] == ["header[unit] is missing or no text"] * 3 + [None]
+    assert [row.error for row in rows] == ["header[unit] is missing or not a text"] * 3 + [None]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
         "the value has no Confluent header", "the value was written with schema 16843009, not 7",
     } | {row.error for row in rows if (row.error or "").startswith("the value was written with schema")}  # fmt: skip
     assert [row.error for row in rows[-2:]] == [
-        "the value was written with schema 8, not 7", "the value is no record of the schema",
+        "the value was written with schema 8, not 7", "the value is not a record of the schema",
     ]  # fmt: skip
 
 
@@ -259,14 +259,14 @@ def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
     columns = {"name": {"type": "string", "field": "n"}, "load": {"field": "v"}}
     rows = read(spark, sent, "level[3]", decode="senml", columns=columns)
     found = [(row.offset, row.name, row.load, row.time_ms, row.error, row[decode.PLACE]) for row in rows[:7]]
-    no_level = "level[3] is missing or no text"
+    no_level = "level[3] is missing or not a text"
     assert found[:5] == [
         (0, "a:t", 20.0, ARRIVAL_MS - 5_000, None, 0), (0, "a:h", 60.0, 1_700_000_000_000, None, 1),
         (1, "b:t", 21.5, ARRIVAL_MS, no_level, 0),
         (2, "a:t", 20.0, ARRIVAL_MS - 14_000, None, 0), (2, "a:h", 60.0, 1_700_000_000_000, None, 1),
     ]  # fmt: skip
     assert [row[4] for row in found[5:]] == [
-        "record 1 of the pack: a record has one of v, vs, vb and vd, or a sum", "there is no value",
+        "record 1 of the pack: a record must have one of v, vs, vb and vd, or a sum", "the value is null",
     ]  # fmt: skip
     assert len(rows) == 2 + len(sent)
     assert all(row.error for row in rows[5:])
@@ -278,7 +278,7 @@ def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
     )  # fmt: skip
     assert [(row.v, row.n, row.time_ms, row.error) for row in rows[:4]] == [
         *((n / 2, n, ARRIVAL_MS - 7, None) for n in range(3)),
-        (None, None, ARRIVAL_MS, "v is missing or no finite number"),
+        (None, None, ARRIVAL_MS, "v is missing or not a finite number"),
     ]
     assert all(row.error for row in rows[4:])
 

@@ -82,7 +82,7 @@ async def test_all_jobs_of_the_machine_are_listed_with_what_became_of_them(start
     code, text = trivium("status")
     assert code == 0
     assert "hall micro-batch 0 1,200 - 0 0 - none yet" in text
-    assert f"porch: killed, process {killed.pid} is gone" in text
+    assert f"porch: killed, process {killed.pid} does not exist" in text
     assert "cellar: does not answer, 127.0.0.1:1: Connection refused" in text
 
     code, text = trivium("status", str(file), "--json")

@@ -72,9 +72,9 @@ def test_on_kubernetes_the_driver_is_there_and_its_file_is_sent() -> None:
         ((str(STATS), "--master", "local[2]"), "for this machine there is `trivium spark run`"),
         (("max-temperature", "--master", "yarn"), "are required: --bootstrap-servers, --checkpoint"),
         ((str(STATS), "--master", "yarn", "--trigger", "now"), "invalid choice: 'now'"),
-        ((str(STATS), "--master", "spark://h:7077", "--deploy-mode", "cluster"), "on the client only"),
-        ((str(STATS), *K8S), "is a directory, and the driver runs on the cluster"),
-        ((str(STATS), *K8S, "--checkpoint", "s3a://a/b"), "spark.kubernetes.container.image=...: is needed"),
+        ((str(STATS), "--master", "spark://h:7077", "--deploy-mode", "cluster"), "in client mode only"),
+        ((str(STATS), *K8S), "is a local directory, but the driver runs on the cluster"),
+        ((str(STATS), *K8S, "--checkpoint", "s3a://a/b"), "spark.kubernetes.container.image=... is required"),
         ((str(STATS), "--master", "yarn", "--deploy-mode", "cloud"), "client or cluster"),
         (
             (str(STATS.with_name("dlq_replay.toml")), "--master", "yarn"),
