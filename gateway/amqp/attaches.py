@@ -201,7 +201,7 @@ class Attach:
         link = self._link
         wanted = link.target.capabilities
         if wanted and not set(wanted) & set(COORDINATOR_CAPABILITIES):
-            raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are offered")
+            raise AddressError(NOT_IMPLEMENTED, f"only {LOCAL_TRANSACTIONS} are supported")
         link.context = Coordinator(self._services.coordinators, self._peer, link, self._peer.transactions)
         self._peer.engine.accept_link(link, max_message_bytes=COMMAND_BYTES, capabilities=COORDINATOR_CAPABILITIES)
         link.context.top_up()
@@ -270,7 +270,9 @@ class Attach:
         node = services.nodes(peer.grant.names).find(link.source.address)
         if node is not None:
             if node.owner is not peer:
-                raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node is for the connection that made it")
+                raise AddressError(
+                    UNAUTHORIZED_ACCESS, "only the connection that created a temporary node receives from it"
+                )
             self._accept_node(node, filters_of_node(link, peer.container_id, peer.now_ms()))
             return
         found = None

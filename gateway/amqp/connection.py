@@ -236,11 +236,11 @@ class AmqpConnection(AttachingPeer):
             if publish.some(destination.topic):
                 incoming.set_allowed(None if publish.uniform(destination.topic) else publish)
             else:
-                reason = f"no right any more to publish to {destination.topic}"
+                reason = f"the right to publish to {destination.topic} was revoked"
                 self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))
         for outgoing in tuple(self._outgoing):
             if outgoing.is_refused_by(self.grant):
-                reason = f"no right any more to receive from {outgoing.topic}"
+                reason = f"the right to receive from {outgoing.topic} was revoked"
                 self.detach(outgoing.link, Error(UNAUTHORIZED_ACCESS, reason))
 
     @property
@@ -441,7 +441,7 @@ class AmqpConnection(AttachingPeer):
         identity = self._identity if event.with_sasl else self.pump.entrance.anonymous()
         if identity is None:
             self._audit_refusal("no login")
-            self._connection.close(Error(UNAUTHORIZED_ACCESS, "log in by SASL"))
+            self._connection.close(Error(UNAUTHORIZED_ACCESS, "authentication with SASL is required"))
             return
         access = self.services.access
         if access.by_certificate:
@@ -519,5 +519,5 @@ class AmqpConnection(AttachingPeer):
         if node is not None:
             for receiver in node.links:
                 if receiver is not context:
-                    self.detach(receiver.link, Error(RESOURCE_DELETED, f"{node.address} is no more"))
+                    self.detach(receiver.link, Error(RESOURCE_DELETED, f"{node.address} was deleted"))
             node.delete()

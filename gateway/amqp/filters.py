@@ -113,7 +113,7 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
 
 def _refuse_second(one: Filter, former: object) -> None:
     if former is not None:
-        raise _invalid(one, "another filter says the same or something else")
+        raise _invalid(one, "another filter sets the same")
 
 
 def _text(one: Filter) -> str:
@@ -136,7 +136,7 @@ def _number(one: Filter, limit: int) -> int:
     """Return the filter's integer of any width, 0 or greater."""
     value = one.value
     if type(value) is not int or not 0 <= value < limit:
-        raise _invalid(one, "a number from 0 on is expected")
+        raise _invalid(one, "expected an integer of 0 or more")
     return value
 
 
@@ -151,7 +151,7 @@ def _offset_spec(one: Filter, now_ms: int) -> Start:
             return place
         ago = _AGO.fullmatch(value)
         if ago is None:
-            raise _invalid(one, 'a text is "first", "last", "next" or an interval such as "10m"')
+            raise _invalid(one, 'a string must be "first", "last", "next" or an interval such as "10m"')
         return AtTime(now_ms - int(ago[1]) * _SECONDS[ago[2]] * 1000)
     return AtOffset(_number(one, _OFFSETS))
 

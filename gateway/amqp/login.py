@@ -36,9 +36,9 @@ class Login:
                     identity = await self._authenticate(event.mechanism, event.response)
                 except Busy as busy:
                     return Failed(str(busy), busy=True)
-                return Failed(f"{event.mechanism} proved nothing") if identity is None else Done(identity, b"")
+                return Failed(f"{event.mechanism} authentication failed") if identity is None else Done(identity, b"")
         if self._exchange is None:
-            return Failed("a response that nobody asked for")
+            return Failed("a response before an init")
         return await self._exchange.step(event.response)
 
     async def _authenticate(self, mechanism: str, response: bytes | None) -> Identity | None:

@@ -136,7 +136,7 @@ class Coordinator:
     def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
         """Refuse a message that is too large to be a command."""
         self._unanswered += 1
-        self._reject(delivery, Error(DECODE_ERROR, f"{size} bytes are no command"))
+        self._reject(delivery, Error(DECODE_ERROR, f"a message of {size} bytes is no command"))
 
     def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
@@ -145,7 +145,7 @@ class Coordinator:
     def post_to_unknown(self, delivery: Any, size: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
         self._unanswered += 1
-        self._end(Error(NOT_ALLOWED, "a command within a transaction"))
+        self._end(Error(NOT_ALLOWED, "a command cannot be part of a transaction"))
 
     def top_up(self) -> None:
         """Grant credit for commands, when it is worth a frame."""
@@ -169,7 +169,7 @@ class Coordinator:
     def detached(self) -> None:
         """Roll back the link's transactions: the link has ended (part 4.3)."""
         for transaction in [one for one in self.known.values() if one.coordinator is self]:
-            transaction.roll_back(Error(ROLLED_BACK, "the coordinator's link is gone"))
+            transaction.roll_back(Error(ROLLED_BACK, "the coordinator's link was detached"))
             transaction.forget()
 
     def _command(self, delivery: Any, data: bytes) -> None:
@@ -188,7 +188,7 @@ class Coordinator:
 
     def _declare(self, delivery: Any, command: Declare) -> None:
         if command.is_global:
-            self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not offered"))
+            self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not supported"))
             return
         if not self.peer.grant.transacts(self.peer.container_id):
             self._reject(delivery, Error(UNAUTHORIZED_ACCESS, "no right to use transactions"))
@@ -349,7 +349,9 @@ class Transaction:
             if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
                 place = retirement.link.place(retirement.record)
                 if place is None:
-                    self._set_rollback_only(Error(ROLLED_BACK, "a record that it retires is no longer this receiver's"))
+                    self._set_rollback_only(
+                        Error(ROLLED_BACK, "a retired record is no longer assigned to its receiver")
+                    )
                 else:
                     places.append((*place, retirement.record.offset))
         return places

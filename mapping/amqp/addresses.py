@@ -66,7 +66,7 @@ def parse_target(address: str | None) -> TargetAddress:
     if found is not None:
         return TargetAddress(_topic(found[1]), int(found[2]))
     if _GROUP in path:
-        raise AddressError(INVALID_FIELD, f"{address!r} is a consumer group: one receives from it")
+        raise AddressError(INVALID_FIELD, f"{address!r} is a consumer group, which can only be a source")
     topic, slash, key = path.partition("/")
     return TargetAddress(_topic(topic), None, key.encode() if slash and key else None)
 

@@ -252,7 +252,7 @@ def _plain_items(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
     count, place, after = compound(data, at, end)
     is_map = data[at] in MAP_CODES
     if count > after - place or (is_map and count % 2):
-        raise DecodeError("a count beyond the size, or a map with an odd number of items")
+        raise DecodeError("a count that exceeds the size, or a map with an odd number of items")
     plain: Any
     if is_map:
         plain = {}
@@ -268,7 +268,7 @@ def _plain_items(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
             item, place = _plain_at(data, place, after, depth)
             plain.append(item)
     if place != after:
-        raise DecodeError("bytes behind the last item")
+        raise DecodeError("bytes after the last item")
     return plain, after
 
 

@@ -77,7 +77,7 @@ def header_fields(value: bytes) -> tuple[Headers, int | None]:
     if priority is None:
         priority = DEFAULT_PRIORITY
     if not isinstance(durable, bool | None) or type(priority) is not int or not isinstance(ttl, int | None):
-        raise DecodeError("a header with wrong fields")
+        raise DecodeError("a header with invalid fields")
     headers: list[Header] = []
     if durable:
         headers.append((AMQP_DURABLE, b"1"))
@@ -117,7 +117,7 @@ def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
                 raise DecodeError(f"{name} is no integer")
             partition = item
         elif name in DELAY_ANNOTATIONS:
-            raise Unmappable(Outcome.UNFIT, "delayed delivery is not offered")
+            raise Unmappable(Outcome.UNFIT, "delayed delivery is not supported")
     return key, partition, more
 
 

@@ -189,7 +189,7 @@ def _check_partition(partition: int, destination: Destination) -> None:
 
 def _expiry(expiry: int, now_ms: int) -> Header:
     if expiry <= now_ms:
-        raise Unmappable(Outcome.EXPIRED, "its time to live was over when it came")
+        raise Unmappable(Outcome.EXPIRED, "the message had expired on arrival")
     return EXPIRY, b"%d" % expiry
 
 

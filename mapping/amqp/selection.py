@@ -128,9 +128,9 @@ def _resolve(name: str) -> _Read:
         annotation = name[len(ANNOTATION_PREFIX) :]
         return _COORDINATES.get(annotation) or (lambda message: message.annotation(annotation))
     if name.startswith(AMQP_PREFIX):
-        raise ValueError(f"{name!r} is no field that a selector may name")
+        raise ValueError(f"{name!r} is no field that a selector can use")
     if name.startswith("JMS") and name[3:4].isupper() and not name.startswith("JMSX"):
-        raise ValueError(f"{name!r} is no header that a selector may name")
+        raise ValueError(f"{name!r} is no header that a selector can use")
     stored = header_name(name.encode(errors="replace"))
     return lambda message: message.property(stored)
 

@@ -399,7 +399,7 @@ send_messages(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_
         return NULL;
     }
     if (!PyDict_CheckExact(arguments[4])) {
-        PyErr_SetString(PyExc_TypeError, "what is sent is noted in a dict");
+        PyErr_SetString(PyExc_TypeError, "sent must be a dict");
         return NULL;
     }
     Py_ssize_t total = -1;

@@ -8,7 +8,7 @@ pointer_of(PyObject *address)
 {
     void *found = PyLong_AsVoidPtr(address);
     if (!found && !PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "the address of nothing");
+        PyErr_SetString(PyExc_ValueError, "a null address");
     }
     return found;
 }

@@ -72,7 +72,7 @@ class Connection:
             return self.engine.receive_eof()
         if self._closed:
             return []
-        return self._fail("the peer left before it opened")
+        return self._fail("the peer disconnected before its open")
 
     def data_to_send(self) -> bytes:
         """Return the bytes to write, and forget them."""
@@ -158,7 +158,7 @@ class Connection:
             else:
                 # Part 2.2: answer with the header that would have been right, and close.
                 self._output += SASL_HEADER if first and not self.allow_without_sasl else AMQP_HEADER
-                return self._fail(f"protocol header {header.hex()} is not served here")
+                return self._fail(f"protocol header {header.hex()} is not supported")
         sasl = self._sasl
         assert sasl is not None
         events = sasl.receive(buffer)

@@ -259,7 +259,7 @@ class Endpoints:
         if session is None or address in self._links:
             return
         if self._unanswered >= UNANSWERED_LIMIT:
-            reason = f"{self._unanswered} links are not detached by the peer"
+            reason = f"the peer has not answered {self._unanswered} detaches"
             self._fail(events, reason, outcomes.RESOURCE_LIMIT_EXCEEDED)
             return
         incoming = bool(lib.pn_link_is_receiver(handle))

@@ -79,7 +79,7 @@ class Engine(Transacting):
             self._process(events)
         if at < size and not self.over:
             self._process(events)
-            self._fail(events, "the peer sent on after its end", outcomes.FRAMING_ERROR)
+            self._fail(events, "the peer sent data after its close", outcomes.FRAMING_ERROR)
         if self._stalled and not self.over:
             self._unstall(events)
         return events
@@ -88,7 +88,7 @@ class Engine(Transacting):
         """Handle the end of the peer's stream."""
         events: list[Any] = []
         if not self.over:
-            self._fail(events, "the peer left without a close", outcomes.CONNECTION_FORCED)
+            self._fail(events, "the peer disconnected without a close", outcomes.CONNECTION_FORCED)
         return events
 
     def data_to_send(self) -> bytes:
@@ -278,7 +278,7 @@ class Engine(Transacting):
             return
         if _partial(delivery):
             if self._partial_bytes > self._limits.partial_bytes:
-                reason = f"more than {self._limits.partial_bytes} bytes of messages that are not complete"
+                reason = f"more than {self._limits.partial_bytes} bytes of incomplete messages"
                 self._detach_with_error(link, outcomes.RESOURCE_LIMIT_EXCEEDED, reason, events)
             return
         parts = self._drop_partial(link)

@@ -217,13 +217,13 @@ def decode_items(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> li
     """Decode the items of the list or map at `at`; a map gives keys and values alternately."""
     count, place, after = compound(data, at, end)
     if count > after - place:
-        raise DecodeError("a count beyond the size")  # every item takes at least one byte
+        raise DecodeError("a count that exceeds the size")  # every item takes at least one byte
     items: list[Any] = []
     for _ in range(count):
         item, place = decode(data, place, after, depth)
         items.append(item)
     if place != after:
-        raise DecodeError("bytes behind the last item")
+        raise DecodeError("bytes after the last item")
     return items
 
 
@@ -245,7 +245,7 @@ def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> 
         raise DecodeError("an array ends too early")
     empty = code[0] in _CONSTANTS or code[0] == 0x45
     if count > (end - at if not empty else DEPTH_LIMIT * 1024):
-        raise DecodeError("a count beyond the size")
+        raise DecodeError("a count that exceeds the size")
     values: list[Any] = []
     for _ in range(count):
         if empty:
@@ -263,7 +263,7 @@ def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> 
             value = Described(descriptor, value)
         values.append(value)
     if at != end:
-        raise DecodeError("bytes behind the last item")
+        raise DecodeError("bytes after the last item")
     return tuple(values)
 
 

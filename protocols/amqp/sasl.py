@@ -110,7 +110,7 @@ class SaslLayer:
                 or not isinstance(response, bytes | None)
                 or not isinstance(hostname, str | None)
             ):
-                raise DecodeError("a SASL init with wrong fields")
+                raise DecodeError("a SASL init with invalid fields")
             self._started = True
             if mechanism not in self._mechanisms:
                 self._waiting = True
@@ -119,7 +119,7 @@ class SaslLayer:
             return SaslInitReceived(str(mechanism), response, hostname)
         if code == RESPONSE and self._started:
             if not isinstance(fields[0], bytes):
-                raise DecodeError("a SASL response with wrong fields")
+                raise DecodeError("a SASL response with invalid fields")
             return SaslResponseReceived(fields[0])
         raise DecodeError("a SASL frame out of turn")
 

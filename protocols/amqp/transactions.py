@@ -77,7 +77,7 @@ def read_command(message: bytes) -> Declare | Discharge:
         if fail is not None and not isinstance(fail, bool):
             raise DecodeError("a discharge whose `fail` is no boolean")
         return Discharge(_txn_id(_item(body.value, 0)), fail is True)
-    raise DecodeError("a coordinator takes declare and discharge")
+    raise DecodeError("a coordinator accepts only declare and discharge")
 
 
 def read_state(fields: Any) -> tuple[bytes, State | None]:

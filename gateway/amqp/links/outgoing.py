@@ -378,9 +378,9 @@ class OutgoingLink:
             if membership.has_other(record):
                 membership.decline(record, failed=failed, keep=True)
                 return
-            cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "no other receiver is there")
+            cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "there is no other receiver")
         elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
-            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver said modified(delivery-failed)")
+            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver answered modified(delivery-failed)")
             if not self._dead_letter(record, cause):
                 membership.requeue(record)
             return
@@ -426,7 +426,7 @@ class OutgoingLink:
 
     def steal(self) -> None:
         """Detach this link: another one has attached to its subscription (part 2.6.1: link stealing)."""
-        self._peer.detach(self.link, Error(outcomes.STOLEN, "the subscription was attached elsewhere"))
+        self._peer.detach(self.link, Error(outcomes.STOLEN, "another link has attached to the subscription"))
         self.leave()
 
     def leave(self, *, unsubscribe: bool = False, failed: bool = False) -> None:
@@ -470,7 +470,7 @@ class OutgoingLink:
             if self._membership is not None:
                 await self._membership.leave(failed=failed)
             if ends and not await self._egress.names.end(self._peer.grant, group, self.topic):
-                log.info("subscription left as it is", group=group)
+                log.info("subscription kept: not owned, in use, or it covers other topics", group=group)
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
         except Exception as error:  # a bug here ends only this membership: the connection has other links

@@ -101,7 +101,7 @@ def _words(text: str) -> list[_Word]:
         if match is None:
             while text[at].isspace():
                 at += 1
-            raise SelectorError("a string without an end" if text[at] == "'" else "an unknown sign", at)
+            raise SelectorError("an unterminated string" if text[at] == "'" else "an unexpected character", at)
         kind = match.lastgroup or ""
         value, start, at = match[kind], match.start(kind), match.end()
         if kind in ("float", "hex", "int"):
