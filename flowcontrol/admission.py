@@ -12,8 +12,8 @@ class AdmissionError(Exception):
 class Refusal(enum.Enum):
     """Why a client gets no place."""
 
-    FULL = "all places are taken"
-    GREEDY = "the client has its share of the places"
+    FULL = "all places are in use"
+    GREEDY = "the client has used up its places"
 
 
 class Admission:

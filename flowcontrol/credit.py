@@ -40,7 +40,7 @@ class Inflight:
         """
         used = self.used + count
         if count < 0 or used > self.limit:
-            raise WindowError(f"{count} more on the way, with {self.used} of {self.limit} used")
+            raise WindowError(f"{count} more in flight, with {self.used} of {self.limit} used")
         self.used = used
 
     def release(self, count: int = 1) -> None:
@@ -51,5 +51,5 @@ class Inflight:
         """
         used = self.used - count
         if count < 0 or used < 0:
-            raise WindowError(f"{count} came back, with only {self.used} on the way")
+            raise WindowError(f"{count} released, with only {self.used} in flight")
         self.used = used

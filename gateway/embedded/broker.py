@@ -123,7 +123,7 @@ class EmbeddedBroker:
     def pid(self) -> int:
         """The process id of the Java process. Raises RuntimeError when none runs."""
         if self._process is None or self._process.returncode is not None:
-            raise RuntimeError("the embedded broker does not run")
+            raise RuntimeError("the embedded broker is not running")
         return self._process.pid
 
     @property
@@ -149,7 +149,7 @@ class EmbeddedBroker:
                 files, the disk is full, or the broker has ended (with the line of its log that says why).
         """
         if self.is_running:
-            raise RuntimeError("the embedded broker runs already")
+            raise RuntimeError("the embedded broker is running already")
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start the broker from the main thread: it ends with the thread that started it")
         try:
@@ -246,13 +246,13 @@ class EmbeddedBroker:
                 moved = now
             elif now - moved > self._patience_s:
                 raise BrokerError(
-                    f"the embedded broker hangs in its start: no progress for {self._patience_s:g} s, its last word:"
+                    f"the embedded broker hangs while starting: no progress for {self._patience_s:g} s, last log line:"
                     f" {progress.last_line or 'none'} (see {self.log_file})"
                 )
             if now - told > TELL_S:
                 told = now
                 log.warning(
-                    "the embedded broker is starting for %.0f s, its last progress was %.0f s ago: %s",
+                    "the embedded broker has been starting for %.0f s, its last progress was %.0f s ago: %s",
                     now - began, now - moved, progress.last_line,
                 )  # fmt: skip
 

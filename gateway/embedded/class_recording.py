@@ -163,4 +163,4 @@ if __name__ == "__main__":
     try:
         ensure_archives(cache_directory(), spark=sys.argv[1:] != ["kafka"])
     except (SetupError, BrokerError, OSError) as error:
-        print(f"classes were not recorded, starts take longer: {error}", file=sys.stderr)  # noqa: T201
+        print(f"classes were not recorded, starts will take longer: {error}", file=sys.stderr)  # noqa: T201

@@ -276,7 +276,7 @@ class Command:
         try:
             await broker.watch()
         except BrokerError as error:
-            _say(f"node {node} is away: {error}; kill -HUP {os.getpid()} starts it again")
+            _say(f"node {node} is down: {error}; kill -HUP {os.getpid()} starts it again")
         self._changed.set()
 
     def _tell_ready(self) -> None:
@@ -317,10 +317,12 @@ def main() -> None:
     """Run `python -m gateway.embedded.cluster`."""
     parser = argparse.ArgumentParser(prog="python -m gateway.embedded.cluster", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path(".trivium/cluster"), help="where the data are kept")
-    parser.add_argument("--heap", default=HEAP, help="of each broker (default: %(default)s)")
-    parser.add_argument("--ready-file", type=Path, help="written (JSON) when all serve, and when one ends or is back")
+    parser.add_argument("--heap", default=HEAP, help="heap of each broker (default: %(default)s)")
     parser.add_argument(
-        "--secured", action="store_true", help="with TLS, SASL and ACLs beside the plain listener; other data"
+        "--ready-file", type=Path, help="JSON file, written when all brokers serve, and when one ends or is back"
+    )
+    parser.add_argument(
+        "--secured", action="store_true", help="add listeners with TLS, SASL and ACLs; uses its own data directory"
     )
     options = parser.parse_args()
     directory = options.directory / "with-logins" if options.secured else options.directory

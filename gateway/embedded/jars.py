@@ -217,7 +217,7 @@ def _fetch(
             ivy.forget(staging, jar.group, jar.artifact, jar.file_name)
             wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {found}, expected {jar.sha256})")
     if wrong:
-        raise JarError(f"{wrong[0]}: the repository or a proxy served something else, nothing of it was kept")
+        raise JarError(f"{wrong[0]}: the repository or a proxy served something else, nothing was kept")
     report(Progress(f"{set_name} jars: all verified", total, total))
 
 

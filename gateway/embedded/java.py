@@ -63,7 +63,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     version = _VERSION.search(told)
     if version is None:
         lines = told.strip().splitlines() or ["it printed nothing"]
-        raise JavaError(f"{path} did not tell its version: {lines[0]}")
+        raise JavaError(f"{path} did not print its version: {lines[0]}")
     if int(version[1]) < OLDEST_JAVA:
         raise JavaError(
             f"{path} is Java {version[1]}, which is too old: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"

@@ -29,8 +29,8 @@ _USUAL_MAP_LIMIT: Final = 65530
 class Statistics(msgspec.Struct, frozen=True):
     """Open files of the embedded broker; 0 while it does not run."""
 
-    open_files: Annotated[int, gauge("open files of the embedded Kafka; 0 while it does not run")]
-    open_files_limit: Annotated[int, gauge("open files that the embedded Kafka may have")]
+    open_files: Annotated[int, gauge("open files of the embedded Kafka; 0 while it is not running")]
+    open_files_limit: Annotated[int, gauge("limit of open files of the embedded Kafka")]
 
 
 class BrokerCapacity:

@@ -170,7 +170,7 @@ class Authority:
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a trial cluster")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a test cluster")])
         builder = self._builder(self._name, self._key.public_key(), YEARS * 365)
         certificate = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
             x509.KeyUsage(False, False, False, False, False, True, True, False, False), critical=True

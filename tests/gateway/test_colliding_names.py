@@ -115,7 +115,7 @@ async def test_what_an_administrator_made_is_used_and_the_log_tells_of_two_names
         assert answer.reason_code == 0x90
         assert dotted in str(answer.properties)
     assert (await by_http(choosing, "/admin/topics", {"topic_name": plain}))[0] == 422
-    told = [line for line in choosing.log.read_text().splitlines() if f"topic {plain} is not made" in line]
+    told = [line for line in choosing.log.read_text().splitlines() if f"topic {plain} is not created" in line]
     assert len(told) == 1
     assert dotted in told[0]
     assert "mapping.dotted_topics" in told[0]

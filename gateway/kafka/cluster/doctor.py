@@ -133,11 +133,11 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
     try:
         answer = await queries.request(Quorum())
     except Refused:
-        found(Finding(None, "clock: Kafka does not tell its time (since 3.3, with the right Describe on the cluster)"))
+        found(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
         return
     after, theirs = time.time_ns() // MS, controller_time_ms(answer)
     if theirs is None:
-        found(Finding(None, "clock: Kafka does not tell its time (since 3.3, with the right Describe on the cluster)"))
+        found(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
         return
     apart = max(before - theirs, theirs - after, 0) / 1000
     found(Finding(apart <= CLOCK_S, f"clock: {apart:.1f} s from that of Kafka's controller"))
@@ -160,7 +160,7 @@ async def _topics(config: Config, queries: TopicQueries, found: Callable[[Findin
     if len(unsafe) > SHOWN:
         found(Finding(False, f"and {len(unsafe) - SHOWN} more topics that are not safe"))
     if not unsafe:
-        found(Finding(True, f"{len(names)} topics have two copies and two in sync at least"))
+        found(Finding(True, f"{len(names)} topics have at least two replicas and min.insync.replicas=2"))
 
 
 async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
@@ -192,7 +192,9 @@ async def _rights(
         words = ", ".join(map(str, need.operations))
         if need.resource not in allowed:
             found(
-                Finding(None, f"rights: {words} on {need.resource.value} cannot be asked for; {need.without} without")
+                Finding(
+                    None, f"rights: {words} on {need.resource.value} cannot be checked; without them: {need.without}"
+                )
             )
             continue
         bad = [(name, gone) for name, operations in allowed[need.resource] if (gone := lacking(need, operations))]

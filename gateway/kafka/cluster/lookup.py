@@ -289,5 +289,5 @@ def _all_of(
     """Return the offsets of `partitions`. Raises Refused when one is missing, unless `existing`."""
     for partition in partitions:
         if partition not in found and not existing:
-            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} does not exist any more")
+            raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} no longer exists")
     return {partition: found[partition] for partition in partitions if partition in found}

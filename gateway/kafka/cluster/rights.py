@@ -45,24 +45,29 @@ class Need(NamedTuple):
 
 READ, WRITE, CREATE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE
 NEEDS: Final = (
-    Need(Resource.OWN_TOPICS, (DESCRIBE, READ, WRITE), "no session is kept, and the gateway is never ready"),
-    Need(Resource.OWN_TOPICS, (Operation.DESCRIBE_CONFIGS,), "nobody sees whether they are compacted and safe", False),
+    Need(Resource.OWN_TOPICS, (DESCRIBE, READ, WRITE), "sessions cannot be stored, and the gateway is never ready"),
+    Need(
+        Resource.OWN_TOPICS,
+        (Operation.DESCRIBE_CONFIGS,),
+        "the gateway cannot check that they are compacted and safe",
+        False,
+    ),
     Need(Resource.CLIENT_TOPICS, (DESCRIBE, READ, WRITE), "clients are refused: 0x87, unauthorized-access, 403"),
     Need(
         Resource.CLIENT_TOPICS,
         (Operation.DESCRIBE_CONFIGS,),
-        "Kafka's default limits are assumed, and nobody sees whether they are safe",
+        "Kafka's default limits are assumed, and the gateway cannot check that they are safe",
         False,
     ),
-    Need(Resource.CLUSTER, (CREATE,), "no topic is made, unless Create is allowed by its name", False),
+    Need(Resource.CLUSTER, (CREATE,), "no topic is created, unless Create is allowed on its name", False),
     Need(
         Resource.CLUSTER,
         (DESCRIBE,),
-        'HTTP\'s list has only groups that may be described, and security.access_source = "kafka" lets nobody in',
+        'HTTP lists only groups that may be described, and security.access_source = "kafka" refuses all clients',
         False,
     ),
     Need(Resource.GROUPS, (DESCRIBE, READ), "consumers, shared subscriptions and T/group.id/G are refused"),
-    Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP's transactions are refused"),
+    Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP transactions are refused"),
 )
 """Kafka reports the authorized operations of topics and the cluster, but not of groups and transactional ids."""
 

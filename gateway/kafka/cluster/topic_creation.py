@@ -63,11 +63,11 @@ class Made(msgspec.Struct, frozen=True):
 class Statistics(msgspec.Struct):
     """Existing topics, and those created here since the start."""
 
-    topics: Annotated[int, gauge("topics in Kafka as of the last count, internal ones left out")] = 0
+    topics: Annotated[int, gauge("topics in Kafka at the last count, without internal ones")] = 0
     partitions: Annotated[int, gauge("partitions of all topics, internal ones included")] = 0
-    topics_made_total: Annotated[int, counter("topics made by this gateway")] = 0
-    topics_refused_total: Annotated[int, counter("topics not made because of a limit")] = 0
-    topics_waiting: Annotated[int, gauge("topics that wait to be made")] = 0
+    topics_made_total: Annotated[int, counter("topics created by this gateway")] = 0
+    topics_refused_total: Annotated[int, counter("topics not created because of a limit")] = 0
+    topics_waiting: Annotated[int, gauge("topics waiting to be created")] = 0
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ class Creation:
             self._forget_gone(mine)
             if len(mine) >= limit:
                 self._counts.topics_refused_total += 1
-                raise self._full(f"principal {principal}", f"{limit} were made for {principal or 'others'} already",
+                raise self._full(f"principal {principal}", f"{limit} were already created for {principal or 'others'}",
                                  "kafka.max_topics_per_principal")  # fmt: skip
         mine[wanted.name] = self._clock()
         order = _Order(wanted, principal, asyncio.get_running_loop().create_future())
@@ -182,7 +182,7 @@ class Creation:
                     answers = {}
                 for order in batch:
                     name = order.wanted.name
-                    answer = answers.get(name, Refused(Outcome.BROKEN, f"topic {name} could not be made"))
+                    answer = answers.get(name, Refused(Outcome.BROKEN, f"topic {name} could not be created"))
                     if isinstance(answer, Refused) or not answer.new:
                         self._makers[order.principal].pop(name, None)
                     if not order.made.done():
@@ -240,7 +240,7 @@ class Creation:
 
     def _full(self, what: str, why: str, key: str) -> Refused:
         self._tell_once(
-            what, "no topic is made any more: %s (%s); a mapping rule can put many MQTT topics into one", why, key
+            what, "no more topics are created: %s (%s); a mapping rule can map many MQTT topics to one", why, key
         )
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
@@ -288,7 +288,7 @@ class Creation:
     def _tell_collision(self, name: str, why: str | None) -> None:
         """Log once how to avoid names that Kafka refuses since they differ from another only in `.` and `_`."""
         if why is not None and "collide" in why:
-            text = "topic %s is not made (%s); mapping.dotted_topics or a mapping rule can lead MQTT elsewhere"
+            text = "topic %s is not created (%s); mapping.dotted_topics or a mapping rule can map MQTT to another one"
             self._tell_once(name, text, name, why)
 
     def _tell_once(self, what: str, text: str, *arguments: str) -> None:

@@ -36,18 +36,18 @@ class Statistics(msgspec.Struct, frozen=True):
     """Statistics of the topics that this gateway has written to."""
 
     unsafe_topics: Annotated[
-        int, gauge("topics written to, the gateway's own included, whose records one broker alone may hold")
+        int, gauge("topics written to, including the gateway's own, whose records may be on one broker only")
     ]
 
 
 def why_unsafe(info: TopicInfo) -> str | None:
     """Return why the loss of one broker may lose acknowledged records of a topic; None when it is safe."""
     if info.copies < LEAST:
-        return f"topic {info.name} has {info.copies} copy of each record (replication factor)"
+        return f"topic {info.name} has a replication factor of {info.copies}"
     if info.min_in_sync is None:
-        return f"the min.insync.replicas of topic {info.name} cannot be seen: DescribeConfigs is denied"
+        return f"the min.insync.replicas of topic {info.name} cannot be read: DescribeConfigs is denied"
     if info.min_in_sync < LEAST:
-        return f"topic {info.name} has min.insync.replicas={info.min_in_sync}: one broker may be all that has a record"
+        return f"topic {info.name} has min.insync.replicas={info.min_in_sync}: a record may be on one broker only"
     return None
 
 
@@ -122,7 +122,7 @@ class TopicSafety:
             self._tell(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
             return Refused(Outcome.UNSAFE, f"{why}, and kafka.require_safe_topics is set")
         if self.brokers >= LEAST:  # a single broker can never be safe, and its administrator knows that
-            self._tell(info.name, "what is acknowledged may be lost with one broker: %s", why)
+            self._tell(info.name, "acknowledged records may be lost with one broker: %s", why)
         return None
 
     def forget(self, name: str) -> None:

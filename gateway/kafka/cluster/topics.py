@@ -289,7 +289,7 @@ class Topics:
         """Create a missing topic; a refusal is returned, as by `_look_up`."""
         try:
             # After FULL, a refusal that costs Kafka nothing, the next call may try again immediately.
-            return await self._settled(name, self._create_missing(name, principal), Outcome.FULL, "made")
+            return await self._settled(name, self._create_missing(name, principal), Outcome.FULL, "created")
         finally:
             del self._making[name]
 
@@ -414,8 +414,8 @@ class Topics:
 
 def _not_chosen(name: str) -> str:
     return (
-        f"{name} is not made: Kafka takes names that differ in . and _ for one, and mapping.dotted_topics does not"
-        " choose this one"
+        f"{name} is not created: Kafka treats names that differ only in . and _ as equal, and mapping.dotted_topics"
+        " does not choose this one"
     )
 
 

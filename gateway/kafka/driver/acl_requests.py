@@ -59,11 +59,11 @@ def read_acls(data: bytes) -> list[Acl]:
     (error,) = _INT16.unpack_from(data, 4)
     message, at = read_text(data, 6)
     if error == _NO_RIGHT:
-        raise AclsUnknown("the gateway needs the right Describe on the cluster to read Kafka's ACLs")
+        raise AclsUnknown("the gateway needs Describe on the cluster to read Kafka's ACLs")
     if error == _NO_AUTHORIZER:
         raise AclsUnknown("this Kafka has no ACLs: no authorizer.class.name is set there")
     if error:
-        raise AclsUnknown(f"Kafka does not tell its ACLs: {message or f'error {error}'}")
+        raise AclsUnknown(f"Kafka does not return its ACLs: {message or f'error {error}'}")
     (resources,) = _INT32.unpack_from(data, at)
     at += 4
     found: list[Acl] = []

@@ -125,18 +125,18 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         if isinstance(error, LoginError):
             return str(error.args[0])
         if isinstance(error, UnsupportedSaslMechanismError):
-            return f"this Kafka takes no {mechanism} here (kafka.sasl_mechanism)"
+            return f"this listener of Kafka does not support {mechanism} (kafka.sasl_mechanism)"
         if isinstance(error, SaslAuthenticationFailed):
             said = error.args[0] if error.args and isinstance(error.args[0], str) else "without a reason"
-            return f"Kafka refuses the login by {mechanism}: {said}"
+            return f"Kafka rejects the login with {mechanism}: {said}"
         if isinstance(error, IllegalSaslStateError):
-            return "Kafka wants no login here (kafka.security_protocol)"
+            return "this listener of Kafka does not use SASL (kafka.security_protocol)"
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):
-                return f"Kafka's certificate is not believed: {cause.verify_message} (kafka.ssl_cafile)"
+                return f"Kafka's certificate is not trusted: {cause.verify_message} (kafka.ssl_cafile)"
             if isinstance(cause, ssl.SSLError):
-                return f"no TLS: {cause.reason or cause} (kafka.ssl_certfile, kafka.security_protocol)"
+                return f"TLS handshake failed: {cause.reason or cause} (kafka.ssl_certfile, kafka.security_protocol)"
             cause = cause.__cause__
         return None
 
@@ -145,7 +145,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         response = await answer
         if not response.error_code and self._sasl_mechanism == "OAUTHBEARER" and response.sasl_auth_bytes:
             # RFC 7628 part 3.2.3: a refusal is a regular answer, which aiokafka takes for success.
-            raise LoginError(f"Kafka refuses the token: {_status(response.sasl_auth_bytes)}")
+            raise LoginError(f"Kafka rejects the token: {_status(response.sasl_auth_bytes)}")
         lasts_s = getattr(response, "session_lifetime_ms", 0) / 1000
         if lasts_s >= LEAST_LIFE_S:
             self.renewing = self._loop.call_later(RENEW * lasts_s, _outlive, ref(self))

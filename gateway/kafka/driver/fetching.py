@@ -103,7 +103,9 @@ class _Notice:
         lacking = _leaderless(client, partitions) if now >= self._told + TELL_S else ()
         for topic, number in sorted(lacking)[:1]:
             self._told = now
-            log.warning("%d partitions have no leader, such as %s-%d; others are read on", len(lacking), topic, number)
+            log.warning(
+                "%d partitions have no leader, such as %s-%d; the others are being read", len(lacking), topic, number
+            )
 
 
 _notice: Final = _Notice()
@@ -219,7 +221,7 @@ def _unpack(source: PartitionRecords) -> Iterator[Received]:
     while batches.has_next():
         batch = batches.next_batch()
         if not batch.validate_crc():
-            raise CorruptRecordException(f"a batch of {topic}, partition {partition}, does not have its checksum")
+            raise CorruptRecordException(f"a batch of {topic}, partition {partition}, has a wrong checksum")
         if not (_is_aborted(source, batch) or batch.is_control_batch):
             for record in batch:
                 offset = record.offset

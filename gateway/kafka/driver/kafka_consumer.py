@@ -116,7 +116,7 @@ async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -
     """
     found: dict[TopicPartition, list[Received]] = await consumer.getmany(timeout_ms=wait_ms, max_records=most)
     if not found and is_broken(consumer):
-        raise KafkaError("the consumer's fetching has ended")
+        raise KafkaError("a background task of the consumer has ended")
     return found
 
 

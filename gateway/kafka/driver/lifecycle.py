@@ -147,7 +147,7 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
     async def start() -> None:
         await consumer.start()
         if not consumer._client.cluster.brokers():  # a group member would fail without a broker to ask
-            raise KafkaConnectionError("Kafka names no broker: it has just started")
+            raise KafkaConnectionError("Kafka lists no brokers: it has just started")
 
     async def close() -> None:
         await close_consumer(consumer)

@@ -37,15 +37,13 @@ TELL_S: Final = 60.0
 class Statistics(msgspec.Struct, frozen=True):
     """Statistics of the gateway's logins to Kafka."""
 
-    tokens: Annotated[int, counter("tokens that were got, from a file, an issuer or AWS's signer")]
-    token_failures: Annotated[int, counter("tokens that could not be got")]
-    refused: Annotated[int, counter("connections that Kafka refused because of who we are, or we because of who it is")]
-    renewed: Annotated[int, counter("connections that were replaced before Kafka would have ended their login")]
-    reloads: Annotated[int, counter("client certificates and authorities that were read again")]
-    failed_reloads: Annotated[int, counter("of these, those that could not be used: the old ones stay")]
-    certificate_ends: Annotated[
-        float, gauge("when the client certificate ends, in seconds since 1970; 0: there is none")
-    ]
+    tokens: Annotated[int, counter("tokens fetched from a file, an issuer or AWS's signer")]
+    token_failures: Annotated[int, counter("failed attempts to fetch a token")]
+    refused: Annotated[int, counter("failed logins to Kafka, including TLS errors")]
+    renewed: Annotated[int, counter("connections replaced before their login expired")]
+    reloads: Annotated[int, counter("reloads of the client certificate and the authorities")]
+    failed_reloads: Annotated[int, counter("failed reloads, after which the old files stay in use")]
+    certificate_ends: Annotated[float, gauge("expiry of the client certificate in seconds since 1970; 0 without one")]
 
 
 class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no types
@@ -148,10 +146,10 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             self._tls = self._loaded()
         except ConfigError as error:
             self.failed_reloads += 1
-            log.error("certificates for Kafka not read again, the old ones stay: %s", error)
+            log.error("could not reload the certificates for Kafka, the old ones stay in use: %s", error)
             return False
         self.reloads += 1
-        log.info("certificates for Kafka read again")
+        log.info("reloaded the certificates for Kafka")
         return True
 
     def _loaded(self) -> ssl.SSLContext:
@@ -191,14 +189,14 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         now = time.monotonic()
         if told != why or now - when >= TELL_S:
             self._told = (why, now)
-            log.error("Kafka and the gateway do not get together: %s", why)
+            log.error("cannot log in to Kafka: %s", why)
 
     def accept(self) -> None:
         """Record that a login succeeded."""
         if self.problem is not None:
             self.problem = None
             self._told = (None, 0.0)
-            log.info("Kafka takes the gateway's login again")
+            log.info("logging in to Kafka works again")
 
     def reload(self) -> None:
         """Reload everything for future connections; open ones are not affected."""
@@ -276,7 +274,7 @@ def _end_of(path: Path) -> float:
     except (OSError, ValueError):
         raise ConfigError(f"kafka.ssl_certfile: {path}: no certificate") from None
     if ends <= datetime.now(UTC):
-        raise ConfigError(f"kafka.ssl_certfile: the certificate in {path} has ended on {ends:%Y-%m-%d %H:%M} UTC")
+        raise ConfigError(f"kafka.ssl_certfile: the certificate in {path} has expired on {ends:%Y-%m-%d %H:%M} UTC")
     return ends.timestamp()
 
 

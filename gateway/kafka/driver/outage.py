@@ -38,7 +38,7 @@ class Outage:
             self._told = now
             self._is_told = True
             log.warning(
-                "Kafka does not answer since %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
+                "Kafka has not answered for %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
             )
             self._parts.clear()
 

@@ -69,7 +69,7 @@ def read_secret(key: str, path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path} is no text") from None
+        raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
     if not text or len(text) > LARGEST:
         raise ConfigError(f"{key}: {path} is empty, or longer than {LARGEST} bytes")
     return text
@@ -104,7 +104,7 @@ class FileTokens:
             raise LoginError(str(error)) from None
         ends, now = end_of(value), time.time()
         if ends is not None and ends <= now:
-            raise LoginError(f"kafka.oauth.token_file: the token in {self._path} has ended {now - ends:.0f} s ago")
+            raise LoginError(f"kafka.oauth.token_file: the token in {self._path} expired {now - ends:.0f} s ago")
         return Token(value, ends, fresh_until=0.0)
 
 

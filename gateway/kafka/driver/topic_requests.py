@@ -45,5 +45,7 @@ class CreateTopics(
         """See `Request`. Raises IncompatibleBrokerVersion if the broker cannot choose the replication factor."""
         chosen = all(copies != BROKERS_DEFAULT for _, _, copies, _, _ in self._topics)
         if request_struct_class.API_VERSION < _KNOWS_DEFAULTS and not chosen:
-            raise IncompatibleBrokerVersion("a broker before Kafka 2.4 must be told how many copies a topic has")
+            raise IncompatibleBrokerVersion(
+                "brokers before Kafka 2.4 need an explicit replication factor (kafka.topic_replication)"
+            )
         return request_struct_class(self._topics, self._timeout_ms, False)

@@ -26,15 +26,17 @@ OUTGOING: Final = "outgoing"  # name of the receivers' budget
 class BudgetStatistics(msgspec.Struct, frozen=True):
     """Levels and limits of the budgets. Their shut gates are reported as pauses (`gateway.pauses`)."""
 
-    limit_bytes: Annotated[int, gauge("bytes submitted and not answered at which nobody is asked for more")]
-    topic_bytes: Annotated[dict[str, int], gauge("bytes submitted and not answered", "topic")]
-    tenant_bytes: Annotated[
-        dict[str, int], gauge("bytes submitted and not answered, of the 200 tenants with the most", "tenant")
+    limit_bytes: Annotated[
+        int, gauge("limit of bytes in flight to Kafka, at which the gateway stops reading from clients")
     ]
-    outgoing_limit_bytes: Annotated[int, gauge("bytes on the way to clients, of which each may have what is free")]
-    outgoing_bytes: Annotated[int, gauge("bytes sent to clients that they have neither read nor settled")]
-    outgoing_receivers: Annotated[int, gauge("receivers that hold a part of these")]
-    outgoing_waiting: Annotated[int, gauge("receivers that get no more before others let go of something")]
+    topic_bytes: Annotated[dict[str, int], gauge("bytes in flight to Kafka", "topic")]
+    tenant_bytes: Annotated[
+        dict[str, int], gauge("bytes in flight to Kafka, of the 200 tenants with the most", "tenant")
+    ]
+    outgoing_limit_bytes: Annotated[int, gauge("limit of bytes in flight to clients, which all receivers share")]
+    outgoing_bytes: Annotated[int, gauge("bytes sent to clients and neither read nor settled")]
+    outgoing_receivers: Annotated[int, gauge("receivers with counted bytes in flight")]
+    outgoing_waiting: Annotated[int, gauge("receivers that wait until others have read or settled something")]
 
 
 class Budgets:

@@ -144,12 +144,14 @@ class Publisher:
                 batch = queue.seal_open()
                 size = batch.write(timestamp, key, record.value, record.headers)
         except (UnicodeEncodeError, OverflowError) as error:
-            self._refuse(owner, token, Outcome.UNFIT, f"no Kafka record can hold it: {error}")
+            self._refuse(owner, token, Outcome.UNFIT, f"it does not fit into a Kafka record: {error}")
             return
         if batch.count == 0:
             if size > writer.topic.largest:
                 queue.seal_open()  # drops the batch with the record, which is too large for any batch
-                self._refuse(owner, token, Outcome.TOO_LARGE, f"topic {writer.name} takes {writer.topic.largest} bytes")
+                self._refuse(
+                    owner, token, Outcome.TOO_LARGE, f"topic {writer.name} accepts at most {writer.topic.largest} bytes"
+                )
                 return
             batch.born = self._now
         if owner is not batch.owner:

@@ -20,29 +20,28 @@ LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_00
 class Statistics(msgspec.Struct, frozen=True):
     """Records in flight, and outcomes so far."""
 
-    records_in_flight: Annotated[int, gauge("records submitted and not answered")]
-    bytes_in_flight: Annotated[int, gauge("bytes submitted and not answered")]
-    records: Annotated[dict[Outcome, int], counter("records of clients that Kafka has answered for", "outcome")]
+    records_in_flight: Annotated[int, gauge("records in flight to Kafka")]
+    bytes_in_flight: Annotated[int, gauge("bytes in flight to Kafka")]
+    records: Annotated[dict[Outcome, int], counter("settled records of clients", "outcome")]
     state_records: Annotated[
         dict[Outcome, int],
-        counter("records of the gateway's own topics that Kafka has answered for", "outcome"),
+        counter("settled records of the gateway's own topics", "outcome"),
     ]
     unowned: Annotated[
-        dict[Outcome, int], counter("records without a sender who waits (MQTT QoS 0) that were not stored", "outcome")
+        dict[Outcome, int],
+        counter("records that were not stored and whose sender expects no answer (MQTT QoS 0)", "outcome"),
     ]
     stored: Annotated[
         dict[str, dict[int, int]],
-        counter("records that Kafka has stored in the partitions of clients' topics", "topic", "partition"),
+        counter("records stored in the partitions of clients' topics", "topic", "partition"),
     ]
-    first_offset: Annotated[
-        dict[str, dict[int, int]], gauge("offset of the first of the records stored", "topic", "partition")
-    ]
+    first_offset: Annotated[dict[str, dict[int, int]], gauge("offset of the first record stored", "topic", "partition")]
     next_offset: Annotated[
-        dict[str, dict[int, int]], gauge("offset behind the last of the records stored", "topic", "partition")
+        dict[str, dict[int, int]], gauge("offset after the last record stored", "topic", "partition")
     ]
     batches: Annotated[int, counter("batches stored")]
     batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
-    producers: Annotated[int, counter("producers started; each after the first replaced one that had lost its place")]
+    producers: Annotated[int, counter("producers started; each after the first replaced one whose sequence had a gap")]
 
 
 class Settlement:

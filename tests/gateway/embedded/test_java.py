@@ -42,8 +42,8 @@ def test_version_is_read(tmp_path, answer, version):
     [
         ('openjdk version "1.8.0_392"', "is Java 8, which is too old: install Java 17 or newer"),
         ('openjdk version "11.0.21" 2023-10-17', "is Java 11, which is too old"),
-        ("Error: could not find libjvm.so", "did not tell its version: Error: could not find libjvm.so"),
-        ("", "did not tell its version: it printed nothing"),
+        ("Error: could not find libjvm.so", "did not print its version: Error: could not find libjvm.so"),
+        ("", "did not print its version: it printed nothing"),
     ],
 )
 def test_useless_java_is_refused(tmp_path, answer, complaint):

@@ -187,21 +187,27 @@ def refused(cluster: Cluster, directory: Path) -> dict[str, tuple[KafkaConfig, s
     theirs = {"ssl_certfile": directory / "other.pem", "ssl_keyfile": directory / "other.key"}
     password = {"sasl_username": USER, "sasl_password": CANARY}
     return {
-        "no certificate": (config_of(cluster, "TLS"), r"no TLS: \w*CERTIFICATE\w* \(kafka.ssl_certfile"),
-        "another's certificate": (config_of(cluster, "TLS", **theirs), r"no TLS: \w*CERTIFICATE\w* \(kafka.ssl_certf"),
+        "no certificate": (config_of(cluster, "TLS"), r"TLS handshake failed: \w*CERTIFICATE\w* \(kafka.ssl_certfile"),
+        "another's certificate": (
+            config_of(cluster, "TLS", **theirs),
+            r"TLS handshake failed: \w*CERTIFICATE\w* \(kafka.ssl_certf",
+        ),
         "another authority": (
             config_of(cluster, "TLS", **ours | {"ssl_cafile": directory / "authority.pem"}),
-            r"Kafka's certificate is not believed: .* \(kafka.ssl_cafile\)",
+            r"Kafka's certificate is not trusted: .* \(kafka.ssl_cafile\)",
         ),
-        "password": (config_of(cluster, "SASL", **password), "Kafka refuses the login by PLAIN: Authentication failed"),
+        "password": (
+            config_of(cluster, "SASL", **password),
+            "Kafka rejects the login with PLAIN: Authentication failed",
+        ),
         "SCRAM": (
             config_of(cluster, "SASL", sasl_mechanism="SCRAM-SHA-512", **password),
-            "Kafka refuses the login by SCRAM-SHA-512: Authentication failed",
+            "Kafka rejects the login with SCRAM-SHA-512: Authentication failed",
         ),
-        "mechanism": (config_of(cluster, "TOKENS", **password), r"takes no PLAIN here \(kafka.sasl_mechanism\)"),
+        "mechanism": (config_of(cluster, "TOKENS", **password), r"does not support PLAIN \(kafka.sasl_mechanism\)"),
         "token": (
             config_of(cluster, "TOKENS", sasl_mechanism="OAUTHBEARER", oauth={"token_file": token}),
-            "Kafka refuses the token: invalid_token$",
+            "Kafka rejects the token: invalid_token$",
         ),
     }
 
@@ -280,7 +286,7 @@ def test_what_is_broken_at_the_start_is_told_with_its_key(tmp_path: Path) -> Non
         ({"ssl_certfile": "good.pem", "ssl_keyfile": "none"}, "kafka.ssl_keyfile: cannot read"),
         ({"ssl_certfile": "broken.pem", "ssl_keyfile": "good.key"}, "kafka.ssl_certfile, kafka.ssl_keyfile: cannot be"),
         ({"ssl_certfile": "good.pem", "ssl_keyfile": "ended.key"}, r"cannot be used together \(KEY_VALUES_MISMATCH\)"),
-        ({"ssl_certfile": "ended.pem", "ssl_keyfile": "ended.key"}, "the certificate in .*ended.pem has ended on 20"),
+        ({"ssl_certfile": "ended.pem", "ssl_keyfile": "ended.key"}, "the certificate in .*ended.pem has expired on 20"),
         ({"sasl_username": "u", "sasl_password_file": "none"}, "kafka.sasl_password_file: cannot read"),
         ({"sasl_username": "u"}, "kafka.sasl_username and kafka.sasl_password"),
     ):
@@ -327,12 +333,12 @@ create_topics = true
             return str(json.loads(body).get("kafka_login")) if status else None
 
         async def is_refused() -> bool:
-            return "Kafka refuses the login by SCRAM-SHA-256: Authentication failed" in (await login() or "")
+            return "Kafka rejects the login with SCRAM-SHA-256: Authentication failed" in (await login() or "")
 
         await wait_until(is_refused)
         status, _ = await asked("/ready")
         assert status == 503
-        assert "do not get together: " in gateway.log.read_text()
+        assert "cannot log in to Kafka: " in gateway.log.read_text()
         file.write_text(secured.password)
         await starting
         assert (await asked("/ready"))[0] == 200

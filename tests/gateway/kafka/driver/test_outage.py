@@ -22,9 +22,9 @@ def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
             outage.notice("topics", "refused")
             assert outage.lasts
     assert [record.getMessage() for record in caplog.records] == [
-        "Kafka does not answer since 0 s (tail): refused",
-        "Kafka does not answer since 60 s (tail, topics): refused",
-        "Kafka does not answer since 120 s (tail, topics): refused",
+        "Kafka has not answered for 0 s (tail): refused",
+        "Kafka has not answered for 60 s (tail, topics): refused",
+        "Kafka has not answered for 120 s (tail, topics): refused",
     ]
     now += 121
     assert not outage.lasts
@@ -48,9 +48,9 @@ def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
         outage.notice("topics", "silent again")  # within the minute: not told, and so its end is not
         outage.end()
     assert [record.getMessage() for record in caplog.records] == [
-        "Kafka does not answer since 0 s (topics): silent",
-        "Kafka does not answer since 62 s (topics): silent",
-        "Kafka does not answer since 124 s (topics): silent",
+        "Kafka has not answered for 0 s (topics): silent",
+        "Kafka has not answered for 62 s (topics): silent",
+        "Kafka has not answered for 124 s (topics): silent",
         "Kafka answers again, after 134 s",
     ]
 

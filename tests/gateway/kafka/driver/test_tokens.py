@@ -136,7 +136,7 @@ async def test_token_file_is_read_for_each_connection(tmp_path: Path) -> None:
     last = token(-34)
     file.write_text(last)
     login._token = None
-    with pytest.raises(LoginError, match=rf"kafka.oauth.token_file: the token in {file} has ended 3\d s ago") as caught:
+    with pytest.raises(LoginError, match=rf"kafka.oauth.token_file: the token in {file} expired 3\d s ago") as caught:
         await login.token()
     assert last not in str(caught.value)
     file.unlink()
