@@ -27,7 +27,7 @@ from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member
 from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.groups.refusals import not_joined
-from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics, by_group
+from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -298,7 +298,7 @@ class Groups:
 
     def by_group(self) -> GroupsStatistics:
         """Return the statistics of all readers by group, for the metrics."""
-        return by_group(self.statistics())
+        return GroupsStatistics({reader.group: reader for reader in self.statistics()})
 
     def _lock(self, group: str) -> asyncio.Lock:
         lock = self._locks.get(group)

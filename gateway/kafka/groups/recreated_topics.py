@@ -19,7 +19,6 @@ class RecreatedTopics:
     __slots__ = ("_distrusted", "_identities", "_lookup", "_seen")
 
     def __init__(self, lookup: Lookup) -> None:
-        """`lookup` has the metadata."""
         self._lookup = lookup
         self._identities: dict[str, TopicIdentity] = {}
         self._distrusted: set[str] = set()

@@ -26,7 +26,6 @@ class StartOffsets:
     """The start offsets of one group: the beginning, or the end at the time of the join, which is remembered."""
 
     def __init__(self, group: str, lookup: Lookup) -> None:
-        """`lookup` finds the offsets."""
         # partitions without a leader, and the time (epoch ms) since when the group wants what is stored there
         self.leaderless: dict[TopicPartition, int] = {}
         self._group = group

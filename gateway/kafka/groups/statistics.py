@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -84,12 +84,3 @@ def snapshot(
         stalled=sum(one.stalled for one in dispatch.assignment.values()),
         leaderless=len(without_leader(consumer, partitions)) if consumer is not None else 0,
     )
-
-
-def by_group(readers: Iterable[GroupStatistics]) -> GroupsStatistics:
-    """Return the statistics by group; a second reader of a group, for other topics, has its topics in its name."""
-    found: dict[str, GroupStatistics] = {}
-    for reader in readers:
-        known = reader.group in found
-        found[f"{reader.group}:{','.join(reader.topics)}" if known else reader.group] = reader
-    return GroupsStatistics(found)

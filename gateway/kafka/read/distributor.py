@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiokafka import TopicPartition
 
@@ -32,14 +32,9 @@ PIECE_BYTES: Final = 32 * 1024
 Fetched = list[tuple[TopicPartition, Partition, list[Received]]]
 """The records of one fetch, by partition."""
 
-
-class FallBehind(Protocol):
-    """Called for a subscriber that has no capacity for a record that must not be dropped."""
-
-    def __call__(
-        self, part: Partition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
-    ) -> None:
-        """Let the catch-up reader offer it everything from `offset` on; from now on it is in `part.behind`."""
+FallBehind = Callable[[Partition, Watch, Subscriber, TopicPartition, int], None]
+"""Called for a subscriber without capacity for a record that must not be dropped. From now on it is in `part.behind`
+and the catch-up reader offers it everything from the offset on."""
 
 
 class Distributor:

@@ -86,7 +86,7 @@ class MetadataFollower:
         self._recheck()
 
     def check_consumer_metadata(self, cluster: Any) -> None:
-        """Request the metadata of all topics, which decides, if the reading consumer's metadata lacks a topic."""
+        """Request the metadata of all topics, which is decisive, if the consumer's own metadata lacks one."""
         if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
             self._refresh()
 

@@ -111,7 +111,7 @@ class TransactionalProducer(LeasedProducer):
         await self._producer.abort_transaction()
 
     def _check(self) -> None:
-        """Raise what aiokafka would only assert, if its background task has failed."""
+        """Raise ProducerFenced if the background task has failed, which aiokafka only asserts."""
         if has_failed(self._producer):
             raise errors.ProducerFenced("the transactional producer has failed")
 

@@ -55,7 +55,7 @@ class SharedSubscriber(Protocol):
 
         `share.done`: acknowledged (QoS 0: sent), refused by the client [MQTT-4.8.2-6], or expired.
         `share.decline`: too large for this client, or not allowed; another member may get it.
-        `share.again`: not sent.
+        `share.requeue`: not sent.
         """
 
 
