@@ -26,7 +26,7 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
     def __init__(self, writer: RecordWriter, limit: int) -> None:
         """`limit` is in bytes."""
         super().__init__(limit, 0)
-        self.taken = False  # the sender has assigned its sequence number: it has sent the batch or is about to
+        self.numbered = False  # the sender has assigned its sequence number: it has sent the batch or is about to
         self.may_be_stored = False  # an attempt has failed with an error after which the batch may be in the log
         self._builder = writer
 
@@ -39,7 +39,7 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
         """Make the batch empty: aiokafka's sender drops an empty batch instead of sending it (again)."""
         self._relative_offset = 0
 
-    def has_failed(self, may_be_stored: bool) -> None:
+    def attempt_failed(self, may_be_stored: bool) -> None:
         """Note a failed attempt. aiokafka may send the batch again under its sequence number, so it is stored once."""
         self.may_be_stored |= may_be_stored
 
@@ -49,5 +49,5 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         """Called by aiokafka, whose own method asserts its own kind of writer."""
-        self.taken = True
+        self.numbered = True
         self._builder.set_producer_state(producer_id, producer_epoch, base_sequence)

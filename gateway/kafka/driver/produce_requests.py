@@ -73,7 +73,7 @@ class ProduceRequestHandler(SendProduceReqHandler):  # type: ignore[misc]  # aio
         """Called by aiokafka for each batch after a failed attempt."""
         written = batch._builder
         if isinstance(written, WrittenBatch):
-            written.has_failed(may_be_stored=not isinstance(error, NOT_STORED))
+            written.attempt_failed(may_be_stored=not isinstance(error, NOT_STORED))
         return bool(super()._can_retry(error, batch))
 
 

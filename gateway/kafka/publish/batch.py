@@ -21,11 +21,11 @@ ACCOUNTED_BYTES: Final = 16384
 is exact between turns, and behind by at most this much per partition within one."""
 
 
-class _Nobody:
+class _NoOwner:
     """The owner of an empty run: it equals no real owner, so the first record always starts a run."""
 
 
-NOBODY: Final = _Nobody()
+NO_OWNER: Final = _NoOwner()
 
 
 class Share:
@@ -54,7 +54,7 @@ class Share:
         return [base + position for first, behind in self.runs for position in range(first, behind)]
 
 
-def stands_for(owner: Owner | None) -> int:
+def owner_id(owner: Owner | None) -> int:
     """Return the id of the owner that this one acts for (its attribute `owner`), or else its own."""
     return id(getattr(owner, "owner", owner))
 
@@ -79,12 +79,12 @@ class Batch(WrittenBatch):
         self.write = self._writer.append
         self.count = 0  # records
         self.bytes = 0  # size of the records
-        self.mark = 0  # call `account` when `bytes` reaches it
-        self.owner: Any = NOBODY  # of the current run; see `switch_owner`
+        self.account_at = 0  # call `account` when `bytes` reaches it
+        self.owner: Any = NO_OWNER  # of the current run; see `switch_owner`
         self.born = 0.0  # time of the first record, by the loop's clock
         self.pinned: list[int] = []  # positions of records whose senders named the partition
         self.shares: dict[int, Share] = {}
-        self.unwanted: Set[int] = frozenset()  # owners (by id) whose records are not resent; see `not_again`
+        self.withdrawn: Set[int] = frozenset()  # owners (by id) whose records are not resent; see `do_not_resend`
         self._share: Share | None = None
         self._run_position = 0
         self._run_bytes = 0
@@ -112,13 +112,13 @@ class Batch(WrittenBatch):
         assert share is not None
         begin = first
         while first < len(records):
-            count, size = self._writer.append_records(timestamp, records, first, self.mark - self.bytes)
+            count, size = self._writer.append_records(timestamp, records, first, self.account_at - self.bytes)
             if not count:
                 break
             share.tokens += tokens[first : first + count]
             self.count += count
             self.bytes += size
-            if self.bytes >= self.mark:
+            if self.bytes >= self.account_at:
                 self.account()
             first += count
         return first - begin
@@ -137,7 +137,7 @@ class Batch(WrittenBatch):
         self._run_position = self.count
         self._run_bytes = self.bytes
         self._share = None
-        self.owner = NOBODY
+        self.owner = NO_OWNER
 
     def account(self) -> None:
         """Count the records since the last call in the budgets."""
@@ -147,7 +147,7 @@ class Batch(WrittenBatch):
             self._taken_bytes = self.bytes
             self._taken_records = self.count
             self.budget.take(size, records)
-        self.mark = self.bytes + ACCOUNTED_BYTES
+        self.account_at = self.bytes + ACCOUNTED_BYTES
         share = self._share
         if share is not None and share.budget is not None:
             size = share.bytes + self.bytes - self._run_bytes - share.taken_bytes
@@ -173,20 +173,20 @@ class Batch(WrittenBatch):
 
     # After a failure the batch must be rebuilt: its bytes have a sequence number that will not be used again.
 
-    def again(self) -> Batch:
+    def rebuild(self) -> Batch:
         """Return a new batch with the same records and tickets, for another producer. This one is void then."""
-        batch = self._rebuilt(range(self.count))
+        batch = self._rebuild_at(range(self.count))
         self._pass_on_taken(batch)
         return batch
 
     def halves(self) -> tuple[Batch, Batch]:
         """Return two new batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
-        left, right = self._rebuilt(range(middle)), self._rebuilt(range(middle, self.count))
+        left, right = self._rebuild_at(range(middle)), self._rebuild_at(range(middle, self.count))
         self._pass_on_taken(left, right)
         return left, right
 
-    def apart(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
+    def unpack(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
         """Yield the records as they were submitted, with owner and token, in order. `release` the batch afterwards.
 
         `partition` is the batch's partition; only records whose senders named it get it.
@@ -203,50 +203,52 @@ class Batch(WrittenBatch):
 
     def without(self, owners: Set[int]) -> Batch | None:
         """Move the records of all other owners to a new batch, if there are any; keep those of `owners` (by id)."""
-        theirs = {key: share for key, share in self.shares.items() if stands_for(share.owner) in owners}
+        theirs = {key: share for key, share in self.shares.items() if owner_id(share.owner) in owners}
         for key in theirs:
             del self.shares[key]
         fresh = None
         if self.shares:
-            fresh = self._rebuilt({place for one in self.shares.values() for run in one.runs for place in range(*run)})
+            fresh = self._rebuild_at(
+                {place for one in self.shares.values() for run in one.runs for place in range(*run)}
+            )
             self._pass_on_taken(fresh)
             self._taken_bytes = sum(share.bytes for share in theirs.values())
             self._taken_records = sum(len(share.tokens) for share in theirs.values())
             fresh._taken_bytes -= self._taken_bytes
-            fresh.unwanted -= owners
+            fresh.withdrawn -= owners
         self.shares = theirs
         self.void()
         return fresh
 
-    def not_again(self, owners: Set[int]) -> None:
+    def do_not_resend(self, owners: Set[int]) -> None:
         """Do not resend these owners' records (by id): another gateway stores them now.
 
         Exception: a batch that may be stored already and also has other owners' records is resent as it is. That stores
         it once; rebuilt without these records it could be stored twice.
         """
-        self.unwanted |= owners
-        self._drop_unwanted()
+        self.withdrawn |= owners
+        self._drop_withdrawn()
 
-    def has_failed(self, may_be_stored: bool) -> None:
-        """See `WrittenBatch`; `unwanted` owners' records are not resent."""
-        super().has_failed(may_be_stored)
-        if self.unwanted:
-            self._drop_unwanted()
+    def attempt_failed(self, may_be_stored: bool) -> None:
+        """See `WrittenBatch`; `withdrawn` owners' records are not resent."""
+        super().attempt_failed(may_be_stored)
+        if self.withdrawn:
+            self._drop_withdrawn()
 
-    def _drop_unwanted(self) -> None:
-        others = any(stands_for(share.owner) not in self.unwanted for share in self.shares.values())
+    def _drop_withdrawn(self) -> None:
+        others = any(owner_id(share.owner) not in self.withdrawn for share in self.shares.values())
         if others and self.may_be_stored:
             self.finish(self.count)
         else:
             self.void()
 
-    def has_of(self, owners: Set[int]) -> bool:
+    def has_records_of(self, owners: Set[int]) -> bool:
         """Whether it has records of one of these owners (by id)."""
-        return any(stands_for(share.owner) in owners for share in self.shares.values())
+        return any(owner_id(share.owner) in owners for share in self.shares.values())
 
-    def _rebuilt(self, positions: Container[int]) -> Batch:
+    def _rebuild_at(self, positions: Container[int]) -> Batch:
         batch = Batch(self.limit, self.budget, self._codec)
-        batch.born, batch.unwanted = self.born, self.unwanted
+        batch.born, batch.withdrawn = self.born, self.withdrawn
         tickets = list(self._tickets())
         pinned = frozenset(self.pinned)
         for position, record in enumerate(self._records()):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
-from gateway.kafka.publish.batch import WITHDRAWN, stands_for
+from gateway.kafka.publish.batch import WITHDRAWN, owner_id
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.spawn import Spawn
@@ -84,9 +84,9 @@ class HeldRecords:
         """Refuse the waiting records of these owners (by id)."""
         refused = Refused(Outcome.BUSY, WITHDRAWN)
         for name, held in list(self._held.items()):
-            theirs = [one for one in held if stands_for(one[1]) in owners]
+            theirs = [one for one in held if owner_id(one[1]) in owners]
             if theirs:
-                self._held[name] = [one for one in held if stands_for(one[1]) not in owners]
+                self._held[name] = [one for one in held if owner_id(one[1]) not in owners]
                 self._end(name, refused, theirs)
 
     async def _resolve(self, name: str) -> None:
@@ -101,7 +101,7 @@ class HeldRecords:
                     except Refused as error:
                         if error.outcome is not Outcome.FULL:
                             raise
-                        self._refuse_of(name, principal, error)
+                        self._refuse_principal(name, principal, error)
         except TimeoutError:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
@@ -111,7 +111,7 @@ class HeldRecords:
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._end(name, refused, self._held.pop(name, ()))
 
-    def _refuse_of(self, name: str, principal: str | None, refused: Refused) -> None:
+    def _refuse_principal(self, name: str, principal: str | None, refused: Refused) -> None:
         """Refuse one principal's records of a topic; those of others go on waiting."""
         held = self._held.pop(name)
         others = [one for one in held if _principal(one) != principal]

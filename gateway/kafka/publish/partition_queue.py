@@ -43,7 +43,7 @@ CROWD: Final = 2
 """Waiting full batches, at an answer, from which on a partition is crowded. With one, the next batch is sent
 immediately and has full size; a second only makes up for late senders."""
 
-FRUITLESS_MOST: Final = 24
+SPLIT_FAILURES_MOST: Final = 24
 """How many parts of a split batch may fail in a row with errors that need not be caused by a single record, before the
 rest is given up: twice as many as it takes to find one record among thousands. Each failure costs a new producer."""
 
@@ -109,8 +109,8 @@ class PartitionQueue:
     """
 
     __slots__ = (
-        "_fruitless", "_full_waiter", "_given_up", "_patience", "_task", "_tried_by", "context", "dissolved", "full",
-        "in_flight", "led", "number", "open", "senders", "shut", "topic", "touched",
+        "_full_waiter", "_given_up", "_split_failures", "_task", "_timeout", "_tried_by", "context", "dissolved",
+        "full", "in_flight", "led", "number", "open", "senders", "shut", "topic", "touched",
     )  # fmt: skip
 
     def __init__(self, topic: QueuedTopic, number: int) -> None:
@@ -125,10 +125,10 @@ class PartitionQueue:
         self.led = True  # the partition has a leader, by the last metadata
         self.shut = False
         self.dissolved = False  # the partition no longer exists
-        self._fruitless = 0
+        self._split_failures = 0
         self._task: asyncio.Task[None] | None = None
         self._full_waiter: asyncio.Event | None = None
-        self._patience: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
         self._given_up: list[ref[Batch]] = []  # timed out here, but aiokafka still retries them, ahead of later ones
         self._tried_by: LeasedProducer | None = None  # the producer of `_given_up`
 
@@ -156,7 +156,7 @@ class PartitionQueue:
                 try:
                     if linger and not self.full:
                         await self._linger(self.open.born + linger)
-                    self._take_off()
+                    self._take_next()
                     await self._deliver()
                 except Exception as error:  # a bug: the batches in flight still get a definite outcome
                     failures.tell("partition", error, f"{self.topic.name}-{self.number}")
@@ -167,12 +167,12 @@ class PartitionQueue:
             self._task = None
             self.shut = self.shut or not self.led
 
-    def lead(self, led: bool) -> None:
+    def set_led(self, led: bool) -> None:
         """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
         self.shut = not led and self._task is None and not self.open.count
 
-    def _take_off(self) -> None:
+    def _take_next(self) -> None:
         """Make the next batch the one in flight."""
         if self.full:
             self.in_flight.append(self.full.popleft())
@@ -194,23 +194,23 @@ class PartitionQueue:
     async def _deliver(self) -> None:
         """Send what is in flight, in order, until all of it is settled."""
         pause = RESEND_S
-        self._fruitless = 0
+        self._split_failures = 0
         fence = self.context.fence
         while self.in_flight:
             if not fence.passes(self.topic.name):
                 await fence.passed()
                 continue
             batch = self.in_flight[0]
-            if batch.unwanted:
+            if batch.withdrawn:
                 self.in_flight.popleft()
-                self.in_flight.extendleft(self._take_out(batch, batch.unwanted))
+                self.in_flight.extendleft(self._take_out(batch, batch.withdrawn))
                 continue
             if self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
                 continue
             deadline = batch.born + self.context.config.delivery_timeout_s
             try:
-                async with asyncio.timeout_at(deadline) as self._patience:
+                async with asyncio.timeout_at(deadline) as self._timeout:
                     failed = await self._attempt(batch)
                     if failed is None:
                         pause = RESEND_S
@@ -231,7 +231,7 @@ class PartitionQueue:
             except Exception as error:  # unexpected: resend through another producer until the timeout
                 failures.tell("partition", error, f"{self.topic.name}-{self.number}")
                 if self._is_in_flight(batch):
-                    self.in_flight[0] = batch.again()
+                    self.in_flight[0] = batch.rebuild()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RESEND_MOST_S)
 
@@ -249,7 +249,7 @@ class PartitionQueue:
             handed_over = True
             stored = await future
             if not self.context.fence.passes(self.topic.name) and stored is not None:
-                self._be_patient()
+                self._suspend_timeout()
                 await self.context.fence.passed()
         except errors.KafkaError as error:
             if not self._is_in_flight(batch):
@@ -270,27 +270,27 @@ class PartitionQueue:
             raise
         finally:
             producers.release(leased)
-        self._fruitless = 0
+        self._split_failures = 0
         if stored is not None:
             self._settle(batch, Outcome.STORED, stored.offset, "")
         elif self._is_in_flight(batch):  # voided after it got a sequence number: the sequence has a gap
             producers.retire(leased)
-            self.in_flight[0] = batch.again()
+            self.in_flight[0] = batch.rebuild()
         return None
 
     def _is_in_flight(self, batch: Batch) -> bool:
         """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
 
-    def _be_patient(self) -> None:
+    def _suspend_timeout(self) -> None:
         """Suspend the timeout: Kafka has answered, and only the fence delays the result."""
-        if self._patience is not None:
+        if self._timeout is not None:
             with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._patience.reschedule(None)
+                self._timeout.reschedule(None)
 
     def withdraw(self, owners: Set[int]) -> None:
         """Settle these owners' (by id) unsent records as BUSY, and do not resend those that were sent."""
-        if self.open.has_of(owners):
+        if self.open.has_records_of(owners):
             self.seal_open()
         self.in_flight = self._without(self.in_flight, owners)
         self.full = self._without(self.full, owners)
@@ -298,10 +298,10 @@ class PartitionQueue:
     def _without(self, batches: Iterable[Batch], owners: Set[int]) -> deque[Batch]:
         left: deque[Batch] = deque()
         for batch in batches:
-            if not batch.has_of(owners):
+            if not batch.has_records_of(owners):
                 left.append(batch)
-            elif batch.taken:
-                batch.not_again(owners)
+            elif batch.numbered:
+                batch.do_not_resend(owners)
                 left.append(batch)
             else:
                 left.extend(self._take_out(batch, owners))
@@ -331,8 +331,8 @@ class PartitionQueue:
         if found.remedy is Remedy.GIVE_UP:
             self.context.topics.refuse(self.topic.name, found.outcome, name_of(error))
         if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
-            self._fruitless += 1
-            if self._fruitless > FRUITLESS_MOST:
+            self._split_failures += 1
+            if self._split_failures > SPLIT_FAILURES_MOST:
                 while self.in_flight:
                     self._settle(self.in_flight[0], found.outcome, -1, name_of(error))
                 return None
@@ -344,7 +344,7 @@ class PartitionQueue:
             self.in_flight.extendleft(reversed(batch.halves()))
             return None
         if handed_over:
-            self.in_flight[0] = batch.again()
+            self.in_flight[0] = batch.rebuild()
         return found
 
     def _settle(self, batch: Batch, outcome: Outcome, base: int, reason: str) -> None:
@@ -353,11 +353,11 @@ class PartitionQueue:
         result = Result(outcome=outcome, partition=partition, reason=reason, crowded=len(self.full) >= CROWD)
         self.context.settle(batch, self.topic.name, result, base)
 
-    def lose_patience(self) -> None:
+    def expire_in_flight(self) -> None:
         """End the wait for the batch in flight: the topic is gone, and aiokafka would retry for ever."""
-        if self._patience is not None and self.in_flight:
+        if self._timeout is not None and self.in_flight:
             with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._patience.reschedule(self.context.clock())
+                self._timeout.reschedule(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
         """Remove and return all batches, in order: the partition no longer exists."""

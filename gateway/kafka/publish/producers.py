@@ -70,10 +70,10 @@ class LeasedProducer:
 class Producers:
     """The current producer, and retired ones that still have batches in flight."""
 
-    def __init__(self, config: KafkaConfig, spawn: Spawn, looked: Callable[[Any], None], fence: Fence) -> None:
-        """`looked` is called with aiokafka's metadata after each update. While `fence` is shut nothing is sent."""
+    def __init__(self, config: KafkaConfig, spawn: Spawn, on_metadata: Callable[[Any], None], fence: Fence) -> None:
+        """`on_metadata` is called with aiokafka's metadata after each update. While `fence` is shut nothing is sent."""
         self._fence = fence
-        self._looked = partial(failures.guard, "metadata", looked)
+        self._on_metadata = partial(failures.guard, "metadata", on_metadata)
         self._config = config
         self._spawn = spawn
         self._current: LeasedProducer | None = None
@@ -127,7 +127,7 @@ class Producers:
                 lambda producer: start_client(producer.start, producer.stop, self._spawn),
                 "producer",
             )
-            producer.client.cluster.add_listener(self._looked)
+            producer.client.cluster.add_listener(self._on_metadata)
             self._current = LeasedProducer(producer)
             self.started += 1
         finally:

@@ -62,7 +62,7 @@ class Publisher:
         self._clock = clock
         self._wall_clock = wall_clock
         # called for each stored batch with its topic, partition and the offset after its last record
-        self.stored: Callable[[str, int, int], None] = _nobody
+        self.stored: Callable[[str, int, int], None] = _ignore_stored
         self.fence = Fence(clock)
         self._withdrawn: list[Owner] = []
         self._producers = Producers(config, spawn, self._check_partitions, self.fence)
@@ -161,7 +161,7 @@ class Publisher:
             batch.pinned.append(batch.count)
         batch.count += 1
         batch.bytes = size = batch.bytes + size
-        if size >= batch.mark:
+        if size >= batch.account_at:
             batch.account()
         if not queue.touched:
             queue.touched = True
@@ -385,9 +385,9 @@ class Publisher:
         and those that named the partition are refused.
         """
         sender = Sender()
-        sender.settle_in(topic, self._writers_like(topic)[topic].successor(number))
+        sender.assign(topic, self._writers_like(topic)[topic].successor(number))
         for batch in batches:
-            for record, owner, token in batch.apart(topic, number):
+            for record, owner, token in batch.unpack(topic, number):
                 self._submit_again(record, owner, token, sender)
             batch.release()  # after submitting again, so that the gate does not flap
 
@@ -396,7 +396,7 @@ class Publisher:
         writer = self._writers_like(name).pop(name, None)
         if writer is not None:
             # The gateway's own topics are re-created immediately, so their records may be sent again.
-            writer.vanish(Outcome.BUSY if self._topics.is_own(name) else outcome)
+            writer.fail(Outcome.BUSY if self._topics.is_own(name) else outcome)
             self.budgets.drop(name)
         self._settlement.forget(name)
 
@@ -480,7 +480,7 @@ class Publisher:
         return self._settlement.statistics(in_flight, self._producers.started)
 
 
-def _nobody(_topic: str, _partition: int, _end: int) -> None:
+def _ignore_stored(_topic: str, _partition: int, _end: int) -> None:
     """The default of `Publisher.stored`: do nothing."""
 
 

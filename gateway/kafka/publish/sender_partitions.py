@@ -43,7 +43,7 @@ class Sender:
             return queue.number
         return None if self._places is None else self._places.find(self._name, topic)
 
-    def settle_in(self, topic: str, queue: PartitionQueue) -> None:
+    def assign(self, topic: str, queue: PartitionQueue) -> None:
         """Assign a queue to this sender."""
         former = self.queues.get(topic)
         self.queues[topic] = queue

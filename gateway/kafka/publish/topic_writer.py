@@ -11,7 +11,7 @@ from gateway.kafka.publish.partition_queue import PartitionQueue, QueuedTopic, W
 from gateway.kafka.publish.sender_partitions import Sender
 from mapping.outcomes import Outcome
 
-LOOKED_AT: Final = 16
+COMPARED: Final = 16
 """How many partitions are compared when a sender is placed: a topic may have thousands, and comparing some is nearly
 as good as comparing all."""
 
@@ -51,16 +51,16 @@ class TopicWriter:
             )
             self._filling = None
         for queue in self.queues:
-            queue.lead(not info.available or queue.number in info.available)
+            queue.set_led(not info.available or queue.number in info.available)
         for queue in dissolved:
             self._context.replace(self.name, queue.number, queue.dissolve())
 
-    def vanish(self, outcome: Outcome) -> None:
+    def fail(self, outcome: Outcome) -> None:
         """Settle all records in the queues with `outcome`: the topic was deleted or is forbidden."""
         self.topic.gone = outcome
         for queue in self.queues:
             queue.shut = True  # its senders are placed again once the topic exists
-            queue.lose_patience()
+            queue.expire_in_flight()
 
     def place(self, sender: Sender | None) -> PartitionQueue:
         """Choose the queue for records without a key of `sender`, or of no particular sender (None).
@@ -79,7 +79,7 @@ class TopicWriter:
                 filling = self._filling = self._least(_load, None)
             queue = filling
         if sender is not None:
-            sender.settle_in(self.name, queue)
+            sender.assign(self.name, queue)
         return queue
 
     def successor(self, number: int) -> PartitionQueue:
@@ -91,7 +91,7 @@ class TopicWriter:
         numbers = self.info.available or range(len(self.queues))
         count = len(numbers)
         first = self._context.rng.randrange(count) if hint is None else hint
-        return min((self.queues[numbers[(first + step) % count]] for step in range(min(count, LOOKED_AT))), key=load)
+        return min((self.queues[numbers[(first + step) % count]] for step in range(min(count, COMPARED))), key=load)
 
     async def abandon(self) -> None:
         """Settle all records as BUSY now."""

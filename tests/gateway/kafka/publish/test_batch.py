@@ -27,7 +27,7 @@ def append(batch, owner, token, record):
     batch.add_token(token)
     batch.count += 1
     batch.bytes += size
-    if batch.bytes >= batch.mark:
+    if batch.bytes >= batch.account_at:
         batch.account()
     return True
 
@@ -78,7 +78,7 @@ def test_tickets_budgets_and_records_survive_everything(given_records, times, ac
         assert pairs == [(token, token) for token in expected]  # the token is the position here
     original = content(batch)
 
-    again = batch.again()
+    again = batch.rebuild()
     assert content(again) == original
     assert told([again]) == told([batch])
     in_balance(again)
@@ -108,8 +108,8 @@ def test_what_is_withdrawn_leaves_the_others_as_they_were(given_records, times, 
     batch.seal()
     original = content(batch)
     stay = [token for token, record in enumerate(given_records) if record[0] not in withdrawn]
-    fresh = batch.again().without({id(people[number]) for number in withdrawn})  # as after a failure
-    batch = batch.again()
+    fresh = batch.rebuild().without({id(people[number]) for number in withdrawn})  # as after a failure
+    batch = batch.rebuild()
     rest = batch.without({id(people[number]) for number in withdrawn})
     for left in (fresh, rest):
         assert (left is None) == (not stay)

@@ -247,7 +247,7 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
             stopped(k.slept)
         else:
             async with asyncio.timeout(60):
-                while not (queue.in_flight and queue.in_flight[0].taken):  # noqa: ASYNC110 - turn by turn
+                while not (queue.in_flight and queue.in_flight[0].numbered):  # noqa: ASYNC110 - turn by turn
                     await asyncio.sleep(0)
             k.slept[0] += 60
         await k.until(lambda: not k.publisher.fence.is_open)
@@ -274,7 +274,7 @@ async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, o
         with frozen():
             k.submit(Record(topic, b"k", b"lost"), theirs, "lost")
             queue = await the_queue(k, topic)
-            await k.until(lambda: queue.in_flight and queue.in_flight[0].taken)
+            await k.until(lambda: queue.in_flight and queue.in_flight[0].numbered)
             await stoppable.kill()
             await k.until(lambda: queue.in_flight[0].may_be_stored)
             k.submit(Record(topic, b"k", b"behind"), theirs, "behind")
