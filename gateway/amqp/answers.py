@@ -28,10 +28,7 @@ def delivery_state(link: Link, outcome: Outcome, reason: str) -> State:
 
 
 def refusal(refused: Refused) -> Error:
-    """Return the error with which a link is refused.
-
-    AMQP has no condition for a Kafka that does not answer, so the description asks the client to try again.
-    """
+    """Return the error for a refused link; without a condition of its own, it asks the client to try again."""
     condition = ANSWERS[refused.outcome].condition
     if condition is None:
         return Error(INTERNAL_ERROR, f"{refused.reason}; try again later")

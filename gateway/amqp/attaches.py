@@ -46,10 +46,7 @@ from protocols.amqp.transactions import LOCAL_TRANSACTIONS
 TARGET_CAPABILITIES: Final = ("queue", "topic", "temporary-queue", "temporary-topic")
 """To a sender they are all the same: its messages are stored."""
 MAX_ATTACHES: Final = 256
-"""Attaches of one connection that are answered concurrently, each by a task.
-
-They share their requests to Kafka, so one round trip can answer all of them.
-"""
+"""Attaches of one connection that are answered concurrently: tasks that share their round trips to Kafka."""
 NO_SENDERS: Final[dict[IncomingLink, None]] = {}  # shared by all connections without senders, to save memory
 NO_RECEIVERS: Final[dict[OutgoingLink, None]] = {}
 MAX_JOINS: Final = 16  # concurrent joins of consumer groups per connection: each starts a Kafka consumer
@@ -74,12 +71,6 @@ class AttachingPeer(Peer):
         if self._attaches.add(link):
             self.start(self._attaches.answer(self.services, self))
 
-    @property
-    def joining(self) -> asyncio.Semaphore:
-        """The semaphore to hold while joining a consumer group."""
-        assert self._attaches is not None
-        return self._attaches.joining
-
     def add_sender(self, incoming: IncomingLink) -> None:
         """Register a link on which the peer sends; it is accepted next."""
         incoming.link.context = incoming
@@ -90,10 +81,7 @@ class AttachingPeer(Peer):
         self.services.gates.senders += 1
 
     def _own_gate_changed(self, is_open: bool) -> None:
-        """Record the start or end of a pause when the connection's budget or its share is used up or free again.
-
-        The effect on credit is in each link's window.
-        """
+        """Start or end a pause of the whole connection; the effect on credit is in each link's share."""
         if is_open:
             pauses.end_all(self, CONNECTION_BUDGET, SHARE)
         else:
@@ -160,7 +148,7 @@ class AttachQueue:
                 if peer.is_detached(link):
                     continue
                 try:
-                    await Attach(services, peer, link).answer()
+                    await Attach(services, peer, link, self).answer()
                 except Exception as error:  # a bug here closes only this connection, as in the pump
                     peer.pump.fail(error)
                 if not peer.gone:
@@ -172,12 +160,13 @@ class AttachQueue:
 class Attach:
     """Answers one attach of a peer."""
 
-    __slots__ = ("_link", "_peer", "_services")
+    __slots__ = ("_link", "_peer", "_queue", "_services")
 
-    def __init__(self, services: Services, peer: AttachingPeer, link: Link) -> None:
+    def __init__(self, services: Services, peer: AttachingPeer, link: Link, queue: AttachQueue) -> None:
         self._peer = peer
         self._services = services
         self._link = link
+        self._queue = queue
 
     async def answer(self) -> None:
         """Accept or refuse the link once its topic is known."""
@@ -368,7 +357,7 @@ class Attach:
 
     async def _join(self, outgoing: OutgoingLink, source: Source, group: str) -> None:
         reset: OffsetReset = "latest" if source.at_end else "earliest"
-        async with self._peer.joining:
+        async with self._queue.joining:
             membership = await self._services.groups.join(
                 group,
                 [source.topic],

@@ -18,14 +18,7 @@ from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
-from gateway.amqp.present import (
-    CLOSED_BY_PEER,
-    CONNECTION_LOST,
-    closed_by_gateway,
-    failed,
-    report_offline,
-    report_online,
-)
+from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed, report_offline, report_online
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
@@ -341,7 +334,7 @@ class AmqpConnection(AttachingPeer):
     def _close(self, error: Error, *, stopping: bool = False) -> None:
         if not self.gone and not self._connection.closing:
             self._closed_in_order = True
-            self._ended = closed_by_gateway(error, stopping=stopping)
+            self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
             self.pump.flush()
 
@@ -500,10 +493,7 @@ class AmqpConnection(AttachingPeer):
             yield
 
     def _link_ended(self, link: Link, context: Any, *, closed: bool = False, failed: bool = False) -> None:
-        """Release a link that has ended.
-
-        `closed`: the peer has closed it, and with it its terminus. `failed`: its connection was lost.
-        """
+        """Release a link that has ended; `closed` with its terminus by the peer, or `failed` with its connection."""
         if isinstance(context, IncomingLink):
             if context in self._incoming:
                 del self._incoming[context]

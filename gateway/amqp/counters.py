@@ -19,9 +19,7 @@ class Counts(msgspec.Struct):
     )
     sent: Annotated[int, counter("messages sent to peers")] = 0
     expired: Annotated[int, counter("records not sent because they had expired")] = 0
-    too_large_for_peer: Annotated[
-        int, counter("records not sent because they exceed the receiver's max-message-size")
-    ] = 0
+    too_large_for_peer: Annotated[int, counter("records above a receiver's max-message-size, not sent")] = 0
     rejected_by_peer: Annotated[int, counter("messages that peers have rejected")] = 0
     returned_by_peer: Annotated[int, counter("messages that peers have released or modified")] = 0
     aborted: Annotated[int, counter("deliveries that peers aborted")] = 0
@@ -29,15 +27,11 @@ class Counts(msgspec.Struct):
     dead_letters_failed: Annotated[int, counter("dead letters that could not be stored")] = 0
     transactions_committed: Annotated[int, counter("transactions discharged and committed")] = 0
     transactions_rolled_back: Annotated[int, counter("transactions rolled back, by the peer or by the gateway")] = 0
-    transactions_timed_out: Annotated[
-        int, counter("transactions rolled back because they were not discharged in time")
-    ] = 0
+    transactions_timed_out: Annotated[int, counter("transactions rolled back, not discharged in time")] = 0
     connections: Annotated[int, counter("connections accepted")] = 0
     refused_logins: Annotated[int, counter("logins refused")] = 0
     refused_links: Annotated[int, counter("attaches refused")] = 0
-    broken: Annotated[
-        int, counter("connections that failed: protocol error, idle time-out, or lost without a close")
-    ] = 0
+    broken: Annotated[int, counter("connections that failed (protocol error, idle time-out) or were lost")] = 0
 
 
 class AmqpStatistics(Counts, kw_only=True):

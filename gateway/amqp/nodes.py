@@ -1,14 +1,12 @@
 """Dynamic nodes: temporary queues and topics, mostly for replies (part 3.5.3, "dynamic").
 
 A node's address is `<amqp.reply_topic>/<unguessable name>`: one key of an ordinary Kafka topic. Every client with the
-right to publish to that topic can reply, over every protocol and at every gateway; an MQTT client publishes to the
-address as its topic name. The gateway that created the node reads the end of the topic and offers each record to the
-node of its key. No records are buffered for a receiver without credit: the log is the queue, as for every subscriber of
-the live reader.
+right to publish there can reply, over every protocol and at every gateway; to MQTT clients it is a topic name.
+The gateway that created the node reads the end of the topic and offers each record to the node of its key. Records are
+not buffered for a receiver without credit: the log is the queue, as for every subscriber of the live reader.
 
-A node belongs to the connection that created it, and is deleted with the link that created it. A queue's receivers take
-turns, and records that they return are offered again; each receiver of a topic gets every record that arrives while it
-is attached.
+A node belongs to the connection that created it, and is deleted with the link that created it. The receivers of a queue
+take turns, and returned records are offered again; each receiver of a topic gets every record while it is attached.
 """
 
 from __future__ import annotations

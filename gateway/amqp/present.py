@@ -30,7 +30,7 @@ def report_offline(presence: Presence, connection: Hashable, container_id: str, 
     presence.offline(f"{AMQP}/{container_id}", connection, ended)
 
 
-def closed_by_gateway(error: Error, *, stopping: bool) -> Ended:
+def closed_by_us(error: Error, *, stopping: bool) -> Ended:
     """Return the reason for a connection that the gateway has closed."""
     return Ended(DRAIN if stopping else SERVER, error.condition, error.description)
 

@@ -1,10 +1,9 @@
 """Local transactions (AMQP 1.0 part 4): the messages posted and retired with a txn-id form one Kafka transaction.
 
 A `Coordinator` is a link whose messages declare and discharge transactions. A `Transaction` belongs to it, and every
-link of the connection may take part. Posted messages are stored immediately, but consumers do not see them before the
-commit; retirements are kept until the discharge. A successful discharge makes both effective together. Otherwise posted
-messages are discarded, records that were retired and settled are offered again as a failed attempt, and deliveries that
-were retired and not settled stay with the peer.
+link of the connection may take part. Posted messages are stored immediately but invisible until the commit; retirements
+are kept until the discharge. A successful discharge makes both effective together. Otherwise posted messages are
+discarded, retired and settled records are offered again as a failed attempt, and the peer keeps unsettled deliveries.
 """
 
 from __future__ import annotations
@@ -226,10 +225,7 @@ class Coordinator:
 
 
 def _settle(tokens: Sequence[Any], result: Result) -> None:
-    """Settle messages after Kafka's answer.
-
-    The tokens refer to the transaction; Kafka's side of the transaction does not, to avoid a reference cycle.
-    """
+    """Settle messages; only their tokens refer to the transaction, so that Kafka's side makes no reference cycle."""
     transaction: Transaction = tokens[0][0]
     transaction.settle(tokens, result)
 

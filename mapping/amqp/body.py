@@ -152,10 +152,7 @@ def _split(value: bytes, lengths: str) -> bytes | None:
 
 
 def _checked(data: bytes, code: int | None) -> bytes:
-    """Return `data` if it is valid body sections (with `code`, exactly one of that kind). Raises DecodeError.
-
-    Headers may be damaged, and no client must receive invalid sections.
-    """
+    """Return `data` if it is valid body sections (with `code`: one of that kind). Raises DecodeError."""
     found = sections.scan(data)
     if not found or (code is not None and (len(found) != 1 or found[0][0] != code)):
         raise DecodeError("not the sections that the header announces")

@@ -134,12 +134,9 @@ _FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1
 def properties(
     data: bytes, at: int, end: int, headers: list[Header], destination: Destination
 ) -> tuple[bytes | None, int | None, int | None]:
-    """Append headers for the properties' list from `at` to `end`.
+    """Append headers for the properties from `at` to `end`; return (group-id, absolute-expiry-time, creation-time).
 
     A `to` that equals the link's address is omitted. A user-id must be that of the destination.
-
-    Returns:
-        (group-id, absolute-expiry-time, creation-time), None for those that are missing.
 
     Raises:
         DecodeError: the list does not match part 3.2.4.

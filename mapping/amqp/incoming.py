@@ -53,10 +53,8 @@ __all__ = ["Destination", "Mapper", "Unmappable", "gateway_headers", "recipient"
 
 PROTOCOL: Final = b"amqp10"
 CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
-"""The oldest creation-time that becomes the record's timestamp; an older one is stored in the header `creation-time`.
-
-Retention counts from the timestamp, and a record must not be deleted right after it was acknowledged.
-"""
+"""How old a creation-time may be to become the record's timestamp: retention counts from there, and must not delete the
+record right after its acknowledgement. An older time is stored in the header `creation-time`."""
 
 
 class Mapper:

@@ -206,10 +206,7 @@ _VALUES: Final[dict[str, Callable[[str], bytes]]] = {
 
 
 def property_value(letter: str | None, text: bytes | None) -> bytes:
-    """Encode a header's value as an application property of the letter's type.
-
-    Without a letter, or when the text does not fit the type, it is a string if it is UTF-8, else a binary.
-    """
+    """Encode a header's value in the letter's type; if that fails, as a string if it is UTF-8, else as a binary."""
     if text is None:
         return primitives.NULL
     if letter == "x":

@@ -373,6 +373,13 @@ class Endpoints:
         if not link.held:
             self._to_free.append(link)
 
+    def _release_one(self, link: Link) -> bool:
+        """Count one received delivery as no longer in use; return whether it can still be settled."""
+        link.held -= 1
+        if link.finished and not link.held:
+            self._to_free.append(link)
+        return link.attached
+
     def _free_unused(self) -> None:
         """Free the memory of answered and finished links and of ended sessions; all output must have been taken."""
         links, self._to_free = self._to_free, []

@@ -105,10 +105,7 @@ class Engine(Transacting):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def schedule(self, now: float) -> float | None:
-        """Let proton check its timers at `now` (seconds), and return the time of the next check or None.
-
-        Heartbeats go to the output.
-        """
+        """Let proton check its timers at `now` (seconds) and write heartbeats; return the time of the next check."""
         deadline = float(lib.pn_transport_tick(self._io, int(now * 1000)) / 1000)
         if deadline <= 0 or self.over:
             return None
@@ -144,10 +141,7 @@ class Engine(Transacting):
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
         """Settle one received delivery with `state`."""
-        link.held -= 1
-        if not link.attached:
-            if link.finished and not link.held:
-                self._to_free.append(link)
+        if not self._release_one(link):
             return
         handle = native.delivery_at(delivery)
         local = lib.pn_delivery_local(handle)

@@ -65,10 +65,8 @@ def silence(transport: Any) -> None:
 
 
 EVENTS: Final = owned(lib.pn_collector())
-"""The collector of all connections; it holds the events of the one that is being processed.
-
-It is shared because a collector keeps the memory of the most events it ever held, a kilobyte after the opening frames.
-"""
+"""The collector of all connections, with the events of the one that is being processed. One is enough, and a collector
+keeps the memory of the most events it ever held: a kilobyte after the opening frames. See `discard_events`."""
 _NOWHERE: Final = owned(lib.pn_connection())
 _TERMINI: Final = (lib.pn_link_source, lib.pn_link_target, lib.pn_link_remote_source, lib.pn_link_remote_target)
 _NOTHING: Final = lib.pn_link_remote_source(lib.pn_sender(lib.pn_session(_NOWHERE), b""))

@@ -30,10 +30,7 @@ class Transacting(Endpoints):
         self._settle_with(link, delivery, transactions.TRANSACTIONAL_STATE, fields)
 
     def _settle_with(self, link: Link, delivery: Any, code: int, fields: bytes) -> None:
-        link.held -= 1
-        if not link.attached:
-            if link.finished and not link.held:
-                self._to_free.append(link)
+        if not self._release_one(link):
             return
         handle = native.delivery_at(delivery)
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)

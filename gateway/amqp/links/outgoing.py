@@ -346,8 +346,7 @@ class OutgoingLink:
     def revert(self, record: Received) -> None:
         """Undo the peer's settlement of a record in a transaction that was rolled back: one failed attempt.
 
-        After the first attempt the record is offered again immediately and before others, so that the peer receives the
-        transaction's records in the same order.
+        After the first attempt it is offered again immediately and before others, to keep the transaction's order.
         """
         membership = self._membership
         again = self._dead_letters.max_attempts > 1
@@ -392,9 +391,8 @@ class OutgoingLink:
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; return False when there is no topic for it."""
-        if self._source.group is None:
-            return False
-        if not self._dead_letters.store(record, cause, self._dead_letter_answered, self._names):
+        store = self._dead_letters.store
+        if self._source.group is None or not store(record, cause, self._dead_letter_answered, self._names):
             return False
         self._dead_letters_pending += 1
         self._burst = 0
@@ -477,10 +475,7 @@ class OutgoingLink:
             failures.tell("group", error, group)
 
     async def _drain(self) -> None:
-        """Answer a drain: send the records stored until now, then give up the rest of the credit.
-
-        A Kafka that does not answer delays this by at most `DRAIN_S`.
-        """
+        """Send the records stored until now, if Kafka makes progress within `DRAIN_S`; then give up the credit."""
         loop = asyncio.get_running_loop()
         reader = self._membership if self._membership is not None else self._egress.live_reader
         try:

@@ -61,10 +61,7 @@ class RelayLink(IncomingLink):
         self._route(delivery, data, now_ms, transaction)
 
     def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: OpenTransaction | None) -> None:
-        """Store a message by its address, or let it wait for its topic's look-up.
-
-        In a transaction the message is already counted as arrived.
-        """
+        """Store a message, or queue it until its topic is known; with a transaction, its arrival is already counted."""
         try:
             to = recipient(data)
             if not to:

@@ -29,10 +29,7 @@ class Untyped(str):
 
 
 def combination(parts: Sequence[Getter], *, decisive: bool) -> Getter:
-    """Build OR (`decisive` is True) or AND (`decisive` is False).
-
-    The first decisive part decides; without one, an unknown part makes the whole unknown.
-    """
+    """Build OR (`decisive` is True) or AND (False); without a decisive part, an unknown one makes the whole unknown."""
 
     def combined(message: Any) -> Truth:
         result: Truth = not decisive
