@@ -333,8 +333,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         if presence is not None:
             await presence.read_to_end()
 
-    bury = presence.bury if presence is not None else lambda: None
-    upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, bury=bury)
+    owners_died = presence.report_dead if presence is not None else lambda: None
+    upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)
     sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,
@@ -345,7 +345,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     requests.bind(state)
     groups.bind(state)
     if presence is not None:
-        presence.bind(state, retained.show)
+        presence.bind(state, retained.mirror)
     log.topics.watch(partial(topics_changed, sessions.live))
     router.listen(partial(topic_recreated, sessions.live))
     await state.start()
@@ -381,7 +381,7 @@ def _presence(config: Config, publisher: Publisher, gateways: Gateways) -> Prese
         wall_clock=wall_clock,
         is_alive=gateways.is_alive,
         is_dead=gateways.is_dead,
-        is_ours=gateways.takes_over,
+        takes_over=gateways.takes_over,
     )
 
 

@@ -47,7 +47,7 @@ class MqttServer(ProtocolServer):
         self._services = services
         self._clock = services.publisher.fence.now
         services.publisher.fence.listen(self._frozen)
-        services.access.watch(lambda changed: in_turns(self._judge_again(changed)))
+        services.access.watch(lambda changed: in_turns(self._recheck_rights(changed)))
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
@@ -66,7 +66,7 @@ class MqttServer(ProtocolServer):
         for client in self._clients():
             client.kafka_gate(is_open)
 
-    def _judge_again(self, changed: AbstractSet[Grant]) -> Iterator[None]:
+    def _recheck_rights(self, changed: AbstractSet[Grant]) -> Iterator[None]:
         """Check the clients whose grants have changed."""
         for client in self._clients():
             if client.grant in changed:

@@ -25,8 +25,8 @@ from gateway.presence.records import (
     encode,
 )
 
-GONE: Final = b""  # represents a tombstone in `pending`
-MOST_DUE: Final = 100_000
+TOMBSTONE: Final = b""  # represents a tombstone in `pending`
+MAX_DUE: Final = 100_000
 """With more states due, because Kafka does not answer, clients that connect and disconnect again are not reported."""
 
 
@@ -52,10 +52,10 @@ class Present(msgspec.Struct, frozen=True):
     session: SessionKept = SessionKept()
     # closes the connection if the key's client connects elsewhere; None: a key may have several connections, or
     # session records decide (ADR 0043)
-    yields: Callable[[], None] | None = None
+    on_takeover: Callable[[], None] | None = None
 
 
-class _Mine:
+class _Local:
     """This gateway's own state of a key, which may be newer than the topic's."""
 
     __slots__ = ("connections", "epoch", "left", "pending")
@@ -76,7 +76,7 @@ class Ledger:
         *,
         is_alive: Callable[[str], bool],  # whether heartbeats of another process are received
         is_dead: Callable[[str], bool],  # whether they have been missing for long; unknown just after our start
-        is_ours: Callable[[str], bool],  # whether it is dead and this gateway is first to take over its clients
+        takes_over: Callable[[str], bool],  # whether it is dead and this gateway is first to take over its clients
     ) -> None:
         self.known: dict[str, Known] = {}
         self.due: dict[str, None] = {}  # keys for `take`, in order
@@ -84,20 +84,20 @@ class Ledger:
         self._owner = owner
         self._is_alive = is_alive
         self._is_dead = is_dead
-        self._is_ours = is_ours
-        self._mine: dict[str, _Mine] = {}
-        self._behind: set[str] = set()  # keys whose last record in the log is outdated
-        self._over: set[str] = set()  # keys to delete
+        self._takes_over = takes_over
+        self._local: dict[str, _Local] = {}
+        self._outdated: set[str] = set()  # keys whose last record in the log is outdated
+        self._to_delete: set[str] = set()
 
     @property
     def online(self) -> int:
         """Number of keys with a connection here."""
-        return sum(1 for mine in self._mine.values() if mine.connections)
+        return sum(1 for local in self._local.values() if local.connections)
 
     @property
     def is_idle(self) -> bool:
         """Whether no write is due or in flight."""
-        return not self.due and all(mine.pending is None for mine in self._mine.values())
+        return not self.due and all(local.pending is None for local in self._local.values())
 
     def principal_elsewhere(self, key: str) -> str | None:
         """Return the principal connected under a key at another live gateway, or None."""
@@ -110,78 +110,78 @@ class Ledger:
 
     def enter(self, key: str, connection: Hashable, present: Present) -> None:
         """Note a new connection."""
-        mine = self._mine.get(key)
-        if mine is None:
-            mine = self._mine[key] = _Mine()
-        mine.connections[connection] = present
-        mine.left = None
-        if len(mine.connections) == 1:
-            self._advance(key, mine)
+        local = self._local.get(key)
+        if local is None:
+            local = self._local[key] = _Local()
+        local.connections[connection] = present
+        local.left = None
+        if len(local.connections) == 1:
+            self._advance(key, local)
 
     def leave(self, key: str, connection: Hashable, ended: Ended, now: int) -> None:
         """Note the end of a connection; does nothing if it was taken over, or never entered."""
-        mine = self._mine.get(key)
-        if mine is None or connection not in mine.connections:
+        local = self._local.get(key)
+        if local is None or connection not in local.connections:
             return
-        shown = next(iter(mine.connections)) == connection
-        present = mine.connections.pop(connection)
-        if mine.connections:
+        shown = next(iter(local.connections)) == connection
+        present = local.connections.pop(connection)
+        if local.connections:
             if shown:
-                self._advance(key, mine)
+                self._advance(key, local)
             return
         known = self.known.get(key)
-        told = mine.pending is not None or (known is not None and known.online and known.gateway == self._owner)
-        if not told and len(self.due) > MOST_DUE:
+        reported = local.pending is not None or (known is not None and known.online and known.gateway == self._owner)
+        if not reported and len(self.due) > MAX_DUE:
             self.due.pop(key, None)
-            del self._mine[key]
+            del self._local[key]
             self.forgotten += 1
             return
-        mine.left = (present, ended, now)
-        self._want(key)
+        local.left = (present, ended, now)
+        self._mark_due(key)
 
-    def _advance(self, key: str, mine: _Mine) -> None:
+    def _advance(self, key: str, local: _Local) -> None:
         """Report another connection from now on, with a new epoch."""
         known = self.known.get(key)
-        mine.epoch = max(mine.epoch, known.epoch if known is not None else 0) + 1
-        self._want(key)
+        local.epoch = max(local.epoch, known.epoch if known is not None else 0) + 1
+        self._mark_due(key)
 
-    def _want(self, key: str) -> None:
+    def _mark_due(self, key: str) -> None:
         self.due[key] = None
 
     # writing
 
     def take(self, key: str, now: int) -> bytes | None:
-        """Return the value to write for a due key: a record's value, `GONE` for a tombstone, or None for nothing.
+        """Return the value to write for a due key: a record's value, `TOMBSTONE` for a tombstone, or None for nothing.
 
         The write is in flight until `apply` gets its record, or `failed` is called.
         """
         self.due.pop(key, None)
-        mine = self._mine.get(key)
-        if mine is not None and mine.pending is not None:
+        local = self._local.get(key)
+        if local is not None and local.pending is not None:
             return None  # handled when the write was read back
-        value = self._wanted(key, mine, now)
+        value = self._next_value(key, local, now)
         if value is None:
-            if mine is not None and not mine.connections:
-                del self._mine[key]
+            if local is not None and not local.connections:
+                del self._local[key]
             return None
-        if mine is None:
-            mine = self._mine[key] = _Mine()
-        mine.pending = value
+        if local is None:
+            local = self._local[key] = _Local()
+        local.pending = value
         return value
 
-    def _wanted(self, key: str, mine: _Mine | None, now: int) -> bytes | None:
+    def _next_value(self, key: str, local: _Local | None, now: int) -> bytes | None:
         known = self.known.get(key)
-        over = key in self._over
-        self._over.discard(key)
-        if mine is not None and mine.connections:
-            if known is not None and known.epoch >= mine.epoch:
-                mine.epoch = known.epoch + 1
-            return self._record(mine, next(iter(mine.connections.values())))
-        if mine is not None and mine.left is not None:
-            present, ended, when = mine.left
-            if known is None or (known.gateway == self._owner if known.online else known.epoch < mine.epoch):
-                return self._record(mine, present, ended, when)
-            mine.left = None  # the client has connected elsewhere meanwhile
+        over = key in self._to_delete
+        self._to_delete.discard(key)
+        if local is not None and local.connections:
+            if known is not None and known.epoch >= local.epoch:
+                local.epoch = known.epoch + 1
+            return self._record(local, next(iter(local.connections.values())))
+        if local is not None and local.left is not None:
+            present, ended, when = local.left
+            if known is None or (known.gateway == self._owner if known.online else known.epoch < local.epoch):
+                return self._record(local, present, ended, when)
+            local.left = None  # the client has connected elsewhere meanwhile
         if known is None:
             return None
         if known.online and known.gateway == self._owner:
@@ -189,12 +189,12 @@ class Ledger:
         if known.online and self._is_dead(known.gateway):
             self.deaths += 1
             return self._ended(known, Ended(DEATH), now)
-        if key in self._behind and (known.gateway == self._owner or self._is_dead(known.gateway)):
+        if key in self._outdated and (known.gateway == self._owner or self._is_dead(known.gateway)):
             self.mended += 1
             return known.value
-        return GONE if over and not known.online else None
+        return TOMBSTONE if over and not known.online else None
 
-    def _record(self, mine: _Mine, present: Present, ended: Ended | None = None, when: int = 0) -> bytes:
+    def _record(self, local: _Local, present: Present, ended: Ended | None = None, when: int = 0) -> bytes:
         return encode(
             {
                 "state": ONLINE if ended is None else OFFLINE,
@@ -204,7 +204,7 @@ class Ledger:
                 "address": present.address,
                 "gateway": self._owner,
                 "since": present.since if ended is None else when,
-                "epoch": mine.epoch,
+                "epoch": local.epoch,
                 "session": present.session,
                 **({} if ended is None else {"reason": ended}),
             }
@@ -219,13 +219,13 @@ class Ledger:
 
     def failed(self, key: str) -> None:
         """Handle a failed write, or one with unknown result."""
-        mine = self._mine.get(key)
-        if mine is not None:
-            mine.pending = None
-        if mine is not None and mine.connections:
-            self._look(key)  # the client may have connected elsewhere meanwhile
+        local = self._local.get(key)
+        if local is not None:
+            local.pending = None
+        if local is not None and local.connections:
+            self._reconcile(key)  # the client may have connected elsewhere meanwhile
         else:
-            self._want(key)
+            self._mark_due(key)
 
     # reading
 
@@ -234,36 +234,36 @@ class Ledger:
 
         `own`: this process wrote it. Connections that lose their key are closed before this returns.
         """
-        mine, known = self._mine.get(key), self.known.get(key)
+        local, known = self._local.get(key), self.known.get(key)
         record = None if value is None else decode(value)
         if value is not None and record is None:
             self.invalid += 1
             return False
-        answered = own and mine is not None and mine.pending == (value or GONE)
+        answered = own and local is not None and local.pending == (value or TOMBSTONE)
         if answered:
-            assert mine is not None
-            mine.pending = None
+            assert local is not None
+            local.pending = None
         stale = record is not None and known is not None and record.epoch < known.epoch
         if record is None:
             self.known.pop(key, None)
-            self._behind.discard(key)
+            self._outdated.discard(key)
         elif stale:
-            self._behind.add(key)
+            self._outdated.add(key)
         else:
             assert value is not None
-            self._behind.discard(key)
+            self._outdated.discard(key)
             self.known[key] = Known(
                 record.state == ONLINE, record.epoch, sys.intern(record.gateway), record.principal, record.since, value
             )
-        if answered and mine is not None and record is not None:
-            if record.state == OFFLINE and record.epoch == mine.epoch:
-                mine.left = None
-            if mine.connections and record.state == ONLINE and known is not None and known.epoch >= record.epoch:
-                self._met(key, mine, known)
-        self._look(key)
+        if answered and local is not None and record is not None:
+            if record.state == OFFLINE and record.epoch == local.epoch:
+                local.left = None
+            if local.connections and record.state == ONLINE and known is not None and known.epoch >= record.epoch:
+                self._conflict(key, local, known)
+        self._reconcile(key)
         return not stale
 
-    def _met(self, key: str, mine: _Mine, known: Known) -> None:
+    def _conflict(self, key: str, local: _Local, known: Known) -> None:
         """Handle that our record was read behind another gateway's with the same or a higher epoch.
 
         The last CONNECT is ours, and is written again with a new epoch, unless the client id is in use by another
@@ -271,64 +271,64 @@ class Ledger:
         """
         if known.gateway == self._owner:
             return
-        present = next(iter(mine.connections.values()))
+        present = next(iter(local.connections.values()))
         theirs = known.online and known.principal != present.principal and self._is_alive(known.gateway)
-        if theirs and present.yields is not None:
-            self._yield(mine)
+        if theirs and present.on_takeover is not None:
+            self._yield(local)
         else:
-            self._want(key)
+            self._mark_due(key)
 
-    def _look(self, key: str) -> None:
+    def _reconcile(self, key: str) -> None:
         """Compare the topic's state of a key with our own, and have a difference written, or yield to the topic."""
-        mine, known = self._mine.get(key), self.known.get(key)
-        if key in self.due or (mine is not None and mine.pending is not None):
+        local, known = self._local.get(key), self.known.get(key)
+        if key in self.due or (local is not None and local.pending is not None):
             return
-        if mine is not None and mine.connections:
-            if known is None or not known.online or known.epoch < mine.epoch or known.gateway == self._owner:
-                right = known is not None and known.online and known.epoch == mine.epoch and key not in self._behind
+        if local is not None and local.connections:
+            if known is None or not known.online or known.epoch < local.epoch or known.gateway == self._owner:
+                right = known is not None and known.online and known.epoch == local.epoch and key not in self._outdated
                 if not right:
-                    self._want(key)
+                    self._mark_due(key)
                 return
-            present = next(iter(mine.connections.values()))
-            if present.yields is None:
+            present = next(iter(local.connections.values()))
+            if present.on_takeover is None:
                 return
             if present.principal != known.principal:
-                self._want(key)  # the client id was ours first
+                self._mark_due(key)  # the client id was ours first
                 return
             self.takeovers += 1
-            self._yield(mine)
+            self._yield(local)
         ours = known is not None and known.gateway == self._owner
-        wrong = ours and known is not None and (known.online or key in self._behind)
-        if wrong or (mine is not None and mine.left is not None):
-            self._want(key)
-        elif mine is not None:
-            del self._mine[key]
+        wrong = ours and known is not None and (known.online or key in self._outdated)
+        if wrong or (local is not None and local.left is not None):
+            self._mark_due(key)
+        elif local is not None:
+            del self._local[key]
 
-    def _yield(self, mine: _Mine) -> None:
+    def _yield(self, local: _Local) -> None:
         """Close the connections here, since the client is connected elsewhere; their end is not reported."""
-        connections, mine.connections = mine.connections, {}
+        connections, local.connections = local.connections, {}
         for present in connections.values():
-            if present.yields is not None:
-                present.yields()
+            if present.on_takeover is not None:
+                present.on_takeover()
 
     # other gateways, and periodic work
 
-    def look_again(self) -> None:
+    def reconcile_due(self) -> None:
         """Check all due keys again: since then the clients may have connected elsewhere."""
         for key in list(self.due):
             del self.due[key]
-            mine = self._mine.get(key)
-            if mine is None or not mine.connections:
-                self._want(key)
+            local = self._local.get(key)
+            if local is None or not local.connections:
+                self._mark_due(key)
             else:
-                self._look(key)
+                self._reconcile(key)
 
-    def bury(self) -> Iterator[None]:
+    def report_dead(self) -> Iterator[None]:
         """Report, in steps, the clients of dead gateways as offline, if this gateway takes those over."""
         for key in list(self.known):
             known = self.known.get(key)
-            if known is not None and (known.online or key in self._behind) and self._is_ours(known.gateway):
-                self._want(key)
+            if known is not None and (known.online or key in self._outdated) and self._takes_over(known.gateway):
+                self._mark_due(key)
             yield
 
     def sweep(self, before: int) -> Iterator[None]:
@@ -341,20 +341,20 @@ class Ledger:
             if known is not None:
                 is_dead = self._is_dead(known.gateway)
                 if not known.online and known.since < before and (is_dead or known.gateway == self._owner):
-                    self._over.add(key)
-                    self._want(key)
-                elif is_dead and (known.online or key in self._behind):
-                    self._want(key)
+                    self._to_delete.add(key)
+                    self._mark_due(key)
+                elif is_dead and (known.online or key in self._outdated):
+                    self._mark_due(key)
             yield
 
-    def anew(self, is_in: Callable[[str], bool]) -> None:
+    def restarted(self, is_in: Callable[[str], bool]) -> None:
         """Write the known states of some keys again, since their partition was recreated."""
-        for key in list(self._mine.keys() | self.known.keys()):
+        for key in list(self._local.keys() | self.known.keys()):
             if not is_in(key):
                 continue
-            mine = self._mine.get(key)
-            if mine is not None:
-                mine.pending = None
+            local = self._local.get(key)
+            if local is not None:
+                local.pending = None
             if key in self.known:
-                self._behind.add(key)
-            self._look(key)
+                self._outdated.add(key)
+            self._reconcile(key)

@@ -18,7 +18,7 @@ from gateway.fence import Fence
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopic, StateTopics
-from gateway.presence.ledger import GONE, Ledger, Present
+from gateway.presence.ledger import TOMBSTONE, Ledger, Present
 from gateway.presence.records import DESCRIPTION, Ended
 from gateway.statistics import counter, gauge
 from gateway.turns import in_turns
@@ -60,29 +60,29 @@ class Presence:
         wall_clock: Callable[[], int],  # epoch milliseconds
         is_alive: Callable[[str], bool],  # this and the next two: see `Ledger`
         is_dead: Callable[[str], bool],
-        is_ours: Callable[[str], bool],
+        takes_over: Callable[[str], bool],
     ) -> None:
         """Writes wait until the topic is loaded."""
         self.topic = topic
-        self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, is_ours=is_ours)
+        self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, takes_over=takes_over)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
         self._fence: Fence = publisher.fence
         self._withdraw = publisher.withdraw
         self._fence.listen(self._frozen)
         self._keep_ms = keep_offline_s * 1000
         self._wall_clock = wall_clock
-        self._show: Callable[[Received], None]
+        self._on_valid: Callable[[Received], None]
         self._table: StateTopic
         self._state: StateTopics
         self._in_flight = 0
         self._written = 0
         self._scheduled = False
-        self._complained = False
+        self._warned = False
 
-    def bind(self, state: StateTopics, show: Callable[[Received], None]) -> None:
-        """Open the topic in `state`, which is not started yet; `show` gets each key's valid records."""
+    def bind(self, state: StateTopics, on_valid: Callable[[Received], None]) -> None:
+        """Open the topic in `state`, which is not started yet; `on_valid` gets each key's valid records."""
         self._state = state
-        self._show = show
+        self._on_valid = on_valid
         self._table = state.open(self.topic, self._apply, self._restarted, readable=True)
 
     # for the protocols
@@ -125,10 +125,10 @@ class Presence:
         """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`); a stored write is done once read back."""
         self._in_flight -= len(tokens)
         if result.outcome is Outcome.STORED:
-            self._complained = False
+            self._warned = False
         else:
-            if not self._complained:
-                self._complained = True
+            if not self._warned:
+                self._warned = True
                 log.warning("presence records were not stored, trying again", clients=len(tokens), reason=result.reason)
             asyncio.get_running_loop().call_later(AGAIN_S, self._again, tokens)
         self._schedule()
@@ -144,7 +144,7 @@ class Presence:
         self._fence.then(self._thawed)
 
     def _thawed(self) -> None:
-        self.ledger.look_again()
+        self.ledger.reconcile_due()
         self._schedule()
 
     # reading
@@ -152,18 +152,18 @@ class Presence:
     def _apply(self, record: Received) -> None:
         """Process a record of the topic (contract: `gateway.kafka.state.Apply`)."""
         key = text_of(record.key)
-        if not key or record.value == GONE:
+        if not key or record.value == TOMBSTONE:
             self.ledger.invalid += 1
             return
         own = bool(record.headers) and record.headers[0] == self._headers[0]
         if self.ledger.apply(key, record.value, own=own):
-            self._show(record)
+            self._on_valid(record)
         self._schedule()
 
     def _restarted(self, partition: int) -> None:
         """Write the known states to the recreated topic (contract: `gateway.kafka.state.Restarted`)."""
         log.warning("the presence topic was recreated", topic=self.topic, partition=partition)
-        self.ledger.anew(lambda key: self._table.partition_of(key.encode()) == partition)
+        self.ledger.restarted(lambda key: self._table.partition_of(key.encode()) == partition)
         self._schedule()
 
     async def read_to_end(self) -> None:
@@ -172,9 +172,9 @@ class Presence:
 
     # other gateways, and periodic work
 
-    def bury(self) -> None:
+    def report_dead(self) -> None:
         """Report the clients of gateways that have died as offline."""
-        in_turns(self._then_write(self.ledger.bury()))
+        in_turns(self._then_write(self.ledger.report_dead()))
 
     def _then_write(self, steps: Iterator[None]) -> Iterator[None]:
         yield from steps

@@ -276,7 +276,7 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
     if isinstance(connection, TappedConnection):
         connection = connection.inner
     if isinstance(connection, MqttConnection):
-        return MqttDecoder(connection.version, connection.begun, payload)
+        return MqttDecoder(connection.version, connection.unparsed, payload)
     if isinstance(connection, AmqpConnection):
         return AmqpDecoder(payload, fresh=fresh)
     assert isinstance(connection, LiveConnection)

@@ -66,7 +66,7 @@ class Inbound:
                 self._admitted = {}
             self._admitted[topic] = route
 
-    def admit_no_more(self) -> None:
+    def forget_admitted(self) -> None:
         """Withdraw the admission of all topics."""
         self._admitted = _NO_ROUTES
 

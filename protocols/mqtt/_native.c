@@ -64,7 +64,7 @@ take_topic(Run *run, const unsigned char *at, Py_ssize_t size, const Found *foun
 
 /* Append the event, and update aliases, QoS 2 state and the count. */
 static Verdict
-tell_publish(Run *run, PyObject *const *event, PyObject *alias, bool named, int qos, bool counted)
+append_publish(Run *run, PyObject *const *event, PyObject *alias, bool named, int qos, bool counted)
 {
     PyObject *made = PyObject_Vectorcall(py.publish, event, 7, NULL);
     if (made == NULL) {
@@ -133,7 +133,7 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
             topic, payload, PyTuple_GET_ITEM(row, 0), PyTuple_GET_ITEM(row, 1), PyTuple_GET_ITEM(row, 2), packet_id,
             properties ? properties : Py_None,
         };
-        verdict = tell_publish(run, event, found.values[ALIAS], topic_size > 0, qos, counted);
+        verdict = append_publish(run, event, found.values[ALIAS], topic_size > 0, qos, counted);
     }
     clear_found(&found);
     Py_XDECREF(topic);

@@ -63,7 +63,7 @@ class TopicAliases:
             return 0
         if len(self._owners) < self._maximum:
             return -len(self._owners) - 1
-        return -self._taken_over(entry.uses)
+        return -self._replaceable(entry.uses)
 
     def give(self, topic: bytes, alias: int) -> None:
         """Note that a PUBLISH has set `alias` to `topic`; a former topic of the alias loses it."""
@@ -74,7 +74,7 @@ class TopicAliases:
             self._owners[alias - 1] = topic
         self._topics[topic].alias = alias
 
-    def _taken_over(self, uses: int) -> int:
+    def _replaceable(self, uses: int) -> int:
         """Return the least used alias if a topic with `uses` is used more than twice as much; otherwise 0.
 
         Without this margin, topics with similar use would take the alias from each other with every message.

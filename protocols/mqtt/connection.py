@@ -171,7 +171,7 @@ class Connection(Receiver):
         self._announce(connect, properties)
         self._restore(received, reserved)
         self._out += data
-        self._turn = Turn.NOBODY
+        self._turn = Turn.NONE
         self.state = OPEN
         self._received_at = self._now
         held = self._frames.take()
@@ -205,8 +205,8 @@ class Connection(Receiver):
         codes = (0x18,) if self.state is State.AUTHENTICATING else (0x00, 0x18)
         if self._turn is not Turn.SERVER or reason_code not in codes:
             raise UsageError(f"AUTH 0x{reason_code:02X} in state {self.state.name}, turn of {self._turn.value}")
-        self._say(packets.Auth(reason_code, msgspec.structs.replace(properties, authentication_method=self._method)))
-        self._turn = Turn.CLIENT if reason_code else Turn.NOBODY
+        self._queue(packets.Auth(reason_code, msgspec.structs.replace(properties, authentication_method=self._method)))
+        self._turn = Turn.CLIENT if reason_code else Turn.NONE
         if self.state is State.AUTHENTICATING:
             self._received_at = self._now  # until now the client waited for us
 

@@ -48,7 +48,7 @@ class Receiver(Sender):
         self._limits = limits
         self._announced = NONE
         self._method: str | None = None
-        self._turn = Turn.NOBODY
+        self._turn = Turn.NONE
         self._max_in = limits.max_connect_bytes
         self._flags = publish_flags()
         self._frames = FrameBuffer()
@@ -59,7 +59,7 @@ class Receiver(Sender):
         self._draining = False  # after DISCONNECT: earlier requests may still be answered
 
     @property
-    def begun(self) -> bytes:
+    def unparsed(self) -> bytes:
         """Received bytes that are not parsed yet: an incomplete packet, or packets sent ahead of CONNACK."""
         return self._frames.waiting
 
@@ -268,7 +268,7 @@ class Receiver(Sender):
         self.outbound = Inflight(min(self._limits.outgoing_inflight, limit))
         aliases = min(self._limits.outgoing_aliases, properties.topic_alias_maximum or 0)
         if aliases:
-            self._given = TopicAliases(aliases)
+            self._topic_aliases = TopicAliases(aliases)
         self._grace = connect.keep_alive * GRACE if connect.keep_alive else None
         self._method = properties.authentication_method
         if self._method is None:

@@ -20,7 +20,7 @@ STEP: Final = 256  # edges that a search follows before it yields
 
 _MULTI = "#"
 _SINGLE = "+"
-_ELSEWHERE = -1
+_MISMATCH = -1
 
 
 class _Node(msgspec.Struct, eq=False):
@@ -37,7 +37,7 @@ class _Node(msgspec.Struct, eq=False):
         node.children, node.name = self.children, self.name
         return node
 
-    def hang(self, levels: Sequence[str], depth: int, name: str) -> None:
+    def attach(self, levels: Sequence[str], depth: int, name: str) -> None:
         """Add a name whose first `depth` levels lead here and whose next level no other name has."""
         if depth == len(levels):
             self.name = name
@@ -95,11 +95,11 @@ class NameTrie:
                 yield found
                 found, looked = [], 1
             if isinstance(child, str):
-                if depth is None or _goes_on(child.split("/"), levels, depth):
+                if depth is None or _matches_rest(child.split("/"), levels, depth):
                     found.append(child)
                 continue
-            reached = None if depth is None else _pass(child, levels, depth)
-            if reached == _ELSEWHERE:
+            reached = None if depth is None else _match_skip(child, levels, depth)
+            if reached == _MISMATCH:
                 continue
             level = _MULTI if reached is None else levels[reached] if reached < len(levels) else None
             if level in {_MULTI, None} and child.name is not None:
@@ -120,19 +120,19 @@ class NameTrie:
             level = levels[depth]
             child = node.children.get(level)
             if child is None:
-                node.hang(levels, depth, name)
+                node.attach(levels, depth, name)
                 return True
             if isinstance(child, str):
                 if child == name:
                     return False
-                node.children[level] = _part(child, name, depth + 1)
+                node.children[level] = _branch(child, name, depth + 1)
                 return True
             shared = _common(child.skip, levels, depth + 1)
             depth += 1 + shared
             if shared < len(child.skip):
                 above = node.children[level] = _Node(child.skip[:shared])
                 above.children[child.skip[shared]] = child.with_skip(child.skip[shared + 1 :])
-                above.hang(levels, depth, name)
+                above.attach(levels, depth, name)
                 return True
             node = child
         if node.name is not None:
@@ -163,21 +163,21 @@ class NameTrie:
                 return False
             node.name = None
         if edge is not None:
-            _dissolve(node, *edge)
+            _collapse(node, *edge)
         return True
 
 
-def _part(one: str, other: str, depth: int) -> _Node:
+def _branch(one: str, other: str, depth: int) -> _Node:
     """Create the node where two different names branch that share their first `depth` levels."""
     levels, others = one.split("/"), other.split("/")
     shared = _common(levels[depth:], others, depth)
     node = _Node(tuple(sys.intern(level) for level in levels[depth : depth + shared]))
-    node.hang(levels, depth + shared, one)
-    node.hang(others, depth + shared, other)
+    node.attach(levels, depth + shared, one)
+    node.attach(others, depth + shared, other)
     return node
 
 
-def _dissolve(node: _Node, above: _Node, level: str) -> None:
+def _collapse(node: _Node, above: _Node, level: str) -> None:
     """Replace `node`, after a name was removed, by its only name or child if it no longer branches."""
     if len(node.children) + (node.name is not None) > 1:
         return
@@ -196,7 +196,7 @@ def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
     return count
 
 
-def _goes_on(levels: Sequence[str], wanted: Sequence[str], start: int) -> bool:
+def _matches_rest(levels: Sequence[str], wanted: Sequence[str], start: int) -> bool:
     """Whether a name matches a filter from level `start` on."""
     for number in range(start, len(wanted)):
         want = wanted[number]
@@ -207,20 +207,20 @@ def _goes_on(levels: Sequence[str], wanted: Sequence[str], start: int) -> bool:
     return len(levels) == len(wanted)
 
 
-def _pass(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
+def _match_skip(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
     """Match a node's `skip` from level `depth` of a filter on.
 
     Returns:
-        The filter's next level; `_ELSEWHERE` if it does not match; None if everything below matches.
+        The filter's next level; `_MISMATCH` if it does not match; None if everything below matches.
     """
     for level in node.skip:
         if depth == len(wanted):
-            return _ELSEWHERE
+            return _MISMATCH
         want = wanted[depth]
         if want == _MULTI:
             return None
         if want not in (_SINGLE, level):
-            return _ELSEWHERE
+            return _MISMATCH
         depth += 1
     return depth
 

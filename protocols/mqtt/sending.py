@@ -39,8 +39,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_awaited", "_given", "_max_out", "_messages", "_next_id", "_out", "_qos2", "connect", "inbound", "outbound",
-        "state", "version",
+        "_awaited", "_max_out", "_messages", "_next_id", "_out", "_qos2", "_topic_aliases", "connect", "inbound",
+        "outbound", "state", "version",
     )  # fmt: skip
 
     def __init__(self, outgoing_inflight: int) -> None:
@@ -52,7 +52,7 @@ class Sender:
         # unacknowledged messages to the client, limited by its Receive Maximum
         self.outbound = Inflight(outgoing_inflight)
         self._max_out = LARGEST_PACKET
-        self._given: TopicAliases | None = None  # None if the client accepts no aliases [MQTT-3.1.2-27]
+        self._topic_aliases: TopicAliases | None = None  # None if the client accepts no aliases [MQTT-3.1.2-27]
         self._out = bytearray()
         self._messages = self._out  # buffer for messages; a separate one while they are held back
         # The client's packet identifiers between PUBLISH and PUBCOMP, and whether each counts in `inbound`. (An empty
@@ -108,7 +108,7 @@ class Sender:
             reason_code = 0
         self.inbound.release()
         if reason_code:
-            self._say(packets.Puback(packet_id, reason_code, self._explain(reason_string)))
+            self._queue(packets.Puback(packet_id, reason_code, self._explain(reason_string)))
         else:
             self._out += b"\x40\x02" + packet_id.to_bytes(2)
 
@@ -125,7 +125,7 @@ class Sender:
                 raise UsageError("PUBREC of 3.1.1 has no reason code; close the connection")
             self._release_qos2(packet_id)
         if reason_code:
-            self._say(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
+            self._queue(packets.Pubrec(packet_id, reason_code, self._explain(reason_string)))
         else:
             self._out += b"\x50\x02" + packet_id.to_bytes(2)
 
@@ -139,19 +139,19 @@ class Sender:
             return
         self._release_qos2(packet_id)
         if reason_code and self.version is _V5:
-            self._say(packets.Pubcomp(packet_id, reason_code))
+            self._queue(packets.Pubcomp(packet_id, reason_code))
         else:
             self._out += b"\x70\x02" + packet_id.to_bytes(2)
 
     def send_suback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
         """Answer a SUBSCRIBE with one code per filter [MQTT-3.8.4-6]; 3.1.1 gets 0x80 for every error."""
         if self.state is OPEN:
-            self._say(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
+            self._queue(packets.Suback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     def send_unsuback(self, packet_id: int, reason_codes: Sequence[int], properties: Properties | None = None) -> None:
         """Answer an UNSUBSCRIBE [MQTT-3.10.4-4] with one code per filter [MQTT-3.11.3-2]."""
         if self.state is OPEN:
-            self._say(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
+            self._queue(packets.Unsuback(packet_id, tuple(reason_codes), self._allowed(properties)))
 
     # messages to the client
 
@@ -182,8 +182,8 @@ class Sender:
         head = message.topic
         rest = message.rest
         first = 0x30 | qos << 1 | retain | dup << 3
-        if self._given is not None:
-            alias = self._given.choose(head)
+        if self._topic_aliases is not None:
+            alias = self._topic_aliases.choose(head)
             if alias:
                 sent = self._send_aliased(message, alias, first, packet_id)
                 if sent is not None:
@@ -222,7 +222,7 @@ class Sender:
     @property
     def gives_aliases(self) -> bool:
         """Whether the client accepts topic aliases, so that its packets cannot be shared with other clients."""
-        return self._given is not None
+        return self._topic_aliases is not None
 
     @property
     def unsent(self) -> int:
@@ -234,7 +234,7 @@ class Sender:
 
         `alias` is the result of `TopicAliases.choose`, not 0; `first` is the packet's first byte.
         """
-        assert self._given is not None
+        assert self._topic_aliases is not None
         rest = message.rest
         topic = NO_TOPIC if alias > 0 else message.topic
         known = abs(alias)
@@ -258,7 +258,7 @@ class Sender:
         out += properties
         out += rest[skip:]
         if alias < 0:
-            self._given.give(message.topic, -alias)
+            self._topic_aliases.give(message.topic, -alias)
         return chosen
 
     def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:
@@ -278,7 +278,7 @@ class Sender:
         elif awaited is PUBREC or awaited is PUBACK:
             return
         if reason_code and self.version is _V5:
-            self._say(packets.Pubrel(packet_id, reason_code))
+            self._queue(packets.Pubrel(packet_id, reason_code))
         else:
             self._out += b"\x62\x02" + packet_id.to_bytes(2)
 
@@ -289,7 +289,7 @@ class Sender:
 
     # writing packets
 
-    def _say(self, packet: Packet) -> None:
+    def _queue(self, packet: Packet) -> None:
         """Queue a packet; omit reason string and user properties if it is too large with them."""
         assert self.version is not None
         data = encode_packet(packet, self.version)
@@ -307,7 +307,7 @@ class Sender:
         if self.version is _V5:
             if reason is not None:
                 properties = msgspec.structs.replace(properties, reason_string=reason)
-            self._say(packets.Disconnect(code, properties))
+            self._queue(packets.Disconnect(code, properties))
 
     def _write_connack(self, code: int, reason: str | None, properties: Properties) -> None:
         if self.version is _V5:
@@ -315,9 +315,9 @@ class Sender:
                 code = ReasonCode.UNSPECIFIED_ERROR
             if reason is not None:
                 properties = msgspec.structs.replace(properties, reason_string=reason)
-            self._say(packets.Connack(False, code, properties))
+            self._queue(packets.Connack(False, code, properties))
         elif code in RETURN_CODES:
-            self._say(packets.Connack(False, RETURN_CODES[code]))  # [MQTT311-3.2.2-5], [MQTT311-3.2.2-6]
+            self._queue(packets.Connack(False, RETURN_CODES[code]))  # [MQTT311-3.2.2-5], [MQTT311-3.2.2-6]
 
     def _explain(self, reason: str | None) -> Properties | None:
         return None if reason is None else self._allowed(Properties(reason_string=reason))

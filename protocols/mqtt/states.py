@@ -82,7 +82,7 @@ def publish_flags(maximum_qos: int = 2, retain: bool = True) -> PublishFlags:
 class Turn(enum.Enum):
     """The side that sends next in an exchange of AUTH (section 4.12)."""
 
-    NOBODY = "nobody"  # there is no exchange
+    NONE = "none"  # there is no exchange
     CLIENT = "client"
     SERVER = "server"
 

@@ -30,7 +30,7 @@ def is_valid_filter(topic_filter: str, shared: bool = True) -> bool:
         return parse_share(topic_filter) is not None and _fits(topic_filter)
     if topic_filter == "" or "\0" in topic_filter or not _fits(topic_filter):
         return False
-    return _wildcards_stand_alone(topic_filter)
+    return _has_valid_wildcards(topic_filter)
 
 
 def has_wildcard(topic_filter: str) -> bool:
@@ -62,10 +62,10 @@ def parse_share(topic_filter: str) -> Shared | None:
     group, slash, rest = topic_filter[len(SHARE) :].partition("/")
     if not group or not slash or not rest or "+" in group or "#" in group or "\0" in topic_filter:
         return None
-    return Shared(group, rest) if _wildcards_stand_alone(rest) else None
+    return Shared(group, rest) if _has_valid_wildcards(rest) else None
 
 
-def _wildcards_stand_alone(topic_filter: str) -> bool:
+def _has_valid_wildcards(topic_filter: str) -> bool:
     """Whether each `+` is a whole level [MQTT-4.7.1-2], and `#` a whole last level [MQTT-4.7.1-1]."""
     if "+" not in topic_filter and "#" not in topic_filter:
         return True

@@ -20,9 +20,9 @@ from gateway.flow import ConnectionFlow, Window, shown
 from gateway.kafka.contracts import Refused
 from gateway.limits.limits import LimitExceeded
 from gateway.mqtt.connection import connack
-from gateway.mqtt.connection.connack import LIMITS, announcement, farewell, judge_will, pending_will, session_expiry
-from gateway.mqtt.connection.login import Dialogue
-from gateway.mqtt.connection.present import tell_offline, tell_online
+from gateway.mqtt.connection.connack import LIMITS, announcement, check_will, pending_will, session_expiry
+from gateway.mqtt.connection.login import EnhancedAuthentication
+from gateway.mqtt.connection.present import report_offline, report_online
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
@@ -50,16 +50,16 @@ log = structlog.get_logger(__name__)
 class Client(ClientPort):
     """The client at the other end of one connection, and the pump's handler."""
 
-    __slots__ = ("_dialogue", "_gone", "_incoming", "_services", "_window_opened", "session")
+    __slots__ = ("_closed", "_enhanced", "_incoming", "_services", "_window_opened", "session")
 
     def __init__(self, connection: Connection, services: Services) -> None:
         super().__init__(connection, services.counters, services.self_delivery)
         self.session: Session | None = None
         self._services = services
-        self._dialogue: Dialogue | None = None
+        self._enhanced: EnhancedAuthentication | None = None
         self._incoming: Incoming | None = None
         self._window_opened = False
-        self._gone = False
+        self._closed = False
 
     # the pump's handler
 
@@ -70,11 +70,11 @@ class Client(ClientPort):
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Process events in order; an event that has to wait holds back those behind it."""
         if not self._services.publisher.fence.is_open:
-            return self._thawed(received)
+            return self._handle_after_freeze(received)
         waiting = self._act(received)
         return None if waiting is None else self._wait(*waiting)
 
-    async def _thawed(self, received: list[Any]) -> None:
+    async def _handle_after_freeze(self, received: list[Any]) -> None:
         """Process events after a long freeze, as soon as it is known which gateway has the session."""
         await self._services.publisher.fence.passed()
         waiting = self._act(received) if not self._is_over else None
@@ -132,12 +132,12 @@ class Client(ClientPort):
 
     def disconnected(self, reason: str) -> None:
         """Clean up after the socket has closed; records in flight to Kafka are not withdrawn."""
-        self._gone = True
+        self._closed = True
         if self._incoming is not None:
             self._incoming.end()
             self._incoming = None
-        if self._dialogue is not None:
-            self._dialogue.end()
+        if self._enhanced is not None:
+            self._enhanced.end()
         self._leave(with_will=True)
         if self.client_id:
             log.info("client disconnected", client=self.client_id, reason=self._disconnected_for or reason)
@@ -217,7 +217,7 @@ class Client(ClientPort):
     @property
     def _is_over(self) -> bool:
         """Whether the connection has ended or is closing."""
-        return self._gone or self._connection.closing
+        return self._closed or self._connection.closing
 
     def _leave(self, *, with_will: bool) -> None:
         """Detach the session from this connection; later calls do nothing."""
@@ -225,7 +225,7 @@ class Client(ClientPort):
         session, self.session = self.session, None
         if session is not None:
             if self._services.presence is not None:
-                tell_offline(self._services.presence, self, *self._ended)
+                report_offline(self._services.presence, self, *self._ended)
             session.budget.gate.unsubscribe(self._own_gate)
             leave = partial(self._services.sessions.leave, session, with_will=with_will)
             if self._services.publisher.fence.is_open:
@@ -254,7 +254,7 @@ class Client(ClientPort):
             if self._pump is not None and not self._pump.is_held_back:
                 self._connection.resume_keepalive(self._services.clock())
             self.flush()
-            waiting = self._act(rest) if rest and not self._gone else None
+            waiting = self._act(rest) if rest and not self._closed else None
 
     async def _connect(self, event: events.ConnectReceived) -> list[Any]:
         """Authenticate and admit or refuse a CONNECT; return the events that the client had sent ahead of CONNACK."""
@@ -263,14 +263,16 @@ class Client(ClientPort):
         if pump.transport is None:  # the socket closed while CONNECT waited
             return []
         if self._services.opening.is_closed:
-            return self._refuse(*farewell(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
+            return self._refuse(*connack.shutdown_disconnect(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            self._dialogue = login.dialogue(pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush)
-            if self._dialogue is None:
+            self._enhanced = login.start_enhanced(
+                pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush
+            )
+            if self._enhanced is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
-            return await self._judged(event, await self._dialogue.begin(event.properties.authentication_data))
+            return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))
         try:
             identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
         except Busy as busy:
@@ -282,15 +284,15 @@ class Client(ClientPort):
 
     async def _authenticate(self, event: events.AuthReceived) -> list[Any]:
         """Continue enhanced authentication, before CONNACK or for a re-authentication (section 4.12)."""
-        assert self._dialogue is not None  # the connection refuses AUTH without a method
-        step = await self._dialogue.receive(event)
+        assert self._enhanced is not None  # the connection refuses AUTH without a method
+        step = await self._enhanced.receive(event)
         if isinstance(step, Done) and self.grant is not None and not self._is_of_its_tenant(step.identity):
             self.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
         if self._connection.is_open or self._connection.connect is None:
             return []
-        return await self._judged(self._connection.connect, step)
+        return await self._authenticated(self._connection.connect, step)
 
-    async def _judged(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
+    async def _authenticated(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
         """Act on the result of an authentication step: admit the client, or record the failure."""
         if isinstance(step, Failed):
             self._counters.refused_connections += 1
@@ -298,8 +300,8 @@ class Client(ClientPort):
             log.info("authentication failed", client=connect.client_id, reason=step.reason)
         if not isinstance(step, Done):
             return []
-        assert self._dialogue is not None
-        return await self._admit(connect, step.identity, self._dialogue.properties(step.data))
+        assert self._enhanced is not None
+        return await self._admit(connect, step.identity, self._enhanced.properties(step.data))
 
     def _is_of_its_tenant(self, identity: Identity) -> bool:
         """Whether the re-authenticated identity belongs to the tenant of the session."""
@@ -350,7 +352,7 @@ class Client(ClientPort):
         if not grant.names.has_mqtt(self.client_id):
             return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
         will = pending_will(connect, grant)
-        refusal = judge_will(will, grant, services.config)
+        refusal = check_will(will, grant, services.config)
         if refusal is not None:
             return self._refuse(*refusal)
         former = services.sessions.live.get(self.client_id)
@@ -394,7 +396,7 @@ class Client(ClientPort):
         )
         pump.identified()
         self.session = session
-        reading = self.hold_to_limits(services.limits, self._pause_reading, self._resume_reading)
+        reading = self.apply_limits(services.limits, self._pause_reading, self._resume_reading)
         self._incoming = Incoming(self, self._connection, session, grant, services, reading)
         if not services.publisher.gate.is_open:
             self._pause_reading(PROCESS_BUDGET)
@@ -403,7 +405,7 @@ class Client(ClientPort):
         session.budget.gate.subscribe(self._own_gate)
         session.attach(self)
         if services.presence is not None:
-            tell_online(services.presence, self, session, pump.peer, services.wall_clock())
+            report_online(services.presence, self, session, pump.peer, services.wall_clock())
         return ahead
 
     def rights_changed(self) -> None:
@@ -411,7 +413,7 @@ class Client(ClientPort):
         if self.session is None or self.grant is None or self._incoming is None or self._is_over:
             return
         self._incoming.rights_changed()
-        withdrawn = connack.judge_again(self.session, self.grant, self._services.config)
+        withdrawn = connack.check_rights(self.session, self.grant, self._services.config)
         if withdrawn is not None:
             reason, with_will = withdrawn
             self._leave(with_will=with_will)
@@ -449,7 +451,7 @@ class Client(ClientPort):
     def leave(self) -> None:
         """Send the acknowledgements that are due, then DISCONNECT 0x8B, or 0x9C if another server is configured."""
         self.answered()
-        self.disconnect(*farewell(self._services.config, ReasonCode.SERVER_SHUTTING_DOWN))
+        self.disconnect(*connack.shutdown_disconnect(self._services.config, ReasonCode.SERVER_SHUTTING_DOWN))
 
     def taken_over(self) -> None:
         """Disconnect, because another connection uses the client id now [MQTT-3.1.4-3]."""

@@ -29,7 +29,7 @@ def pending_will(connect: Connect, grant: Grant) -> PendingWill | None:
     return PendingWill(will if topic == will.topic else msgspec.structs.replace(will, topic=topic), connect.version)
 
 
-def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
+def check_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) -> tuple[ReasonCode, str] | None:
     """Return why a will is refused, or None."""
     if pending is None:
         return None
@@ -41,15 +41,15 @@ def judge_will(pending: PendingWill | None, grant: Grant, config: MqttConfig) ->
     return None
 
 
-def judge_again(session: Session, grant: Grant, config: MqttConfig) -> tuple[str, bool] | None:
+def check_rights(session: Session, grant: Grant, config: MqttConfig) -> tuple[str, bool] | None:
     """Return why a client with changed rights must be disconnected and whether its will is published, or None."""
-    if judge_will(session.will, grant, config) is not None:
+    if check_will(session.will, grant, config) is not None:
         return "no longer allowed to publish to the will's topic", False
     refused = session.refused_by(grant)
     return None if refused is None else (f"no longer allowed to subscribe to {grant.names.own_mqtt(refused)}", True)
 
 
-def farewell(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:
+def shutdown_disconnect(config: MqttConfig, code: ReasonCode) -> tuple[ReasonCode, str, Properties]:
     """Return DISCONNECT's arguments at shutdown: `code`, or a redirect to another server (section 4.11)."""
     if config.server_reference is None:
         return code, STOPPING, NONE

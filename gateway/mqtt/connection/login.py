@@ -51,9 +51,9 @@ class Login:
             return ReasonCode.NOT_AUTHORIZED, "authentication required"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
-    def dialogue(
+    def start_enhanced(
         self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
-    ) -> Dialogue | None:
+    ) -> EnhancedAuthentication | None:
         """Start enhanced authentication for a CONNECT with an authentication method.
 
         The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
@@ -65,7 +65,7 @@ class Login:
         exchange = entrance.exchange(method, peer=peer)
         if exchange is None:
             return None
-        return Dialogue(
+        return EnhancedAuthentication(
             entrance,
             connection,
             exchange,
@@ -76,7 +76,7 @@ class Login:
         )
 
 
-class Dialogue:
+class EnhancedAuthentication:
     """The enhanced authentication of one connection, at CONNECT and at every re-authentication.
 
     Sends AUTH, and DISCONNECT when authentication fails or when a token expires without a newer one. During

@@ -19,7 +19,7 @@ _BY: Final[dict[int, By]] = {
 }
 
 
-def tell_online(presence: Presence, client: ClientPort, session: Session, address: str, now: int) -> None:
+def report_online(presence: Presence, client: ClientPort, session: Session, address: str, now: int) -> None:
     """Report a client as online after CONNACK; `now` is in epoch milliseconds.
 
     If the session has records (ADR 0043), they decide which of two connections keeps it; otherwise the presence topic.
@@ -35,12 +35,12 @@ def tell_online(presence: Presence, client: ClientPort, session: Session, addres
             address=address,
             since=now,
             session=SessionKept(session.kept, session.expiry),
-            yields=None if stored else client.taken_over,
+            on_takeover=None if stored else client.taken_over,
         ),
     )
 
 
-def tell_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
+def report_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
     """Report the end of a connection.
 
     `code` with `text` is a reason code of the gateway, `code` without `text` the client's; None: the socket was lost.

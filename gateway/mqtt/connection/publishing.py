@@ -27,7 +27,7 @@ from protocols.mqtt.reasons import ReasonCode
 EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
 NO_SUBSCRIBERS: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
-NEVER: Final = frozenset(
+PERMANENT: Final = frozenset(
     {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
 )
 """Permanent refusals: sending the message again fails again until the configuration or Kafka is changed."""
@@ -35,7 +35,7 @@ _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this t
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is not UTF-8 text")
 
 
-class Unanswered:
+class Qos0Owner:
     """The owner of a connection's QoS 0 records: not acknowledged, but counted against the connection's budget."""
 
     __slots__ = ("_counters", "budget", "principal")
@@ -55,8 +55,8 @@ class Incoming:
     """The publishes of one connection; owns its QoS 1 records (the session owns those of QoS 2)."""
 
     __slots__ = (
-        "_acks", "_again", "_allowed", "_answering", "_client", "_connection", "_inbound", "_letter", "_names",
-        "_reading", "_self_delivery", "_services", "_session", "_unanswered", "budget", "principal",
+        "_acks", "_allowed", "_answering", "_client", "_connection", "_dead_letter", "_inbound", "_names",
+        "_qos0_owner", "_reading", "_refused_id", "_self_delivery", "_services", "_session", "budget", "principal",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - everything that a publish needs
@@ -78,12 +78,12 @@ class Incoming:
         self._allowed = grant.mqtt_publish
         self._names = grant.names
         self._inbound = Inbound(services.rules, client.version, client.client_id, self._names.mount)
-        self._unanswered = Unanswered(session.budget, session.principal, services.counters)
+        self._qos0_owner = Qos0Owner(session.budget, session.principal, services.counters)
         self._reading = reading  # None: no rate limit
         self._acks = AckQueue()
         self._answering = False  # whether it is in `services.answers`
-        self._again = services.refused_again.take(client.client_id)  # packet id refused last, or 0
-        self._letter: Record | None = None  # that message, once it was sent again
+        self._refused_id = services.refused_again.take(client.client_id)  # packet id refused last, or 0
+        self._dead_letter: Record | None = None  # that message, once it was sent again
 
     def publish(self, received: list[Any], position: int) -> int:
         """Submit the publishes from `position` on to Kafka. An acknowledgement means that every in-sync replica has it.
@@ -91,8 +91,8 @@ class Incoming:
         Returns:
             The position of the first event that is not a publish. One loop handles a whole run: this is the hot path.
         """
-        if self._again and self._letter is None:
-            self._look_again(received, position)
+        if self._refused_id and self._dead_letter is None:
+            self._find_refused(received, position)
         services = self._services
         now_ms = services.wall_clock()
         first, count = position, len(received)
@@ -119,14 +119,16 @@ class Incoming:
 
     def rights_changed(self) -> None:
         """Authorize each topic again at its next publish."""
-        self._inbound.admit_no_more()
+        self._inbound.forget_admitted()
 
-    def _look_again(self, received: list[Any], position: int) -> None:
+    def _find_refused(self, received: list[Any], position: int) -> None:
         """Find the message that was refused before and sent again, for a dead letter if it is refused once more."""
         for event in itertools.islice(received, position, None):
-            if type(event) is events.PublishReceived and event.dup and event.packet_id == self._again:
+            if type(event) is events.PublishReceived and event.dup and event.packet_id == self._refused_id:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
-                self._letter = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
+                self._dead_letter = to_record(
+                    event.topic, event.payload, event.qos, event.retain, event.properties, now_ms
+                )
 
     def _publish_run(self, received: list[Any], position: int, now_ms: int) -> int:
         """Submit the run of ordinary publishes of one QoS at `position`, each as `_publish_one` would.
@@ -140,7 +142,7 @@ class Incoming:
         if received[position].qos:
             self._services.publisher.submit_run(records, self, self._acks.arrive_run(packet_ids))
         else:
-            self._services.publisher.submit_run(records, self._unanswered, packet_ids)
+            self._services.publisher.submit_run(records, self._qos0_owner, packet_ids)
         return position + len(records)
 
     def _publish_one(self, event: events.PublishReceived, now_ms: int, special: bool) -> bool:
@@ -162,7 +164,7 @@ class Incoming:
         if event.qos:
             self._services.publisher.submit(record, self, self._acks.arrive(event.packet_id))
         else:
-            self._services.publisher.submit(record, self._unanswered)
+            self._services.publisher.submit(record, self._qos0_owner)
         return False
 
     def _publish_special(self, event: events.PublishReceived, record: Record, whole: str) -> bool:
@@ -188,11 +190,13 @@ class Incoming:
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
             retained = whole if event.retain else ""
-            self._session.receiving().publish(record, event.packet_id, slot, retained, self_delivered=self_delivered)
+            self._session.ensure_inbound_qos2().publish(
+                record, event.packet_id, slot, retained, self_delivered=self_delivered
+            )
             return True
         if slot is not None and self_delivered:
             slot.own_topic = record.topic
-        owner = self._unanswered if slot is None else self
+        owner = self._qos0_owner if slot is None else self
         if event.retain:
             services.retained.put(record, whole, owner, slot)
         else:
@@ -275,9 +279,9 @@ class Incoming:
                 continue
             # 3.1.1 has no error codes, and 0x95 is not valid in PUBACK: closing the connection is the only answer.
             closes = connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE
-            again = closes and result.outcome in NEVER
-            if again and self._letter is not None and slot.packet_id == self._again:
-                letter, self._letter, self._again = self._letter, None, 0
+            again = closes and result.outcome in PERMANENT
+            if again and self._dead_letter is not None and slot.packet_id == self._refused_id:
+                letter, self._dead_letter, self._refused_id = self._dead_letter, None, 0
                 self._acks.put_back(slots[place:])
                 self._services.refused_again.store(letter, self.answered, slot, result)
                 return

@@ -31,7 +31,7 @@ REMEMBERED: Final = 10_000
 """Maximum number of clients whose last refused packet is remembered (about 2 MB).
 
 The oldest is forgotten; that client is disconnected once more."""
-TOLD: Final = 1000
+LOGGED_TOPICS: Final = 1000
 """Maximum number of Kafka topics that are remembered as logged."""
 
 
@@ -50,7 +50,7 @@ class RefusedAgain:
         self._publisher = publisher
         self._counters = counters
         self._packets: collections.OrderedDict[bytes, int] = collections.OrderedDict()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def remember(self, client_id: str, packet_id: int) -> None:
         """Note the packet for which a client is being disconnected."""
@@ -66,10 +66,10 @@ class RefusedAgain:
 
     def store(self, record: Record, answered: Callable[[], None], slot: Slot, refused: Result) -> None:
         """Store a dead letter; `answered` is called when the slot has a result: stored, or the original refusal."""
-        if record.topic not in self._told:
-            if len(self._told) >= TOLD:
-                self._told.clear()
-            self._told.add(record.topic)
+        if record.topic not in self._logged:
+            if len(self._logged) >= LOGGED_TOPICS:
+                self._logged.clear()
+            self._logged.add(record.topic)
             log.warning("a client resent a message that it was disconnected for; stored as a dead letter",
                         topic=record.topic, refused=REFUSED_TOPIC, outcome=refused.outcome.value,
                         reason=refused.reason)  # fmt: skip

@@ -49,7 +49,7 @@ class _Answer:
         self.codes[place] = code
         self.reason = reason
 
-    def not_now(self, place: int, refused: Refused) -> None:
+    def refuse_for(self, place: int, refused: Refused) -> None:
         self.refuse(place, _NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
 
 
@@ -64,7 +64,9 @@ async def subscribe(
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
     answer = _Answer(len(event.subscriptions))
-    allowed = _judge(client, session, services, _whole(client, event.subscriptions), identifier, answer)
+    allowed = _authorize(
+        client, session, services, _with_whole_filters(client, event.subscriptions), identifier, answer
+    )
     shared = {
         place: subscription for place, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
     }
@@ -91,7 +93,7 @@ async def subscribe(
         session.feed()
 
 
-def _whole(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
+def _with_whole_filters(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
     """Return the subscriptions with their whole filters, tenant prefix included (`mapping.tenants`)."""
     assert client.grant is not None
     names = client.grant.names
@@ -112,7 +114,7 @@ async def _save(services: Services, session: Session) -> Refused | None:
     return None
 
 
-def _judge(  # noqa: PLR0917 - the client and its request
+def _authorize(  # noqa: PLR0917 - the client and its request
     client: ClientPort,
     session: Session,
     services: Services,
@@ -137,7 +139,7 @@ def _judge(  # noqa: PLR0917 - the client and its request
         else:
             known.add(topic_filter)
             allowed[place] = SessionSubscription(
-                _at(options, min(options.qos, services.config.maximum_qos)), identifier
+                _with_qos(options, min(options.qos, services.config.maximum_qos)), identifier
             )
     return allowed
 
@@ -163,7 +165,7 @@ async def _hold(
         return
     except Refused as refused:
         for place in subscriptions:
-            answer.not_now(place, refused)
+            answer.refuse_for(place, refused)
         return
     if session.client is not client:
         for topic_filter, found in held.items():
@@ -175,7 +177,7 @@ async def _hold(
         options = subscription.options
         since = held[options.topic_filter]
         if isinstance(since, Refused):
-            answer.not_now(place, since)
+            answer.refuse_for(place, since)
             continue
         if options.topic_filter in taken:
             router.hold_again(options.topic_filter)
@@ -204,7 +206,7 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
         except Refused as refused:
             if refused.outcome is Outcome.DENIED and session.client is not None:
                 session.client.audit_denied("subscribe", subscriptions[place].options.topic_filter)
-            answer.not_now(place, refused)
+            answer.refuse_for(place, refused)
 
     async def join_in_order(several: Sequence[int]) -> None:
         for place in several:
@@ -213,7 +215,7 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
     await asyncio.gather(*(join_in_order(several) for several in places.values()))
 
 
-def _at(options: Subscription, qos: int) -> Subscription:
+def _with_qos(options: Subscription, qos: int) -> Subscription:
     if options.qos == qos:
         return options
     return Subscription(
@@ -231,7 +233,7 @@ async def unsubscribe(
         if session.client is not client:
             return
         if topic_filter in session.shares.subscriptions:
-            found = await session.shares.part(topic_filter)
+            found = await session.shares.leave_group(topic_filter)
         else:
             found = session.unsubscribed(topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)

@@ -24,7 +24,7 @@ from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
 
 RETRY_S: Final = 0.5
-LOOKING_S: Final = 7.0  # limit for a scan while a CONNECT waits
+SCAN_S: Final = 7.0  # limit for a scan while a CONNECT waits
 T = TypeVar("T")
 
 Found = dict[str, set[tuple[int, int]]]
@@ -100,11 +100,11 @@ def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> Inflig
     )
 
 
-async def in_time(looking: Awaitable[T]) -> T:
+async def in_time(scan: Awaitable[T]) -> T:
     """Scan the log while a client waits; raise Refused if that takes too long, so that the client tries again."""
     try:
-        async with asyncio.timeout(LOOKING_S):
-            return await looking
+        async with asyncio.timeout(SCAN_S):
+            return await scan
     except TimeoutError:
         raise Refused(Outcome.BUSY, "Kafka does not answer") from None
 

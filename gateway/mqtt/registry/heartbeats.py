@@ -29,7 +29,7 @@ class Gateways:
         self._clock = clock
         self._wall_clock = wall_clock
         self._last_beats: dict[str, tuple[str, float]] = {}  # gateway id -> incarnation, time of receipt
-        self._began = clock()
+        self._started = clock()
         self._loaded = False
 
     def heartbeat(self) -> GatewayRecord:
@@ -39,7 +39,7 @@ class Gateways:
     def loaded(self) -> None:
         """Note that the topic is read: heartbeats from now on are new, and a live gateway sends one in `SILENT_S`."""
         self._loaded = True
-        self._began = self._clock()
+        self._started = self._clock()
 
     def apply(self, name: str, beat: GatewayRecord | None) -> None:
         """Note a heartbeat of another gateway; None means that it has stopped."""
@@ -86,7 +86,7 @@ class Gateways:
 
     def is_dead(self, owner: str) -> bool:
         """Whether a process is dead; for other gateways known only after each live one must have sent a heartbeat."""
-        long_enough = self._loaded and self._clock() - self._began >= SILENT_S
+        long_enough = self._loaded and self._clock() - self._started >= SILENT_S
         return self.is_predecessor(owner) or (long_enough and not self.is_alive(owner))
 
     def mark_dead(self) -> bool:
@@ -97,7 +97,7 @@ class Gateways:
                 del self._last_beats[name]
                 self.changed = True
                 log.warning("no more heartbeats from a gateway", gateway=name)
-        if not self.changed or now - self._began < SILENT_S:
+        if not self.changed or now - self._started < SILENT_S:
             return False
         self.changed = False
         return True

@@ -85,7 +85,7 @@ class Opening:
                 former.client.taken_over()  # detaches the session
             epoch = 0  # above 0 if other gateways know a former session
             sessions.take_released(client_id)
-            if sessions.must_ask(client_id):
+            if sessions.must_claim(client_id):
                 epoch = await self._claim(client_id, clean_start=clean_start)
             session = None if clean_start else await self._find(client_id)
             present = session is not None
@@ -95,7 +95,7 @@ class Opening:
                     sessions.end(client_id)
                 session = Session(client_id, principal, self._new_session_id(), sessions.parts, kept=expiry > 0)
                 session.epoch = known.epoch if known is not None else epoch
-            await self._begin(session, expiry, will, present=present)
+            await self._prepare(session, expiry, will, present=present)
             return session, present
 
     def _check_owner(self, client_id: str, principal: str) -> None:
@@ -160,7 +160,7 @@ class Opening:
             return session
         return None
 
-    async def _begin(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
+    async def _prepare(self, session: Session, expiry: int, will: PendingWill | None, *, present: bool) -> None:
         """Prepare a session for a connection and store its records; on failure restore its former state."""
         sessions, client_id = self._sessions, session.client_id
         before = session.expiry, session.will, session.gone_at

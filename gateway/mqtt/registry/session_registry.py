@@ -18,7 +18,15 @@ from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
-from gateway.mqtt.registry.takeover import Claim, Unanswered, followed, is_released, judge, others, taken_over
+from gateway.mqtt.registry.takeover import (
+    Claim,
+    Unanswered,
+    classify,
+    is_released,
+    merge_predecessors,
+    others,
+    taken_over,
+)  # fmt: skip
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
@@ -123,7 +131,7 @@ class Sessions:
         elif kind == GATEWAY:
             self.gateways.apply(name, decode_gateway(record.value))
             for client_id in list(self._claims):
-                self._look(client_id)
+                self._check_claim(client_id)
 
     def _read_back(self, client_id: str, value: bytes | None) -> None:
         """Note that our own record was read back: records of others from now on are later in the log."""
@@ -135,7 +143,7 @@ class Sessions:
             del self._unread[client_id]
         if claim is not None and mine is not None and record is not None and mine.epoch == record.epoch:
             claim.is_read = True
-            self._look(client_id)
+            self._check_claim(client_id)
 
     def restarted(self, partition: int) -> None:
         """Write all records of a partition again, since its topic was recreated.
@@ -149,7 +157,7 @@ class Sessions:
         """Process another gateway's session record: the highest epoch wins, of equal epochs the last in the log."""
         record = decode_session(value)
         session = self.live.get(client_id)
-        event = self._judge(client_id, record)
+        event = self._classify(client_id, record)
         if event is None:
             return
         action = self._on(client_id, event)
@@ -177,19 +185,19 @@ class Sessions:
             self._store.inflight.pop(client_id, None)
         elif action in {Action.FOLLOW, Action.RELEASE}:
             assert record is not None
-            self._store.records[client_id] = encode(followed(record, self.record(client_id)))
+            self._store.records[client_id] = encode(merge_predecessors(record, self.record(client_id)))
             if action is Action.RELEASE and client_id not in self._handing_over:
                 self._store.release(client_id)
 
-    def _judge(self, client_id: str, record: SessionRecord | None) -> Event | None:
+    def _classify(self, client_id: str, record: SessionRecord | None) -> Event | None:
         """Classify another gateway's record; None if it has no effect here."""
         session, claim, known = self.live.get(client_id), self._claims.get(client_id), self.record(client_id)
         if session is None:
             epoch = known.epoch if known is not None else None
             ours = known is not None and known.owner == self.owner
-            return judge(record, epoch, self.owner, ours=ours, is_read=claim is None or claim.is_read)
+            return classify(record, epoch, self.owner, ours=ours, is_read=claim is None or claim.is_read)
         is_read = client_id not in self._unread
-        event = judge(record, session.epoch, self.owner, ours=True, is_read=is_read)
+        event = classify(record, session.epoch, self.owner, ours=True, is_read=is_read)
         if event in {Event.OUTDATED, Event.DELETED}:
             return event if is_read and known is not None else None
         if event is Event.RIVAL and (session.client is not None or (record is not None and record.predecessors)):
@@ -220,20 +228,20 @@ class Sessions:
         claim = self._claims.get(client_id)
         if claim is not None:
             claim.answered(gateway)
-            self._look(client_id)
+            self._check_claim(client_id)
 
-    def _look(self, client_id: str) -> None:
+    def _check_claim(self, client_id: str) -> None:
         """Check whether all gateways have answered a claim."""
         claim = self._claims.get(client_id)
         if claim is not None:
-            claim.look(self.gateways.is_alive, handing_over=client_id in self._handing_over)
+            claim.check(self.gateways.is_alive, handing_over=client_id in self._handing_over)
 
     def _hand_over(self, session: Session, record: SessionRecord) -> None:
         """Give a session to another gateway: close its connection, and answer when nothing is in flight any more."""
         client_id, client = session.client_id, session.client
         self._remove(session)
         self._handing_over[client_id] = session
-        self._store.records[client_id] = encode(followed(record, self.record(client_id)))
+        self._store.records[client_id] = encode(merge_predecessors(record, self.record(client_id)))
         session.will = None  # the new owner publishes it
         session.detach()
         if client is not None:
@@ -253,7 +261,7 @@ class Sessions:
                 self._store.write_inflight(client_id, msgspec.structs.replace(mine, final=True))
             else:  # a newer in-flight record exists
                 self._store.release(client_id)
-            self._look(client_id)
+            self._check_claim(client_id)
 
         if session.inbound_qos2 is None:
             idle()
@@ -306,7 +314,7 @@ class Sessions:
         if record is not None and is_released(record, decode_inflight_head(self._store.inflight.get(client_id))):
             self.take_over(client_id, record, Event.RELEASED, clean=True)
 
-    def must_ask(self, client_id: str) -> bool:
+    def must_claim(self, client_id: str) -> bool:
         """Whether a CONNECT needs a claim, since another gateway, or this one, may have messages in flight."""
         record = self.record(client_id)
         if client_id in self.live or record is None:
@@ -316,8 +324,8 @@ class Sessions:
     async def claim(self, client_id: str, wait_s: float) -> bool:
         """Ask all gateways that may have messages of the session in flight, and take the session over.
 
-        Call it only if `must_ask` is true; the gateways have `wait_s` seconds to answer. A will that is due because the
-        connection has ended is published here [MQTT-3.1.2-8].
+        Call it only if `must_claim` is true; the gateways have `wait_s` seconds to answer. A will that is due because
+        the connection has ended is published here [MQTT-3.1.2-8].
 
         Returns:
             False if another gateway was faster.
@@ -350,7 +358,7 @@ class Sessions:
         return ours
 
     def take_over(self, client_id: str, record: SessionRecord, event: Event, *, clean: bool = False) -> None:
-        """Own another gateway's session, without a connection, after RELEASED or ORPHANED.
+        """Own another gateway's session, without a connection, after RELEASED or OWNER_DIED.
 
         `record` is from its former gateway; its predecessors have not answered. `clean`: that gateway has written its
         last in-flight record. A session that was released without a claim is not written here, but by its CONNECT.
@@ -408,7 +416,7 @@ class Sessions:
         """Drop the object of a completely stored session; only its records stay."""
         self._on(session.client_id, Event.SAVED)
         self._remove(session)
-        session.dissolve()
+        session.unload()
 
     def end(self, client_id: str) -> None:
         """End a session: publish its will [MQTT-3.1.2-8] and delete its records."""
@@ -420,7 +428,7 @@ class Sessions:
         will, principal = (record.will, record.principal) if record is not None else (None, "")
         if session is not None:
             self._remove(session)
-            session.dissolve()
+            session.unload()
             will, principal = session.will, session.principal
 
         def forget() -> None:
@@ -465,9 +473,9 @@ class Sessions:
     def keep_deadlines(self) -> None:
         """Publish the wills and end the sessions that are due."""
         now = self._wall_clock()
-        in_turns(self._meet(list(self._deadlines.due(now)), now))
+        in_turns(self._process_due(list(self._deadlines.due(now)), now))
 
-    def _meet(self, due: list[str], now: int) -> Iterator[None]:
+    def _process_due(self, due: list[str], now: int) -> Iterator[None]:
         """Process the due sessions in slices, since thousands may have disconnected at the same moment."""
         for client_id in due:
             yield

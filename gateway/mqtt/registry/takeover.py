@@ -42,7 +42,7 @@ class Claim:
         if self.is_read:
             self.waiting.discard(gateway)
 
-    def look(self, is_alive: Callable[[str], bool], *, handing_over: bool) -> None:
+    def check(self, is_alive: Callable[[str], bool], *, handing_over: bool) -> None:
         """Check whether the claim is complete; `handing_over`: this gateway has messages in flight itself."""
         if self.over.done() or not self.is_read or handing_over:
             return
@@ -72,7 +72,7 @@ def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
     )
 
 
-def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:
+def merge_predecessors(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:
     """Return another gateway's record with the predecessors that its writer did not know added."""
     if known is None or not record.predecessors:
         return record
@@ -80,7 +80,7 @@ def followed(record: SessionRecord, known: SessionRecord | None) -> SessionRecor
     return msgspec.structs.replace(record, predecessors=tuple(sorted(asked)))
 
 
-def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: bool, is_read: bool) -> Event:
+def classify(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: bool, is_read: bool) -> Event:
     """Classify another gateway's record: the higher epoch wins, of equal epochs the later in the log.
 
     `record` is None for a deletion. `owner` is this gateway. `epoch` is that of the session known here, or None.
@@ -94,7 +94,7 @@ def judge(record: SessionRecord | None, epoch: int | None, owner: str, *, ours: 
     return Event.CLAIMED if claims and (ours or owner in record.predecessors) else Event.MOVED
 
 
-async def find_orphans(
+async def find_abandoned(
     store: SessionStore,
     live: Collection[str],  # client ids of sessions with an object here
     gateways: Gateways,
@@ -120,7 +120,7 @@ async def find_orphans(
                 unclear[client_id] = inflight
     if unclear:
         unclear = await recovery.recover(unclear)
-    orphans = []
+    abandoned = []
     for client_id, value, stored, record in found:
         # During a long scan the client may have reconnected, here or elsewhere.
         if client_id in live or store.records.get(client_id) is not value:
@@ -128,8 +128,8 @@ async def find_orphans(
         accounted = unclear.get(client_id)
         if accounted is not None and store.inflight.get(client_id) is stored:
             store.write_inflight(client_id, accounted)
-        orphans.append((client_id, record))
-    return orphans
+        abandoned.append((client_id, record))
+    return abandoned
 
 
 def taken_over(

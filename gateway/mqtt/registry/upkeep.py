@@ -13,7 +13,7 @@ from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import FROZEN_S, HEARTBEAT_S
 from gateway.mqtt.registry.session_registry import TOPIC, Sessions
-from gateway.mqtt.registry.takeover import find_orphans
+from gateway.mqtt.registry.takeover import find_abandoned
 from gateway.mqtt.session.lifecycle import Event
 from gateway.mqtt.session.session import Session
 from gateway.spawn import keep_on, together
@@ -36,7 +36,8 @@ class Upkeep:
         read_to_end: Callable[[], Awaitable[None]],  # waits until the table of sessions is read to its end
         fence: Fence,  # shuts after a freeze; opened here
         *,
-        bury: Callable[[], None] = lambda: None,  # called when a gateway may be dead, after its sessions are taken over
+        # called when a gateway may be dead, after its sessions are taken over
+        owners_died: Callable[[], None] = lambda: None,
     ) -> None:
         self._sessions = sessions
         self._gateways = sessions.gateways
@@ -46,7 +47,7 @@ class Upkeep:
         self._ready = ready
         self._read_to_end = read_to_end
         self._fence = fence
-        self._bury = bury
+        self._owners_died = owners_died
         self._served = False  # `ready` was set before the freeze
         fence.listen(self._frozen)
         self._round_of: list[Session] = []
@@ -63,7 +64,7 @@ class Upkeep:
     async def _tick(self) -> None:
         await self._ready.wait()
         while True:
-            await self._awake()
+            await self._wait_for_fence()
             self._round()
             self._save_positions()
             self._sessions.keep_deadlines()
@@ -78,17 +79,17 @@ class Upkeep:
     async def _take_over(self) -> None:
         """Take over the sessions of our former process, and then those of silent gateways."""
         if not self._ready.is_set():
-            await self._take_orphans(self._gateways.is_predecessor)
-            self._bury()
+            await self._take_over_from(self._gateways.is_predecessor)
+            self._owners_died()
             self._ready.set()
         while True:
-            await self._awake()
+            await self._wait_for_fence()
             if self._gateways.mark_dead():
-                await self._take_orphans(self._gateways.takes_over)
-                self._bury()
+                await self._take_over_from(self._gateways.takes_over)
+                self._owners_died()
             await asyncio.sleep(TICK_S)
 
-    async def _awake(self) -> None:
+    async def _wait_for_fence(self) -> None:
         """Wait until the fence is open; check for a freeze first, which may have happened after our timer fired."""
         self._fence.now()
         while not self._fence.is_open:
@@ -122,12 +123,12 @@ class Upkeep:
                 self._ready.set()
             self._fence.open()
 
-    async def _take_orphans(self, takes_over: Callable[[str], bool]) -> None:
+    async def _take_over_from(self, takes_over: Callable[[str], bool]) -> None:
         """Take over the sessions of dead owners; their connections count as ended now."""
         sessions = self._sessions
-        orphans = await find_orphans(self._store, sessions.live, self._gateways, takes_over, self._recovery)
-        for client_id, record in orphans:
-            sessions.take_over(client_id, record, Event.ORPHANED)
+        abandoned = await find_abandoned(self._store, sessions.live, self._gateways, takes_over, self._recovery)
+        for client_id, record in abandoned:
+            sessions.take_over(client_id, record, Event.OWNER_DIED)
 
     def _save_positions(self) -> None:
         for journal in self._touched:
@@ -155,7 +156,7 @@ class Upkeep:
             session = self._round_of.pop()
             if session.journal is None or session.client is None:
                 continue
-            quiet = session.inbound_qos2 is not None and session.inbound_qos2.rest()
+            quiet = session.inbound_qos2 is not None and session.inbound_qos2.drop_idle_offsets()
             if quiet or session.subscriptions.by_filter:
                 session.journal.save()
 

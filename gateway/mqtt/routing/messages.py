@@ -52,7 +52,7 @@ class Messages:
         if found is not None and found.record is first:
             self._run[id(first)] = found  # it was mapped already to find the end of the last run
 
-    def look_at(self, record: Received) -> Delivery | None:
+    def peek(self, record: Received) -> Delivery | None:
         """Return `delivery` of a record of this run or of the next one."""
         found = self._run.get(id(record))
         if found is None or found.record is not record:

@@ -45,7 +45,7 @@ STALE_DEADLINES: Final = 1000
 _RETAIN_SET: Final = (MQTT_RETAIN, b"1")
 _OWN, _COPY = "own", "copy"  # tokens of a message's two records
 
-_SHOWN: Final = 1 << 20  # added to the partition numbers of another topic, to keep them apart
+_MIRRORED: Final = 1 << 20  # added to the partition numbers of another topic, to keep them apart
 
 Place = tuple[int, int]
 """Partition and offset in the topic of retained messages."""
@@ -151,7 +151,7 @@ class Retained:
         self._ahead: dict[str, tuple[int, int]] = {}  # topic -> version known from Kafka's answer but not read yet
         self._restarts = 0  # number of times that a partition was read again from its beginning
         self._stale: dict[int, set[str]] = {}  # partition -> topics of messages from before it was recreated
-        self._known_anew: set[int] = set()  # those of these partitions where an own message's offset revealed it first
+        self._known_recreated: set[int] = set()  # those revealed by an own message's offset before reading
         self._writing: dict[str, int] = {}  # topic -> number of messages in flight to Kafka
         self._deadlines: list[tuple[int, str]] = []
         self._tombstones: dict[str, tuple[int, int]] = {}  # expired topic -> when its tombstone is due, its partition
@@ -273,9 +273,9 @@ class Retained:
         """Apply a copy that Kafka has stored, unless a later record was read already."""
         if 0 <= offset <= put.read[1] and put.read[0] == self._restarts:  # only possible in a recreated topic
             self._applied.pop(partition, None)
-            if partition not in self._known_anew:
-                self._doubt(partition)
-                self._known_anew.add(partition)
+            if partition not in self._known_recreated:
+                self._mark_stale(partition)
+                self._known_recreated.add(partition)
             self._state.suspect_deletion()
         if offset >= 0 and self._applied.get(partition, -1) < offset:
             record = put.record
@@ -357,13 +357,13 @@ class Retained:
     def _restarted(self, partition: int) -> None:
         """Note that a partition is read again from its beginning (contract: `gateway.kafka.state.Restarted`)."""
         self._restarts += 1
-        if partition in self._known_anew:
-            self._known_anew.remove(partition)
+        if partition in self._known_recreated:
+            self._known_recreated.remove(partition)
         else:
-            self._doubt(partition)
+            self._mark_stale(partition)
         self._applied.pop(partition, None)
 
-    def _doubt(self, partition: int) -> None:
+    def _mark_stale(self, partition: int) -> None:
         """Mark the messages of a partition as stale until their records are read again."""
         for name, ahead in list(self._ahead.items()):
             if ahead[0] == partition:
@@ -383,11 +383,11 @@ class Retained:
 
     # Messages from another topic
 
-    def show(self, record: Received) -> None:
+    def mirror(self, record: Received) -> None:
         """Retain the last record of a key in another compacted topic, under its MQTT topic; a None value deletes."""
         name = self._rules.mqtt_topic(record.topic, record.key, record.headers)
         if name is not None and is_valid_name(name):
-            place = record.partition + _SHOWN, record.offset
+            place = record.partition + _MIRRORED, record.offset
             self._change(name, *place, record.timestamp, record.value, record.headers)
 
     # Expiry

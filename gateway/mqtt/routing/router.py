@@ -90,7 +90,7 @@ class _Held(msgspec.Struct, eq=False):
 
     users: int = 0  # number of subscriptions and holds
     topics: set[str] = set()  # Kafka topics that are watched for it
-    looked: bool = False  # the existing topics are known: those that appear later are newer than the filter
+    resolved: bool = False  # the existing topics are known: those that appear later are newer than the filter
 
 
 _Shape = tuple[str, int, bool]
@@ -101,11 +101,11 @@ class _Plan(msgspec.Struct, eq=False):
     """The receivers of messages of one shape."""
 
     size: int = 0  # counts towards `PLANNED`
-    waiting: int = 0  # entries in `judged` with a start offset that was not reached when the plan was made
+    waiting: int = 0  # entries in `checked` with a start offset that was not reached when the plan was made
 
     outboxes: list[tuple[AnySubscriber, Match]] = []  # get every message
     # subscriptions that must be checked for each message: No Local, or a start offset
-    judged: list[tuple[SubscribedSession, list[_Entry]]] = []
+    checked: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 
 class Router:
@@ -125,7 +125,7 @@ class Router:
         self._spawn = spawn
         self._trie: SubscriptionTrie[SubscribedSession, _Entry] = SubscriptionTrie()
         self._held: dict[str, _Held] = {}  # by filter
-        self._wildcards: set[str] = set()  # those with a wildcard as first level, once `looked`
+        self._wildcards: set[str] = set()  # those with a wildcard as first level, once `resolved`
         self._watched: dict[str, set[str]] = {}  # Kafka topic -> filters that need it
         self._watching = asyncio.Lock()
         self._new: dict[str, asyncio.Event] = {}  # new topics that are not watched yet
@@ -178,8 +178,8 @@ class Router:
         try:
             needs = await self._needs(wanted)
             topics = set[str]().union(*(needed for needed in needs.values() if not isinstance(needed, Refused)))
-            while begun := {self._new[topic] for topic in topics & self._new.keys()}:
-                for one in begun:
+            while started := {self._new[topic] for topic in topics & self._new.keys()}:
+                for one in started:
                     await one.wait()
             running = topics & self._watched.keys()
             if running != topics:
@@ -215,7 +215,7 @@ class Router:
             # With a wildcard subscription every new topic is already read from its beginning.
             needs |= await needed_topics(filters, self._rules, self._topics, following=bool(self._wildcards))
             for name in filters:
-                self._held[name].looked = True
+                self._held[name].resolved = True
                 if name[0] in WILDCARDS:
                     self._wildcards.add(name)
         return needs
@@ -332,7 +332,7 @@ class Router:
         """
         record, messages = records[at], self.messages
         messages.begin_run(record)
-        delivery = messages.look_at(record)
+        delivery = messages.peek(record)
         if delivery is None:
             self.unmapped += 1
             return (), 1
@@ -340,24 +340,24 @@ class Router:
         plan = self._plans.get(shape)
         if plan is None:
             plan = self._plan(shape)
-        if plan.judged:
-            return self._judge(plan, shape, record, delivery), 1
+        if plan.checked:
+            return self._select_checked(plan, shape, record, delivery), 1
         behind = at + 1
         while behind < len(records):
             other = records[behind]
-            like = messages.look_at(other)
+            like = messages.peek(other)
             if like is None or (like.topic, like.qos, like.retain) != shape or other.key != record.key:
                 break
             behind += 1
         return plan.outboxes, behind - at
 
-    def _judge(
+    def _select_checked(
         self, plan: _Plan, shape: _Shape, record: Received, delivery: Delivery
     ) -> Collection[tuple[AnySubscriber, Match]]:
         """Return a plan's outboxes, after checking the subscriptions that may not get the message."""
         outboxes = list(plan.outboxes)
         waiting = 0
-        for subscriber, entries in plan.judged:
+        for subscriber, entries in plan.checked:
             subscriptions = [entry.subscription for entry in entries if not entry.is_early(record)]
             waiting += sum(entry.since is not None for entry in entries)
             found = combine(delivery, subscriber.client_id, subscriptions)
@@ -381,7 +381,7 @@ class Router:
         matches: dict[Match, Match] = {}  # equal matches share one object
         for subscriber, matching in entries.items():
             if any(entry.since is not None or entry.subscription.options.no_local for entry in matching):
-                plan.judged.append((subscriber, matching))
+                plan.checked.append((subscriber, matching))
                 plan.waiting += sum(entry.since is not None for entry in matching)
                 continue
             match = merge(qos, retain, [entry.subscription for entry in matching])
@@ -398,23 +398,23 @@ class Router:
             for name in self._watched.pop(topic, ()):
                 self._held[name].topics.discard(topic)
             self._live_reader.unwatch(topic, self)
-        looked = [name for name, held in self._held.items() if held.looked]
+        resolved = [name for name, held in self._held.items() if held.resolved]
         new = set(appeared) - self._watched.keys() - self._new.keys()
-        if looked and new:
-            begun = asyncio.Event()
-            self._new.update(dict.fromkeys(new, begun))
-            self._spawn(self._follow(new, looked, begun))
+        if resolved and new:
+            started = asyncio.Event()
+            self._new.update(dict.fromkeys(new, started))
+            self._spawn(self._follow(new, resolved, started))
 
-    async def _follow(self, new: set[str], filters: list[str], begun: asyncio.Event) -> None:
+    async def _follow(self, new: set[str], filters: list[str], started: asyncio.Event) -> None:
         """Watch new topics from the beginning, since all their records are newer than these filters."""
         try:
-            await keep_on(partial(self._begin, new, filters), "topic", ", ".join(sorted(new)[:3]))
+            await keep_on(partial(self._watch_new, new, filters), "topic", ", ".join(sorted(new)[:3]))
         finally:
             for topic in new:
                 del self._new[topic]
-            begun.set()
+            started.set()
 
-    async def _begin(self, new: set[str], filters: list[str]) -> None:
+    async def _watch_new(self, new: set[str], filters: list[str]) -> None:
         needs: dict[str, list[str]] = {}
         for number, name in enumerate(filters, 1):
             for topic in self._rules.kafka_topics(name, new):

@@ -50,7 +50,7 @@ class SharedSubscriber(Protocol):
     def takes_more(self) -> bool:
         """Whether messages can be sent now (QoS 0)."""
 
-    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send the record, for which there is capacity, and later call exactly one of these.
 
         `share.done`: acknowledged (QoS 0: sent), refused by the client [MQTT-4.8.2-6], or expired.
@@ -89,7 +89,7 @@ class Share:
     # Called by the session.
 
     def done(self, record: Received) -> None:
-        """Settle the record: no other member gets it. It must be the same object that `take_shared` got."""
+        """Settle the record: no other member gets it. It must be the same object that `send_shared` got."""
         if self._membership is not None:
             self._membership.done(record)
 
@@ -157,7 +157,7 @@ class Share:
         if match is None:
             self.decline(record)  # it has no MQTT topic
         else:
-            self._subscriber.take_shared(record, match, self)
+            self._subscriber.send_shared(record, match, self)
         return True
 
 

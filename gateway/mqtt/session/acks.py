@@ -28,7 +28,7 @@ class Slot(msgspec.Struct, gc=False):
     own_topic: str = ""  # the Kafka topic, if the client must get its copy before PUBACK (see `self_delivery`)
 
 
-_NOBODY: Final[collections.deque[Slot]] = collections.deque()
+_EMPTY: Final[collections.deque[Slot]] = collections.deque()
 """Shared by all connections that never published at QoS 1 or 2; an empty deque takes 760 bytes."""
 
 
@@ -38,7 +38,7 @@ class AckQueue:
     __slots__ = ("_line",)
 
     def __init__(self) -> None:
-        self._line = _NOBODY
+        self._line = _EMPTY
 
     def __len__(self) -> int:
         return len(self._line)
@@ -46,7 +46,7 @@ class AckQueue:
     def arrive(self, packet_id: int, qos: int = 1) -> Slot:
         """Append a publish; the slot is its ticket's token."""
         slot = Slot(packet_id, None, qos)
-        if self._line is _NOBODY:
+        if self._line is _EMPTY:
             self._line = collections.deque()
         self._line.append(slot)
         return slot
@@ -54,7 +54,7 @@ class AckQueue:
     def arrive_run(self, packet_ids: Sequence[int]) -> list[Slot]:
         """Append consecutive publishes of QoS 1."""
         slots = [Slot(packet_id) for packet_id in packet_ids]
-        if self._line is _NOBODY:
+        if self._line is _EMPTY:
             self._line = collections.deque()
         self._line.extend(slots)
         return slots

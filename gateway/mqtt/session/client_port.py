@@ -123,7 +123,7 @@ class ClientPort(abc.ABC):
         peer, listener = address_of(self._pump.peer), self._pump.entrance.name
         self.limits = limits.enter(identity, peer, listener, None if former is None else former.limits)
 
-    def hold_to_limits(
+    def apply_limits(
         self, limits: Limits, pause: Callable[[str], None], resume: Callable[[str], None]
     ) -> ReadingPause | None:
         """Apply the rate limits to deliveries; return the one for publishes, which pauses and resumes reading."""

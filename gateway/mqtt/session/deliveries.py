@@ -49,8 +49,10 @@ class DeliveryParts(msgspec.Struct, frozen=True):
 class Deliveries:
     """Sends for the session's two outboxes, and is the subscriber of its shared subscriptions."""
 
-    __slots__ = ("_back", "_feed", "_journal", "_parts", "_retained", "_subscriptions", "_unsent", "client",
-                 "client_id", "copies", "inflight", "shared")  # fmt: skip
+    __slots__ = (
+        "_feed", "_journal", "_parts", "_rereading", "_retained", "_subscriptions", "_unsent", "client", "client_id",
+        "copies", "inflight", "shared",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
         self,
@@ -70,17 +72,17 @@ class Deliveries:
         self._subscriptions = subscriptions
         self._feed = feed
         self._parts = parts
-        self._back = False  # some of the log is read again after a reconnect
+        self._rereading = False  # some of the log is read again after a reconnect
         self._retained: RetainedQueue | None = None
         # Deliveries that have a packet identifier and wait for the journal; with their origin if from a group.
         self._unsent: dict[int, tuple[Share, Received] | None] = {}
 
     # attaching and detaching a connection
 
-    def go_on(self, at_once: list[InflightMessage], lost: list[InflightMessage]) -> None:
+    def resume(self, at_once: list[InflightMessage], lost: list[InflightMessage]) -> None:
         """After a reconnect, send what needs no reading of the log (see `InflightMessages.rewind`)."""
         assert self.inflight is not None
-        self._back = self.inflight.is_back
+        self._rereading = self.inflight.is_rereading
         for entry in at_once:
             self._send_at_once(entry)
         for entry in lost:
@@ -98,7 +100,7 @@ class Deliveries:
             for entry in self.inflight.forget(topic):
                 if self.client is not None:
                     self._abandon(entry)
-            self._back = self.inflight.is_back
+            self._rereading = self.inflight.is_rereading
 
     def stop(self) -> None:
         """Drop unsent deliveries after the connection has ended."""
@@ -110,7 +112,7 @@ class Deliveries:
         if self._retained is not None:
             self._retained.clear()
 
-    def dissolve(self) -> None:
+    def unload(self) -> None:
         """Break the reference cycle with the session, which is unloaded."""
         del self._feed
 
@@ -256,7 +258,7 @@ class Deliveries:
 
     def deliver(self, record: Received, match: Match) -> None:
         """Send one message of the log at QoS 1 or 2."""
-        if self._back and match.qos:
+        if self._rereading and match.qos:
             self.deliver_again(record, match)
             return
         delivery = self._parts.messages.delivery(record)
@@ -275,9 +277,9 @@ class Deliveries:
     def deliver_again(self, record: Received, match: Match | None = None) -> None:
         """Deliver a record from the catch-up reader: new, in flight, finished, or not for this session."""
         entry, dup = None, False
-        if self.inflight is not None and self._back:
-            verdict = self.inflight.judge(record)
-            self._back = self.inflight.is_back
+        if self.inflight is not None and self._rereading:
+            verdict = self.inflight.classify(record)
+            self._rereading = self.inflight.is_rereading
             entry, dup = verdict.entry, verdict.unclear
             for lost in verdict.lost:
                 self._abandon(lost)
@@ -305,7 +307,7 @@ class Deliveries:
         if client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
             self._abandon(entry)
 
-    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: Share) -> None:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
         client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:

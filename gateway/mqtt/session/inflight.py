@@ -21,7 +21,7 @@ from protocols.mqtt.states import UNLIMITED
 Place = tuple[str, int]
 """Kafka topic and partition."""
 
-NOWHERE: Final = ""
+NO_TOPIC: Final = ""
 """Replaces the topic name of a delivery in flight whose topic was deleted."""
 
 
@@ -100,13 +100,13 @@ class InflightMessages:
 
     # reconnecting
 
-    def compare(self, topic_ids: Mapping[str, str]) -> None:
+    def forget_recreated(self, topic_ids: Mapping[str, str]) -> None:
         """Forget the state of topics whose ids have changed: they were deleted and created again."""
         for topic, found in topic_ids.items():
             if self.topic_ids.get(topic, found) != found:
                 self.forget(topic)
 
-    def fit(self, ends: Places) -> None:
+    def reset_truncated(self, ends: Places) -> None:
         """Reset partitions whose log ends (`ends`) below the reached offset.
 
         Such a topic was created again (on a broker without topic ids) or truncated, and all its records are new.
@@ -180,15 +180,15 @@ class InflightMessages:
             lost += filter(self._is_unsent, self._waiting.pop(place, ()))
         for entry in self._ids.values():
             if entry is not None and entry.topic == topic and not entry.name:
-                entry.topic = NOWHERE
+                entry.topic = NO_TOPIC
         return lost
 
     @property
-    def is_back(self) -> bool:
+    def is_rereading(self) -> bool:
         """Whether some of the log is still read again."""
         return bool(self._offered)
 
-    def judge(self, record: Received) -> Verdict:
+    def classify(self, record: Received) -> Verdict:
         """Classify a record that is read again; call it once for each record, when it can be sent."""
         place = (record.topic, record.partition)
         offered = self._offered.get(place)
@@ -201,7 +201,7 @@ class InflightMessages:
                 entry = waiting.popleft()
                 if self._is_unsent(entry):
                     lost.append(entry)
-            return msgspec.structs.replace(self.judge(record), lost=tuple(lost))
+            return msgspec.structs.replace(self.classify(record), lost=tuple(lost))
         if waiting and waiting[0].offset == record.offset:
             entry = waiting.popleft()
             return Verdict(entry) if self._is_unsent(entry) else FINISHED

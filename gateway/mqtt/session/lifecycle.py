@@ -35,7 +35,7 @@ class Event(enum.IntEnum):
     SAVED = 7  # everything is stored
     # all asked gateways have answered or are dead, or the CONNECT is given up; or a stopping gateway has released it
     RELEASED = 8
-    ORPHANED = 9  # the gateway that owned it is dead
+    OWNER_DIED = 9  # the gateway that owned it is dead
     # a record of another gateway was read
     CLAIMED = 10  # newer than ours; its writer waits for our answer
     MOVED = 11  # newer than ours; its writer does not wait for us
@@ -55,7 +55,7 @@ class Action(enum.IntEnum):
     TAKE_OVER = 5  # write the record as ours, without a connection; the will may be due
     ATTACH = 6  # give the session to the connection
     SAVE = 7  # write both records
-    DISSOLVE = 8  # drop the `Session`, keep the records
+    UNLOAD = 8  # drop the `Session`, keep the records
     END = 9  # delete the records; publish the will
     PUBLISH_WILL = 10
     HAND_OVER = 11  # close the connection; write the last in-flight record when Kafka has answered for QoS 2 messages
@@ -102,7 +102,7 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     },
     _S.ELSEWHERE: {
         _E.CLAIM: (_A.CLAIM, _S.CLAIMING),
-        _E.ORPHANED: (_A.TAKE_OVER, _S.AWAY),
+        _E.OWNER_DIED: (_A.TAKE_OVER, _S.AWAY),
         _E.RELEASED: (_A.TAKE_OVER, _S.AWAY),
         **_without_object(_S.ELSEWHERE, ours=False),
     },
@@ -125,7 +125,7 @@ TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
     },
     _S.SAVING: {
         _E.CONNECT: (_A.RESUME, _S.OPENING),
-        _E.SAVED: (_A.DISSOLVE, _S.AWAY),
+        _E.SAVED: (_A.UNLOAD, _S.AWAY),
         _E.END: (_A.END, _S.ABSENT),
         _E.WILL: (_A.PUBLISH_WILL, _S.SAVING),
         _E.RIVAL: (_A.SET_ASIDE, _S.AWAY),

@@ -43,7 +43,7 @@ _STORED_NOW, _REFUSED_NOW = Event.STORED, Event.REFUSED
 _SEND_PUBREC, _REFUSE, _AWAIT_COPY = Action.PUBREC, Action.REFUSE, Action.AWAIT_COPY
 _PUBREC_AWAIT_COPY, _PERSIST, _PUBCOMP = Action.PUBREC_AWAIT_COPY, Action.PERSIST, Action.PUBCOMP
 _ENDED: Final = State.ENDED
-_BEGUN: Final = TABLE[State.ENDED][Event.PUBLISH][1]
+_STORING: Final = TABLE[State.ENDED][Event.PUBLISH][1]
 
 
 class StartOffsets:
@@ -57,7 +57,7 @@ class StartOffsets:
         """Whether the topic's offsets are known."""
         return topic in self._ends
 
-    async def learn(self, topic: str) -> None:
+    async def fetch(self, topic: str) -> None:
         """Get a topic's end offsets from Kafka; raise Refused if it does not exist or Kafka does not answer."""
         partitions = await self._lookup.partitions(topic)
         ends = await self._lookup.ends(partitions, led=True)
@@ -73,7 +73,7 @@ class StartOffsets:
         """Drop the offsets of a deleted topic; a new topic of that name has others."""
         self._ends.pop(topic, None)
 
-    def passed(self, topic: str, partition: int, offset: int) -> None:
+    def advance(self, topic: str, partition: int, offset: int) -> None:
         """Advance a partition: a record was stored at `offset`."""
         known = self._ends.get(topic)
         if known is not None and partition in known:
@@ -145,7 +145,7 @@ class InboundQos2:
         self._fresh: tuple[int, Places] | None = None  # start offsets that are valid from this sequence on
         self._persisted_topics: set[str] = set()  # topics whose start offsets are in a stored in-flight record
         self._held: list[tuple[Record, InboundMessage, int]] = []  # with the size counted in the budget
-        self._learning = False
+        self._fetching_offsets = False
         self._idle = False
         self._uncertain: dict[int, int] = {}  # packet identifier -> sequence of records whose fate is unknown
         self._when_idle: Callable[[], None] | None = None
@@ -238,7 +238,7 @@ class InboundQos2:
                 message.slots.append(slot)
             return
         self._idle = False
-        message = self._known[packet_id] = InboundMessage(packet_id, self._next, record.topic, _BEGUN)
+        message = self._known[packet_id] = InboundMessage(packet_id, self._next, record.topic, _STORING)
         message.slots.append(slot)
         message.retained = retained
         if self_delivered and self._copies is not None:
@@ -257,8 +257,8 @@ class InboundQos2:
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         self.budget.take(size)
         self._held.append((record, message, size))
-        if not self._learning:
-            self._learning = True
+        if not self._fetching_offsets:
+            self._fetching_offsets = True
             self._parts.spawn(self._persist_start_offsets())
 
     def _submit(self, record: Record, message: InboundMessage) -> None:
@@ -317,7 +317,7 @@ class InboundQos2:
         """Take Kafka's result for some messages (contract: `gateway.kafka.contracts.Owner`)."""
         stored = result.outcome is Outcome.STORED
         if stored:
-            self._start_offsets.passed(tokens[0].topic, result.partition, offsets[-1])
+            self._start_offsets.advance(tokens[0].topic, result.partition, offsets[-1])
             if self._copies is not None:
                 for message, offset in zip(tokens, offsets, strict=True):
                     message.place = (result.partition, offset) if message.self_delivered else None
@@ -369,7 +369,7 @@ class InboundQos2:
             try:
                 if topic not in self._start_offsets:
                     await self._parts.publisher.topic(topic, principal=self.principal)
-                    await self._start_offsets.learn(topic)
+                    await self._start_offsets.fetch(topic)
             except Refused as refused:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
                 continue
@@ -396,12 +396,12 @@ class InboundQos2:
             self.budget.give(self._held.pop()[2])
 
     def _submit_held(self, persisted: frozenset[str]) -> None:
-        self._learning = False
+        self._fetching_offsets = False
         self._persisted_topics |= persisted
         submitted = 0
         for record, message, _ in self._held:
             if record.topic not in self._persisted_topics:
-                self._learning = True
+                self._fetching_offsets = True
                 self._parts.spawn(self._persist_start_offsets())
                 break
             self._submit(record, message)
@@ -421,7 +421,7 @@ class InboundQos2:
             if self._journal is not None:
                 self._journal.save()
 
-    def rest(self) -> bool:
+    def drop_idle_offsets(self) -> bool:
         """Drop the start offsets if the session was idle since the last call, so that they do not become stale.
 
         Returns:

@@ -21,7 +21,7 @@ from mapping.record import Received
 Then = tuple[Callable[[Any], None], Any]
 """Callback and argument."""
 
-NOWHERE: Final = -1
+NO_OFFSET: Final = -1
 
 
 class _Waiting:
@@ -67,7 +67,7 @@ class SelfDelivery:
 
     def later(self, then: Then) -> None:
         """Call `then` when the time is up."""
-        self._wait(NOWHERE, then)
+        self._wait(NO_OFFSET, then)
 
     def release(self) -> None:
         """Call everything that waits, because the gateway stops."""
@@ -143,7 +143,7 @@ class OwnCopies:
             self._answered[topic, partition] = offsets[-1]
         if not self._open:
             self._answered.clear()
-        elif self._early is not None and self._answered.get(self._early[0], NOWHERE) < self._early[1]:
+        elif self._early is not None and self._answered.get(self._early[0], NO_OFFSET) < self._early[1]:
             return False
         early, self._early = self._early, None
         return early is not None
@@ -153,7 +153,7 @@ class OwnCopies:
         if not self._open or delivery.qos != 2 or delivery.client != self._client_id:
             return False
         place = (record.topic, record.partition)
-        if self._answered.get(place, NOWHERE) >= record.offset:
+        if self._answered.get(place, NO_OFFSET) >= record.offset:
             return False
         self._early = (place, record.offset)
         return True

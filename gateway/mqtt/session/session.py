@@ -20,7 +20,7 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match, Router, Since
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
-from gateway.mqtt.session.inflight import NOWHERE, InflightMessages
+from gateway.mqtt.session.inflight import NO_TOPIC, InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
@@ -254,7 +254,7 @@ class Session:
         )
         return self.inbound_qos2
 
-    def receiving(self) -> InboundQos2:
+    def ensure_inbound_qos2(self) -> InboundQos2:
         """Return the state of inbound QoS 2 messages, created at the first one."""
         return self.inbound_qos2 if self.inbound_qos2 is not None else self._make_inbound_qos2()
 
@@ -270,7 +270,7 @@ class Session:
         router = self._parts.router
         wanted: dict[str, tuple[str, ...] | None] = dict.fromkeys(self.subscriptions.by_filter)
         messages = self._inflight.entries() if self._inflight is not None else ()
-        for topic in {message.topic for message in messages if not message.name} - {NOWHERE}:
+        for topic in {message.topic for message in messages if not message.name} - {NO_TOPIC}:
             wanted[f"\0{self.client_id}\0{topic}"] = (topic,)
         for name, refusal in (await router.hold(wanted)).items():
             if isinstance(refusal, Refused):
@@ -279,9 +279,9 @@ class Session:
         self._held = [*wanted]
         try:
             if self._inflight is not None:
-                self._inflight.compare(router.topic_ids(self._held))
+                self._inflight.forget_recreated(router.topic_ids(self._held))
                 reached = self._inflight.reached
-                self._inflight.fit(await router.ends(self._held, self._make_outboxes(), reached))
+                self._inflight.reset_truncated(await router.ends(self._held, self._make_outboxes(), reached))
         except BaseException:
             self._drop()
             raise
@@ -308,7 +308,7 @@ class Session:
         wanted = router.places(self.subscriptions.lossless, outbox)
         starts, at_once, lost = self._inflight.rewind(self.unclear_until, wanted, router.places(self._held, outbox))
         self.unclear_until = 0
-        self.deliveries.go_on(at_once, lost)
+        self.deliveries.resume(at_once, lost)
         for (topic, number), offset in starts.items():
             live_reader.catch_up(topic, router, outbox, number, offset, self._lost)
 
@@ -329,11 +329,11 @@ class Session:
             parts.live_reader.forget(self._lossless)
         self._lossy = self._lossless = None
         self.subscriptions.forget_matches()
-        self.shares.leave()
+        self.shares.leave_all()
 
-    def dissolve(self) -> None:
+    def unload(self) -> None:
         """Break reference cycles of a session that is no longer used, so that it is freed without the collector."""
-        self.deliveries.dissolve()
+        self.deliveries.unload()
         if self.journal is not None:
             self.journal.stop()
 

@@ -32,7 +32,7 @@ class ShareParts(msgspec.Struct, frozen=True):
 
 
 class Shares:
-    """A session's memberships in consumer groups, which deliver through `Deliveries.take_shared`."""
+    """A session's memberships in consumer groups, which deliver through `Deliveries.send_shared`."""
 
     __slots__ = ("_deliveries", "_parts", "_places", "subscriptions")
 
@@ -93,7 +93,7 @@ class Shares:
                 await share.leave()  # unsubscribed meanwhile
             return
 
-    async def part(self, topic_filter: str) -> bool:
+    async def leave_group(self, topic_filter: str) -> bool:
         """Leave the group of a shared subscription; return whether there was one."""
         found = self.subscriptions.pop(topic_filter, None) is not None
         share = self._places.pop(topic_filter, None)
@@ -102,7 +102,7 @@ class Shares:
             await share.leave()
         return found
 
-    def leave(self) -> None:
+    def leave_all(self) -> None:
         """Leave all groups after the connection has ended; the subscriptions stay."""
         places, self._places = self._places, {}
         for share in places.values():

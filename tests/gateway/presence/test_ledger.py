@@ -10,7 +10,7 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from gateway.presence import ledger
-from gateway.presence.ledger import GONE, Ledger, Present
+from gateway.presence.ledger import TOMBSTONE, Ledger, Present
 from gateway.presence.records import CLIENT, MQTT, Ended, SessionKept, decode
 
 KEY = "mqtt/c"
@@ -28,10 +28,13 @@ class Gateway:
         self.read = 0
         self.is_alive = True
         self.ledger = Ledger(
-            self.owner, is_alive=world.is_alive, is_dead=lambda owner: not world.is_alive(owner), is_ours=self.is_ours
+            self.owner,
+            is_alive=world.is_alive,
+            is_dead=lambda owner: not world.is_alive(owner),
+            takes_over=self.takes_over,
         )
 
-    def is_ours(self, owner: str) -> bool:
+    def takes_over(self, owner: str) -> bool:
         alive = [one.owner for one in self.world.gateways.values() if one.is_alive]
         return owner not in alive and bool(alive) and self.owner == min(alive)
 
@@ -48,7 +51,7 @@ class Gateway:
     def follow(self) -> None:
         owner, value = self.world.log[self.read]
         self.read += 1
-        self.ledger.apply(KEY, None if value == GONE else value, own=owner == self.owner)
+        self.ledger.apply(KEY, None if value == TOMBSTONE else value, own=owner == self.owner)
 
 
 class World(stateful.RuleBasedStateMachine):
@@ -83,11 +86,11 @@ class World(stateful.RuleBasedStateMachine):
         self.connections += 1
         number = self.connections
 
-        def yields() -> None:
+        def on_takeover() -> None:
             del self.open[number]
             self.yielded.append(number)
 
-        present = Present("c", "p", MQTT, f"h:{number}", self.now, SessionKept(), yields if self.unique else None)
+        present = Present("c", "p", MQTT, f"h:{number}", self.now, SessionKept(), on_takeover if self.unique else None)
         self.open[number] = gateway
         gateway.ledger.enter(KEY, number, present)
 
@@ -151,7 +154,7 @@ class World(stateful.RuleBasedStateMachine):
         gateway.sent.clear()
         while gateway.read < len(self.log):
             gateway.follow()
-        gateway.ledger.look_again()
+        gateway.ledger.reconcile_due()
         if withdrawn:
             gateway.ledger.failed(KEY)
 
@@ -172,7 +175,7 @@ class World(stateful.RuleBasedStateMachine):
                 if gateway.is_alive:
                     while gateway.read < len(self.log):
                         gateway.follow()
-                    for steps in (gateway.ledger.bury(), gateway.ledger.sweep(-1)):
+                    for steps in (gateway.ledger.report_dead(), gateway.ledger.sweep(-1)):
                         for _ in steps:
                             pass
                     gateway.write()
@@ -182,7 +185,7 @@ class World(stateful.RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.settle()
-        last = decode(self.log[-1][1]) if self.log and self.log[-1][1] != GONE else None
+        last = decode(self.log[-1][1]) if self.log and self.log[-1][1] != TOMBSTONE else None
         if self.unique:
             assert len(self.open) <= 1, "a client id has two connections"
         if not self.open:
@@ -203,19 +206,19 @@ class World(stateful.RuleBasedStateMachine):
         for gateway in self.gateways.values():
             if gateway.is_alive:
                 assert gateway.ledger.is_idle
-                assert not gateway.ledger._mine or self.open  # nothing is remembered of who is gone
+                assert not gateway.ledger._local or self.open  # nothing is remembered of who is gone
 
     def told_online(self) -> list[int]:
         """Connections in the order in which they came to the log."""
-        records = [decode(value) for _, value in self.log if value != GONE]
+        records = [decode(value) for _, value in self.log if value != TOMBSTONE]
         return [int(one.address.partition(":")[2]) for one in records if one is not None and one.state == "online"]
 
     def right(self) -> list[Any]:
         """The records that a reader keeps, which goes by the epoch alone."""
         kept: list[Any] = []
         for _, value in self.log:
-            record = decode(value) if value != GONE else None
-            if value == GONE:
+            record = decode(value) if value != TOMBSTONE else None
+            if value == TOMBSTONE:
                 kept.clear()
             elif record is not None and (not kept or record.epoch >= kept[-1].epoch):
                 kept.append(record)
@@ -235,7 +238,7 @@ TestSeveralConnections.settings = settings(max_examples=80, stateful_step_count=
 
 
 def present(principal: str, closed: list[str]) -> Present:
-    return Present("c", principal, MQTT, "h:1", 0, yields=lambda: closed.append(principal))
+    return Present("c", principal, MQTT, "h:1", 0, on_takeover=lambda: closed.append(principal))
 
 
 def test_a_client_id_is_not_taken_from_another_principal() -> None:
@@ -243,7 +246,7 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
     closed: list[str] = []
     log: list[tuple[str, bytes]] = []
     both = {
-        name: Ledger(name, is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
+        name: Ledger(name, is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
         for name in ("a/1", "b/1")
     }
     for owner, principal in (("a/1", "ann"), ("b/1", "bob")):
@@ -268,8 +271,8 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
 
 def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: Any) -> None:
     """What waits is bounded; who was told to be online is told to be offline all the same."""
-    monkeypatch.setattr(ledger, "MOST_DUE", 10)
-    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
+    monkeypatch.setattr(ledger, "MAX_DUE", 10)
+    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
     one.enter("mqtt/told", 0, present("p", []))
     value = one.take("mqtt/told", 0)
     one.apply("mqtt/told", value, own=True)
@@ -285,7 +288,7 @@ def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: 
 
 
 def test_records_that_are_no_gateways_are_ignored() -> None:
-    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, is_ours=lambda _: False)
+    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
     closed: list[str] = []
     one.enter(KEY, 0, present("p", closed))
     one.apply(KEY, one.take(KEY, 0), own=True)

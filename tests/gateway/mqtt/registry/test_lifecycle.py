@@ -295,10 +295,10 @@ class World:
                 await self.kafka_answers()
                 await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, final=True))
                 self.stop_connect()
-            case Event.ORPHANED:
+            case Event.OWNER_DIED:
                 self.now_ms += int(SILENT_S * 1000) + 1000
                 self.gateways.mark_dead()
-                await self.upkeep._take_orphans(self.gateways.takes_over)
+                await self.upkeep._take_over_from(self.gateways.takes_over)
             case Event.CLAIMED | Event.MOVED:
                 asked = (self.sessions.owner,) if event is Event.CLAIMED else ()
                 await self.claimed_by(OTHER, record.epoch + 1, *asked, gone=event is Event.MOVED)
@@ -765,7 +765,7 @@ async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, mon
     await world.kafka_answers()  # our heartbeat comes first
     await wait_until(lambda: world.sessions.state(ID) is State.CLAIMING)
     assert world.record.predecessors == (OTHER,), "asked, as it is alive"
-    assert [step for step in world.sessions.steps if step[1] is Event.ORPHANED] == []
+    assert [step for step in world.sessions.steps if step[1] is Event.OWNER_DIED] == []
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await world.close()
@@ -779,7 +779,7 @@ async def test_take_over_asks_the_living(tmp_path: Path) -> None:
     world.now_ms += int(SILENT_S * 1000) + 1000
     world.gateways.apply("third", GatewayRecord("1", world.now_ms))
     world.gateways.mark_dead()
-    await world.upkeep._take_orphans(lambda owner: owner == OTHER)
+    await world.upkeep._take_over_from(lambda owner: owner == OTHER)
     assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, ("third/1",))
     await world.close()
 
@@ -818,7 +818,7 @@ async def outside(world: World, name: str) -> None:
         case "final":
             await world.foreign(INFLIGHT, InflightRecord("nonce", world.record.epoch, final=True))
         case "dead":
-            await world.happen(Event.ORPHANED)
+            await world.happen(Event.OWNER_DIED)
         case "alive":
             world.heartbeat()
         case "tick":

@@ -46,7 +46,7 @@ class Client:
         self.held: list[tuple[Share, Received]] = []
         self.shares: dict[str, Share] = {}
 
-    def take_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: Share) -> None:
         if self.barred:
             share.decline(record)
             return

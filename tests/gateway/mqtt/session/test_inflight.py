@@ -118,7 +118,7 @@ class Gateway:
         partition = self.rng.choice(behind)
         offset = self.positions[partition]
         self.positions[partition] += 1
-        verdict = self.inflight.judge(record(partition, offset))
+        verdict = self.inflight.classify(record(partition, offset))
         assert verdict.lost == ()
         if verdict.finished:
             return
@@ -206,11 +206,11 @@ def test_identifiers_wrap_around_those_in_use() -> None:
 def test_what_left_the_log_is_told_once() -> None:
     inflight = InflightMessages([entry(1, 3), entry(2, 4), entry(3, 9, PUBACK)], {"t": {0: 10}})
     inflight.rewind(0, {"t": {0: 20}}, {})
-    verdict = inflight.judge(record(0, 9))
+    verdict = inflight.classify(record(0, 9))
     assert [one.packet_id for one in verdict.lost] == [1, 2]
     assert verdict.entry is not None
     assert verdict.entry.packet_id == 3
-    assert inflight.judge(record(0, 10)).lost == ()
+    assert inflight.classify(record(0, 10)).lost == ()
 
 
 def test_what_is_answered_before_it_is_sent_again_is_not_sent() -> None:
@@ -221,8 +221,8 @@ def test_what_is_answered_before_it_is_sent_again_is_not_sent() -> None:
     found.stage = PUBCOMP
     inflight.end(2)
     inflight.begin(record(0, 11), PUBREC)
-    assert inflight.judge(record(0, 3)).finished
-    assert inflight.judge(record(0, 4)).finished
+    assert inflight.classify(record(0, 3)).finished
+    assert inflight.classify(record(0, 4)).finished
 
 
 def test_only_what_is_on_the_way_is_wanted_of_a_topic_without_subscription() -> None:
@@ -230,9 +230,9 @@ def test_only_what_is_on_the_way_is_wanted_of_a_topic_without_subscription() -> 
     inflight = InflightMessages([entry(1, 3)], {})
     starts, _, lost = inflight.rewind(0, {}, {"t": {0: 7}})
     assert (starts, lost) == ({("t", 0): 3}, [])
-    assert inflight.judge(record(0, 3)).entry is not None
-    assert all(inflight.judge(record(0, offset)).finished for offset in (4, 5, 6))
-    assert not inflight.judge(record(0, 7)).finished
+    assert inflight.classify(record(0, 3)).entry is not None
+    assert all(inflight.classify(record(0, offset)).finished for offset in (4, 5, 6))
+    assert not inflight.classify(record(0, 7)).finished
 
 
 def test_a_partition_that_is_gone_gives_up_its_deliveries() -> None:
@@ -245,24 +245,24 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
     inflight.fit({"t": {0: 2, 1: 4}})
     starts, _, _ = inflight.rewind(0, {"t": {0: 2, 1: 4}}, {})
     assert starts == {("t", 0): 0, ("t", 1): 4}
-    assert not inflight.judge(record(0, 0)).finished
+    assert not inflight.classify(record(0, 0)).finished
 
 
 def test_what_a_dead_gateway_may_have_sent_is_marked() -> None:
     inflight = InflightMessages([], {"t": {0: 2}})
     inflight.rewind(1000, {"t": {0: 5}}, {})
-    assert inflight.judge(record(0, 1)).finished
-    assert inflight.judge(record(0, 2)).unclear
+    assert inflight.classify(record(0, 1)).finished
+    assert inflight.classify(record(0, 2)).unclear
     later = Received("t", b"k", b"v", (), 1001, 0, 3)
-    assert not inflight.judge(later).unclear
-    assert not inflight.is_back
+    assert not inflight.classify(later).unclear
+    assert not inflight.is_rereading
 
 
 def test_a_topic_that_was_deleted_while_the_client_was_away_is_new_when_it_is_there_again() -> None:
     inflight = InflightMessages((), {"t": {0: 5}, "stays": {0: 5}})
     inflight.rewind(0, {"stays": {0: 5}}, {})  # as the session comes back there is no such topic
     for offset in range(3):
-        verdict = inflight.judge(record(0, offset))
+        verdict = inflight.classify(record(0, offset))
         assert not verdict.finished
     assert inflight.places({"stays": {0: 3}}) == {"stays": {0: 5}}
 
@@ -275,17 +275,17 @@ def test_what_was_offered_of_a_topic_with_another_id_does_not_count() -> None:
     found = decode_inflight(stored)
     assert found is not None
     inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
-    inflight.compare({"t": "new", "same": "a"})
+    inflight.forget_recreated({"t": "new", "same": "a"})
     starts, at_once, lost = inflight.rewind(0, {"t": {0: 5}, "same": {0: 5}}, {})
     assert starts == {("t", 0): 0, ("same", 0): 5}  # though the new one has just as many records
     assert (at_once, [message.packet_id for message in lost]) == ([], [1])  # its identifier is another message's by now
-    assert not inflight.judge(record(0, 2)).finished
+    assert not inflight.classify(record(0, 2)).finished
 
 
 def test_an_inflight_record_of_an_earlier_version_tells_no_ids() -> None:
     found = decode_inflight(b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,2,2]]}')
     assert found is not None
     inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
-    inflight.compare({"t": "any"})
+    inflight.forget_recreated({"t": "any"})
     starts, _, lost = inflight.rewind(0, {"t": {0: 5}}, {})
     assert (starts, lost) == ({("t", 0): 2}, [])
