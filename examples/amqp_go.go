@@ -48,6 +48,6 @@ func main() {
 		message, err := receiver.Receive(ctx, nil)
 		check(err)
 		fmt.Println(message.Annotations["x-opt-bridge.key"], string(message.GetData()))
-		check(receiver.AcceptMessage(ctx, message)) // the group's offset moves on
+		check(receiver.AcceptMessage(ctx, message)) // advances the group's offset
 	}
 }

@@ -19,7 +19,7 @@ class Readings {
         try (Connection connection = new JmsConnectionFactory("amqp://" + address).createConnection()) {
             connection.start();
             Session session = connection.createSession(Session.CLIENT_ACKNOWLEDGE);
-            // A queue is a consumer group of the Kafka topic of its name.
+            // A queue is a consumer group of the Kafka topic with the same name.
             Queue queue = session.createQueue(topic);
             MessageProducer producer = session.createProducer(queue);
             for (String reading : readings) {
@@ -31,12 +31,12 @@ class Readings {
             MessageConsumer consumer = session.createConsumer(queue);
             for (int count = 0; count < readings.length; count++) {
                 BytesMessage message = (BytesMessage) consumer.receive(30_000);
-                if (message == null) throw new JMSException("nothing came within 30 s");
+                if (message == null) throw new JMSException("no message within 30 s");
                 byte[] value = new byte[(int) message.getBodyLength()];
                 message.readBytes(value);
                 System.out.println(message.getStringProperty("JMSXGroupID") + " "
                         + new String(value, StandardCharsets.UTF_8));
-                message.acknowledge(); // the group's offset moves on
+                message.acknowledge(); // advances the group's offset
             }
         }
     }

@@ -23,5 +23,5 @@ receiver = connection.create_receiver(f"{topic}/group.id/amqp-proton", credit=10
 for _ in readings:
     message = receiver.receive(timeout=30)
     print(message.annotations["x-opt-bridge.key"], bytes(message.body).decode())
-    receiver.accept()  # the group's offset moves on
+    receiver.accept()  # advances the group's offset
 connection.close()

@@ -28,7 +28,7 @@ connection.on("accepted", () => {
 });
 connection.on("message", ({ message, connection: from }) => {
   console.log(message.message_annotations["x-opt-bridge.key"], message.body.content.toString());
-  // rhea accepts it when this function returns: the group's offset moves on.
+  // rhea accepts it when this function returns, which advances the group's offset.
   if (++received === readings.length) from.close();
 });
 connection.on("rejected", ({ delivery }) => fail(`rejected: ${delivery.remote_state.error}`));

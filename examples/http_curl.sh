@@ -11,7 +11,7 @@ command='Content-Type: application/vnd.kafka.v2+json'
 
 call() { curl --silent --show-error --fail-with-body --max-time 60 "$@"; }
 
-# The answer has an offset for each record: every in-sync replica of Kafka has it.
+# The response has an offset for each record, which every in-sync replica of Kafka has then.
 call -H "$json" "$base/topics/$topic" --output /dev/null -d '{"records": [
     {"key": "kitchen/temp", "value": 21.5},
     {"key": "kitchen/temp", "value": 21.7},
@@ -22,7 +22,7 @@ call -H "$command" "$consumers" --output /dev/null \
 trap 'call -X DELETE "$consumers/instances/reader"' EXIT
 call -H "$command" "$consumers/instances/reader/subscription" -d "{\"topics\": [\"$topic\"]}"
 
-# A poll waits up to `timeout` ms and may bring less than there is: ask until all are there. The next one commits.
+# A poll waits up to `timeout` ms and may return fewer records: poll until all are there. The next poll commits.
 left=3
 while [ "$left" -gt 0 ]; do
     records=$(call -H 'Accept: application/vnd.kafka.json.v2+json' "$consumers/instances/reader/records?timeout=5000" |

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Server-sent events with curl: produce three readings, follow the topic until they have come.
+# Server-sent events with curl: produce three readings, follow the topic until they have arrived.
 # sh examples/http_events.sh [HOST:PORT] [TOPIC]
 set -eu
 
@@ -12,8 +12,8 @@ for value in 21.5 21.7 21.6; do
         -d "{\"records\": [{\"key\": \"kitchen/temp\", \"value\": $value}]}"
 done
 
-# Each event's data is a record, its id the position behind it. Without `limit` the stream goes on, and `from=end`
-# (the default) begins with what is stored from now on.
+# Each event's data is a record, and its id the position after it. Without `limit` the stream does not end, and with
+# `from=end` (the default) it starts with the next record that is stored.
 curl --silent --show-error --fail-with-body --max-time 60 --no-buffer \
     "$base/topics/$topic/stream?from=beginning&limit=3" |
     sed -n 's/^data: .*"key":"\([^"]*\)","value":\([0-9.][0-9.]*\).*/\1 \2/p'

@@ -13,11 +13,11 @@ const say = (message) => socket.send(JSON.stringify(message));
 socket.on("open", () => say({ type: "subscribe", id: "s", topic, from: "end", credit: 2 }));
 socket.on("message", (data) => {
   const said = JSON.parse(data);
-  if (said.type === "subscribed") say({ type: "produce", id: "p", topic, records }); // from now on nothing is missed
+  if (said.type === "subscribed") say({ type: "produce", id: "p", topic, records }); // no later record is missed
   if (said.type === "produced" && said.offsets.some((one) => one.error_code)) fail(JSON.stringify(said.offsets));
   if (said.type === "record") {
     console.log(said.record.key, said.record.value);
-    say({ type: "credit", id: "s", credit: 1 }); // one more may come
+    say({ type: "credit", id: "s", credit: 1 }); // allow one more record
     if (--left === 0) socket.close();
   }
   if (said.type === "error") fail(said.message);

@@ -15,7 +15,7 @@ async function main() {
       if (--left === 0) resolve();
     });
   });
-  await client.subscribeAsync(`${topic}/#`, { qos: 1 }); // from SUBACK on nothing is missed
+  await client.subscribeAsync(`${topic}/#`, { qos: 1 }); // no message is missed after SUBACK
   for (const reading of readings) {
     await client.publishAsync(`${topic}/kitchen/temp`, reading, { qos: 1 }); // PUBACK: Kafka has it
   }

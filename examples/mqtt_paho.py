@@ -25,7 +25,7 @@ client.on_message = lambda _client, _data, message: received.put(message)
 host, _, port = address.rpartition(":")
 client.connect(host, int(port))
 client.loop_start()
-codes = subscribed.get(timeout=30)  # from SUBACK on nothing is missed
+codes = subscribed.get(timeout=30)  # no message is missed after SUBACK
 if any(code.is_failure for code in codes):
     sys.exit(f"the subscription was refused: {codes}")
 for reading in readings:

@@ -1,6 +1,6 @@
-"""`python -m loadtest SCENARIO`: load on a gateway, judged by what is in Kafka afterwards.
+"""`python -m loadtest SCENARIO`: load tests of a gateway, verified by the records in Kafka.
 
-`run` works on a gateway of yours, `compare` on results of it; the others start their own.
+`run` tests your own gateway, `compare` compares its results; all other scenarios start their own gateway.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ async def own_gateway(
     processors: set[int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess | None]]:
-    """A gateway of ours, and, unless there is a `--bootstrap`, the host of a Kafka that survives it."""
+    """Start a gateway, and without `--bootstrap` a host of a Kafka that survives the gateway."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     for part in ("kafka", "gateway"):
         (directory / part).mkdir(parents=True, exist_ok=True)
-    # A gateway that nobody talks to is only the host of the broker.
+    # A second gateway without clients only hosts the broker.
     host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
     gateway = None
     try:
@@ -79,12 +79,12 @@ async def own_gateway(
 
 
 def say(text: str) -> None:
-    """What is going on, for whoever waits."""
+    """Print progress to the standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def conclude(options: argparse.Namespace, report: Report, problems: list[str]) -> int:
-    """Print and write the report; the exit code."""
+    """Print and write the report; return the exit code."""
     report.print()
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -94,7 +94,7 @@ def conclude(options: argparse.Namespace, report: Report, problems: list[str]) -
 
 
 async def kills(options: argparse.Namespace) -> int:
-    """Run it; 0 when every promise was kept."""
+    """Run scenario `kills`; 0 if it found no problem."""
     async with own_gateway(options) as (gateway, host):
         scenario: Round | amqp_kills.AmqpRound
         if options.protocol == "amqp":
@@ -109,7 +109,7 @@ async def kills(options: argparse.Namespace) -> int:
 
 
 async def fuzz(options: argparse.Namespace) -> int:
-    """Run it; 0 when the gateway took no harm."""
+    """Run scenario `fuzz`; 0 if the gateway was not harmed."""
     async with own_gateway(options, environment=SETTINGS) as (gateway, _):
         outcome = await Fuzz(gateway, Storm(**chosen(options, Storm._fields)), say).run()
     report = Report("fuzz, AMQP")
@@ -118,7 +118,7 @@ async def fuzz(options: argparse.Namespace) -> int:
 
 
 async def sse(options: argparse.Namespace) -> int:
-    """Run it; 0 when every listener got everything in time."""
+    """Run scenario `sse`; 0 if every listener received everything in time."""
     allow_files()
     crowd = events.Crowd(**chosen(options, ("listeners", "messages", "rate", "size", "late")))
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
@@ -129,7 +129,7 @@ async def sse(options: argparse.Namespace) -> int:
 
 
 async def everything(options: argparse.Namespace) -> int:
-    """Scenario `many-topics`."""
+    """Run scenario `many-topics`."""
     async with own_gateway(options) as (gateway, _):
         measured = many_topics.Measured(gateway.address("mqtt"), gateway.pid, gateway.kafka)
         row = await many_topics.measure(
@@ -141,7 +141,7 @@ async def everything(options: argparse.Namespace) -> int:
 
 
 async def many_of_all(options: argparse.Namespace) -> int:
-    """Scenario `many`; 0 when the gateway did not hold up its modest client."""
+    """Run scenario `many`; 0 if the modest client was not delayed."""
     plan = many.Plan(**chosen(options, many.Plan._fields))
     allow_files()
     async with own_gateway(options, environment=many.SETTINGS) as (gateway, _):
@@ -153,7 +153,7 @@ async def many_of_all(options: argparse.Namespace) -> int:
 
 
 async def fair_shares(options: argparse.Namespace) -> int:
-    """Scenario `fair`; 0 when nobody had more than a fair share."""
+    """Run scenario `fair`; 0 if no client had more than its fair share."""
     plan = fair.Plan(**chosen(options, fair.Plan._fields))
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -194,7 +194,7 @@ async def fair_shares(options: argparse.Namespace) -> int:
 
 
 async def limit(options: argparse.Namespace) -> int:
-    """Scenario `limits`; 0 when each was met."""
+    """Run scenario `limits`; 0 if each limit was met."""
     plan = limits.Plan(**chosen(options, limits.Plan._fields))
     found: list[limits.Passed] = []
     async with own_gateway(options, environment=limits.settings(plan)) as (gateway, _):
@@ -209,7 +209,7 @@ async def limit(options: argparse.Namespace) -> int:
 
 
 async def compare_windows(options: argparse.Namespace) -> int:
-    """Scenario `windows`; 0 when the window that finds its size is as good as it must be."""
+    """Run scenario `windows`; 0 if the adaptive window is as good as required."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-windows-"))
     plan = windows.Plan(**chosen(options, windows.Plan._fields))
     report = Report("windows", lines=True)
@@ -219,7 +219,7 @@ async def compare_windows(options: argparse.Namespace) -> int:
 
 
 async def soak_gateway(options: argparse.Namespace) -> int:
-    """Run it; 0 when nothing was lost and everything is flat."""
+    """Run scenario `soak`; 0 if nothing was lost and every curve is flat."""
     names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
     plan = soak.Plan(**chosen(options, names))
     plan = plan._replace(rate=options.rate or None, protocols=tuple(options.protocol or PROTOCOLS))
@@ -236,7 +236,7 @@ async def soak_gateway(options: argparse.Namespace) -> int:
 
 
 async def faults(options: argparse.Namespace) -> int:
-    """Run it; 0 when everything held that must."""
+    """Run scenario `faults`; 0 if every fault was handled as required."""
     allow_files()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-faults-"))
     plan = bench.Plan(**chosen(options, bench.Plan._fields))
@@ -249,7 +249,7 @@ async def faults(options: argparse.Namespace) -> int:
 
 
 async def roll(options: argparse.Namespace) -> int:
-    """Scenario `rolling`; 0 when nothing was lost, and nobody was away for long."""
+    """Run scenario `rolling`; 0 if nothing was lost and no client was away for long."""
     allow_files()
     plan = rolling.Plan(**chosen(options, rolling.Plan._fields))
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-rolling-"))
@@ -270,7 +270,7 @@ async def roll(options: argparse.Namespace) -> int:
 
 
 async def who_is_there(options: argparse.Namespace) -> int:
-    """Scenario `presence`; 0 when the topic has ended with what every client knows of itself."""
+    """Run scenario `presence`; 0 if the topic finally agrees with every client."""
     allow_files()
     plan = presence.Plan(**chosen(options, presence.Plan._fields))
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-presence-"))
@@ -291,7 +291,7 @@ async def who_is_there(options: argparse.Namespace) -> int:
 
 
 async def recover(options: argparse.Namespace) -> int:
-    """Scenario `recovery`; 0 when all data were there again."""
+    """Run scenario `recovery`; 0 if all records were recovered."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     (directory / "gateway").mkdir(parents=True, exist_ok=True)
     gateway = GatewayProcess(directory / "gateway", None)
@@ -307,7 +307,7 @@ async def recover(options: argparse.Namespace) -> int:
 
 
 async def flood_topics(options: argparse.Namespace) -> int:
-    """Run it; 0 when every limit was told as it should be, and everybody else was served."""
+    """Run scenario `topics`; 0 if every limit was reported correctly, and other clients were served."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
     directory.mkdir(parents=True, exist_ok=True)
     plan = topic_flood.Plan(**chosen(options, topic_flood.Plan._fields))
@@ -320,7 +320,7 @@ async def flood_topics(options: argparse.Namespace) -> int:
 
 
 async def reads(options: argparse.Namespace) -> int:
-    """Run it; 0 when everything was read and nothing has stayed."""
+    """Run scenario `reads`; 0 if everything was read and no memory was kept."""
     plan = http_reads.Plan(**chosen(options, http_reads.Plan._fields))
     async with own_gateway(options) as (gateway, _):
         rounds = await http_reads.read(gateway, plan, say)
@@ -331,7 +331,7 @@ async def reads(options: argparse.Namespace) -> int:
 
 
 async def memory(options: argparse.Namespace) -> int:
-    """Run it; 0 when every session that came back got everything."""
+    """Run scenario `memory`; 0 if every returning session received everything."""
     allow_files()
     if options.protocol == "amqp":
         return await memory_of_amqp(options)
@@ -344,23 +344,23 @@ async def memory(options: argparse.Namespace) -> int:
 
 
 async def silent(options: argparse.Namespace) -> int:
-    """Scenario `idle`; 0 when everybody stayed connected."""
+    """Run scenario `idle`; 0 if every client stayed connected."""
     allow_files()
     asked = idle.Plan(**chosen(options, idle.Plan._fields))
     plan = idle.fitting(asked)
     if plan != asked:
-        say(f"open files allow {plan.connections:,} connections here, of {asked.connections:,}")
+        say(f"the limit of open files allows {plan.connections:,} of {asked.connections:,} connections")
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
         scales = Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka)
         rows = await idle.Idle(scales, gateway.address("management"), plan, say).measure()
     report = Report("idle connections, MQTT", lines=True)
     for row in rows:
         report.add(**row)
-    return conclude(options, report, [f"{row['gone']} connections have ended" for row in rows if row["gone"]])
+    return conclude(options, report, [f"{row['gone']} connections were lost" for row in rows if row["gone"]])
 
 
 async def memory_of_amqp(options: argparse.Namespace) -> int:
-    """The same for AMQP's connections."""
+    """Run scenario `memory` for AMQP connections."""
     crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle", "at_once")))
     async with own_gateway(options, environment=amqp_memory.SETTINGS) as (gateway, _):
         scales = Scales(gateway.address("amqp"), gateway.pid, gateway.kafka)
@@ -371,7 +371,7 @@ async def memory_of_amqp(options: argparse.Namespace) -> int:
 
 
 async def table(options: argparse.Namespace) -> int:
-    """Run it; 0 when nothing that was promised is missing."""
+    """Run scenario `table` or `amqp`; 0 if no acknowledged message is missing."""
     allow_files()
     processors = None if options.unpinned else make_way()
     measure, name = TABLES[options.scenario]
@@ -386,7 +386,7 @@ async def table(options: argparse.Namespace) -> int:
 
 
 async def sized(options: argparse.Namespace) -> int:
-    """`size`: 0 when there is an answer."""
+    """Run `size`; 0 if successful."""
     if options.result is not None:
         return await commands.sized(options, say)
     allow_files()
@@ -395,7 +395,7 @@ async def sized(options: argparse.Namespace) -> int:
 
 
 def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """The options of these names that were given."""
+    """Return the options of these names that were given."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
@@ -422,13 +422,13 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     options = arguments(__doc__)
     sys.exit(uvloop.run(until_told(RUN[options.scenario](options))))
 
 
 async def until_told(work: Coroutine[Any, Any, int]) -> int:
-    """Do it; SIGTERM and SIGINT cancel it, so that what it has started is stopped. The exit code is then a shell's."""
+    """Run `work`; SIGTERM and SIGINT cancel it, so that its processes are stopped. Then exit as a shell would."""
     loop, task, told = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
     assert task is not None
 

@@ -1,4 +1,4 @@
-"""A small TCP balancer: who is ready gets the next connection, with its client's address by the PROXY protocol (v2)."""
+"""A small TCP load balancer: connects clients to ready gateways, and sends their address by PROXY protocol v2."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
-CHECK_S: Final = 0.1  # between two checks of a gateway
-CHECKED_S: Final = 2.0  # for its answer
+CHECK_S: Final = 0.1  # interval of a gateway's checks
+CHECKED_S: Final = 2.0  # timeout of a check
 CONNECT_S: Final = 2.0
 HOST: Final = "127.0.0.1"
 
 
 class Side(asyncio.Protocol):
-    """One of the two sockets of a connection: what it reads the other writes, as fast as that goes."""
+    """One socket of a proxied connection: writes what the other side reads, with back-pressure."""
 
     def __init__(self, opened: Callable[[Side], None] | None = None) -> None:
         self.other: Side | None = None
         self.transport: asyncio.Transport | None = None
         self._opened = opened
-        self._early: list[bytes] = []  # what came before there was another side
+        self._early: list[bytes] = []  # data received before `join`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Note the transport, and report the new connection."""
         self.transport = cast("asyncio.Transport", transport)
         if self._opened is not None:
             self._opened(self)
 
     def join(self, other: Side) -> None:
-        """From now on they are one connection."""
+        """Connect two sides."""
         self.other, other.other = other, self
         for one in (self, other):
             if one.transport is None or one.transport.is_closing():
@@ -47,53 +47,53 @@ class Side(asyncio.Protocol):
                 one.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on."""
+        """Forward the data."""
         if self.other is None:
             self._early.append(data)
         elif self.other.transport is not None:
             self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        """The other side hears it, and may still answer."""
+        """Forward the end of the stream; the other side may still answer."""
         if self.other is not None and self.other.transport is not None and not self.other.transport.is_closing():
             self.other.transport.write_eof()
         return True
 
     def pause_writing(self) -> None:
-        """This side's peer reads slowly."""
+        """Stop reading on the other side, because this side's peer reads slowly."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Read again on the other side."""
         if self.other is not None and self.other.transport is not None and not self.other.transport.is_closing():
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Both end."""
+        """Close both sides."""
         self.transport = None
         if self.other is not None:
             self.other.close()
 
     def close(self) -> None:
-        """Behind what is written."""
+        """Close the socket after the pending writes."""
         if self.transport is not None:
             self.transport.close()
 
 
 class Balancer:
-    """Listens for each protocol, and knows which gateways are ready; see `balancing`.
+    """Listens for each protocol, and checks which gateways are ready; see `balancing`.
 
     Attributes:
-        ready: by gateway, since its last check.
-        connects: when clients have connected, in seconds of `time.monotonic`.
-        refused: connections that no gateway has taken.
+        ready: whether each gateway was ready at its last check.
+        connects: when clients connected, in seconds of `time.monotonic`.
+        refused: connections that no gateway accepted.
     """
 
     def __init__(
         self, gateways: Sequence[Mapping[str, tuple[str, int]]], protocols: Sequence[str], group: asyncio.TaskGroup
     ) -> None:
-        """`gateways`: the address of each by listener, `management` among them."""
+        """`gateways` has each gateway's addresses by listener, including `management`."""
         self.ready = [False] * len(gateways)
         self.connects: list[float] = []
         self.refused = 0
@@ -102,10 +102,10 @@ class Balancer:
         self._turn = itertools.count()
         self._servers: dict[str, asyncio.Server] = {}
         self._group = group
-        self._tasks: set[asyncio.Task[None]] = set()  # of the group, that have not ended
+        self._tasks: set[asyncio.Task[None]] = set()  # running tasks of the group
 
     async def start(self) -> None:
-        """Listen, and check."""
+        """Start to listen and to check."""
         loop = asyncio.get_running_loop()
         for protocol in self._protocols:
 
@@ -122,18 +122,18 @@ class Balancer:
         task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """Listen and check no more."""
+        """Stop listening and checking."""
         for server in self._servers.values():
             server.close()
         for task in self._tasks:
             task.cancel()
 
     def address(self, protocol: str) -> tuple[str, int]:
-        """Where clients of a protocol connect."""
+        """Return the address for clients of a protocol."""
         return cast("tuple[str, int]", self._servers[protocol].sockets[0].getsockname()[:2])
 
     async def _connect(self, client: Side, protocol: str) -> None:
-        """Give a client to the next gateway that is ready and takes it."""
+        """Connect a client to the next ready gateway that accepts."""
         self.connects.append(time.monotonic())
         first = next(self._turn)
         order = [(first + number) % len(self._gateways) for number in range(len(self._gateways))]
@@ -157,7 +157,7 @@ class Balancer:
         client.close()
 
     async def _check(self, number: int) -> None:
-        """Ask a gateway again and again whether it is ready."""
+        """Check repeatedly whether a gateway is ready."""
         while True:
             try:
                 async with asyncio.timeout(CHECKED_S):
@@ -180,7 +180,7 @@ async def _is_ready(address: tuple[str, int]) -> bool:
 async def balancing(
     gateways: Sequence[Mapping[str, tuple[str, int]]], protocols: Sequence[str]
 ) -> AsyncIterator[Balancer]:
-    """A balancer that listens; whatever it does ends with the block."""
+    """Run a balancer during the block."""
     async with asyncio.TaskGroup() as group:
         balancer = Balancer(gateways, protocols, group)
         await balancer.start()
@@ -191,7 +191,7 @@ async def balancing(
 
 
 def _header(client: asyncio.Transport) -> bytes:
-    """Whose the connection is: PROXY version 2, TCP over IPv4."""
+    """Return a PROXY header, version 2, TCP over IPv4, with the client's address."""
     source, here = client.get_extra_info("peername"), client.get_extra_info("sockname")
     addresses = socket.inet_aton(source[0]) + socket.inet_aton(here[0]) + struct.pack(">HH", source[1], here[1])
     return SIGNATURE + struct.pack(">BBH", 0x21, 0x11, len(addresses)) + addresses

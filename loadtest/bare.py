@@ -1,9 +1,9 @@
-"""Bare aiokafka, the floor under every way into Kafka: batches filled and sent, with no client and no gateway.
+"""Bare aiokafka as a baseline: fills and sends batches, without clients or a gateway.
 
     python -m loadtest.bare BOOTSTRAP TOPIC --seconds 4
 
-One batch for each partition is on its way, the next is filled when it is answered; `acks=all`, idempotent. The last
-line says, as JSON, how many records were stored, in how many seconds, and the processor time of this process.
+One batch per partition is in flight, and the next is filled when it is acknowledged; `acks=all`, idempotent. The last
+line is JSON with the number of stored records, the seconds, and the CPU time of this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Headers = list[tuple[str, bytes]]
 
 
 class Stored(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     records: int
     seconds: float
@@ -37,16 +37,16 @@ class Stored(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.records / self.seconds
 
     @property
     def cpu_us(self) -> float:
-        """Of one record, in microseconds."""
+        """CPU microseconds per record."""
         return self.cpu_s / self.records * 1e6
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {"per second": round(self.rate), "cpu us": round(self.cpu_us, 2), "load": round(os.getloadavg()[0], 1)}
 
 
@@ -54,7 +54,7 @@ async def store(
     bootstrap: str, topic: str, seconds: float, *, key: bytes | None = None, value: bytes = bytes(SIZE),
     headers: Headers | None = None,
 ) -> Stored:  # fmt: skip
-    """Store the same record for so long, in each of the topic's partitions."""
+    """Store the same record for `seconds` in each of the topic's partitions."""
     sent = 0
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=BATCH_BYTES, linger_ms=0
@@ -80,7 +80,7 @@ async def store(
 
 
 async def store_beside(bootstrap: str, topic: str, seconds: float, processors: Collection[int]) -> Stored:
-    """The same in a process of its own, on these processors."""
+    """Do the same in another process, on these processors."""
     process = await start_process(
         *command_line(sys.executable, "-m", "loadtest.bare", bootstrap, topic, "--seconds", str(seconds)),
         stdout=asyncio.subprocess.PIPE,
@@ -93,7 +93,7 @@ async def store_beside(bootstrap: str, topic: str, seconds: float, processors: C
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bootstrap", help="HOST:PORT of the broker")
     parser.add_argument("topic")

@@ -1,4 +1,4 @@
-"""Work that goes on beside a block: it ends with the block, and its failure ends the block."""
+"""Tasks that run alongside a block: they end with the block, and a failing task ends the block."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @contextlib.asynccontextmanager
 async def beside(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Do `works` while the block runs, and cancel what is left of them behind it.
+    """Run `works` as tasks during the block, and cancel the rest after it.
 
-    The first failure is raised as it is, whether it was the block's or that of a work.
+    The first exception of the block or of a task is raised unchanged.
     """
     try:
         async with asyncio.TaskGroup() as group:

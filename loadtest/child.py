@@ -1,8 +1,8 @@
-"""The launcher of our child processes: becomes the given command, which is asked to stop when its parent ends.
+"""Launches our child processes: replaces itself by the given command, which gets SIGTERM when its parent ends.
 
-It runs as a file of its own, before the command, because the signal must be asked for in the child between fork and
-exec, where a parent with threads may not run Python code. SIGTERM and not SIGKILL: the gateway and Spark stop in order.
-Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports nothing but the standard library.
+It is a file executed before the command, because the child must call prctl between fork and exec, where a parent with
+threads may not run Python code. SIGTERM, not SIGKILL, lets the gateway and Spark stop cleanly.
+Called as `python -I -S child.py PARENT_PID COMMAND [ARGUMENT...]`; imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def command_line(*command: str) -> list[str]:
-    """What to execute so that `command` gets SIGTERM when the thread that started it ends, however that happens."""
+    """Return a command line whose process gets SIGTERM when the thread that started it ends for any reason."""
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> None:
-    """Tie this process's life to its parent's, then become the command."""
+    """Have the kernel end this process with its parent, then execute the command."""
     import ctypes  # noqa: PLC0415 - only the child needs it
 
     parent, *command = arguments
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         sys.exit(f"prctl failed: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(parent):  # it died before it was asked for
+    if os.getppid() != int(parent):  # the parent ended before the call
         sys.exit(PARENT_IS_GONE)
     os.execvp(command[0], command)
 

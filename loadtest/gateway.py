@@ -1,4 +1,4 @@
-"""A gateway as a process of its own, as a user starts it: pinned to a processor, killed, started again, weighed."""
+"""A gateway in its own process, as a user starts it; it can be pinned to processors, killed, restarted and measured."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from loadtest.child import command_line
 from loadtest.start import start_process
 
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
-START_S: Final = 180.0  # Kafka, when it is embedded, has 120
+START_S: Final = 180.0  # the embedded Kafka may take 120
 STOP_S: Final = 20.0
 _POLL_S: Final = 0.01
 _BUGS: Final = ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed")
 
 
 class GatewayProcess:
-    """One `trivium up`. The first start takes free ports; later ones the same again. It ends with us, however we end.
+    """One `trivium up`. The first start takes free ports, which later starts use again. It ends when this process does.
 
     Attributes:
-        addresses: what the ready file says.
+        addresses: the content of the ready file.
         starts: how often it was started.
     """
 
@@ -39,15 +39,15 @@ class GatewayProcess:
         checkout: Path | None = None,
         open_files: int | None = None,
     ) -> None:
-        """Nothing runs yet.
+        """Prepare a gateway without starting it.
 
         Args:
             directory: for its log, ready file and data.
-            bootstrap: Kafka's address; None: with its embedded broker.
+            bootstrap: Kafka's address. None uses the embedded broker.
             environment: settings, `TRIVIUM_...`.
-            processors: where it may run (Linux).
-            checkout: whose code it runs; None: that of the working directory.
-            open_files: how many it and its broker may have, at most; None: as many as we.
+            processors: processors it may run on (Linux).
+            checkout: directory of the code to run. None means the working directory.
+            open_files: limit of open files for it and its broker. None means our own limit.
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
@@ -62,7 +62,7 @@ class GatewayProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def launch(self) -> None:
-        """Start it and do not wait."""
+        """Start it without waiting."""
         self._ready.unlink(missing_ok=True)
         argv = [sys.executable, "-m", "gateway", "up", "--ready-file", str(self._ready)]
         argv += ["--data-dir", str(self._directory / "data")]
@@ -77,7 +77,7 @@ class GatewayProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # nobody balances here
+                env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # there is no load balancer
                 cwd=self._checkout,  # the first place where `-m` looks for modules
                 start_new_session=True,
             )
@@ -91,10 +91,10 @@ class GatewayProcess:
         await self.wait_ready()
 
     async def wait_ready(self, limit_s: float | None = START_S) -> None:
-        """Wait until every listener accepts, at most `limit_s`.
+        """Wait until every listener accepts connections, for at most `limit_s`.
 
         Raises:
-            RuntimeError: it ended instead, or takes too long.
+            RuntimeError: it ended, or is not ready in time.
         """
         assert self._process is not None
         try:
@@ -108,7 +108,7 @@ class GatewayProcess:
         self.addresses = json.loads(self._ready.read_text())
 
     def bugs(self) -> list[str]:
-        """Signs of our own mistakes in its log, with what stands beside them."""
+        """Return signs of bugs of ours in its log, with their context."""
         log = self.log.read_text(errors="replace")
         return [
             f"the log says {word!r}: {log[max(0, log.index(word) - 500) :][:3000]}" for word in _BUGS if word in log
@@ -118,7 +118,7 @@ class GatewayProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
     def address(self, listener: str) -> tuple[str, int]:
-        """Host and port."""
+        """Return the host and port of a listener."""
         host, _, port = str(self.addresses[listener]).rpartition(":")
         return host, int(port)
 
@@ -129,21 +129,21 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     async def kill(self) -> None:
-        """SIGKILL: as a crash would."""
+        """Send SIGKILL, like a crash."""
         await self._end(signal.SIGKILL)
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last process; None while it runs."""
+        """The last process's exit code; None while it runs."""
         return None if self._process is None else self._process.returncode
 
     async def stop(self, limit_s: float = STOP_S) -> None:
-        """SIGTERM, and SIGKILL when that takes too long."""
+        """Send SIGTERM, and SIGKILL after `limit_s`."""
         try:
             await asyncio.wait_for(self._end(signal.SIGTERM), limit_s)
         except TimeoutError:
@@ -156,21 +156,21 @@ class GatewayProcess:
 
 
 def process_cpu(pid: int) -> float:
-    """User and system CPU of a process in seconds (Linux)."""
+    """Return a process's user and system CPU in seconds (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def loop_cpu(pid: int) -> float:
-    """CPU of a process's first thread, where its event loop runs, in seconds to the nanosecond (Linux)."""
+    """Return the CPU of a process's first thread, which runs the event loop, in seconds (Linux)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def process_resident(pid: int) -> int:
-    """Resident memory of a process in bytes (Linux)."""
+    """Return a process's resident memory in bytes (Linux)."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_descriptors(pid: int) -> int:
-    """How many file descriptors a process has open (Linux)."""
+    """Return the number of a process's open file descriptors (Linux)."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

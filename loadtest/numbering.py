@@ -1,4 +1,4 @@
-"""Numbered messages: who sent which, readable from the stored bytes alone."""
+"""Numbered messages: sender and sequence number can be read from the stored payload."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ HEADER_BYTES: Final = 8 + 1 + 5 + 1 + 10 + 1
 
 
 class Number(NamedTuple):
-    """What a payload says of itself."""
+    """The sender and sequence number of a payload."""
 
     sender: int
     sequence: int
 
 
 class Numbering:
-    """The messages of one run; the run's random id keeps other traffic on the topic apart."""
+    """Numbers the messages of one run; the run's random id separates them from other traffic on the topic."""
 
     def __init__(self, run: str | None = None) -> None:
         self.run = run if run is not None else secrets.token_hex(4)
 
     def payload(self, sender: int, sequence: int, size: int) -> bytes:
-        """Message `sequence` of `sender`, padded with x to `size` bytes (at least `HEADER_BYTES`)."""
+        """Return message `sequence` of `sender`, padded with x to `size` bytes (at least `HEADER_BYTES`)."""
         return _LAYOUT.format(run=self.run, sender=sender, sequence=sequence).encode().ljust(size, b"x")
 
     def read(self, payload: bytes | None) -> Number | None:
-        """The number of a payload, or None when it is not of this run."""
+        """Return the number in a payload, or None if it is not of this run."""
         if payload is None or not payload.startswith(self.run.encode() + b"."):
             return None
         parts = payload[:HEADER_BYTES].split(b".")

@@ -33,47 +33,49 @@ from loadtest.scenarios.steady import PROTOCOLS
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=description)
     scenarios = parser.add_subparsers(dest="scenario", required=True)
 
     def scenario(name: str, text: str, *, starts: Collection[str] = ("kafka", "gateway")) -> argparse.ArgumentParser:
-        """One with the options that all have; `starts`: what it starts by itself."""
+        """Add a scenario with the common options; `starts` names what it starts itself."""
         made = scenarios.add_parser(name, help=text)
-        made.add_argument("--json", type=Path, help="write the report here as well")
+        made.add_argument("--json", type=Path, help="also write the report to this file")
         if starts:
-            made.add_argument("--directory", type=Path, help="for logs and data; default: a new one under /tmp")
+            made.add_argument("--directory", type=Path, help="for logs and data (default: a new one under /tmp)")
         if "kafka" in starts:
             made.add_argument(
-                "--bootstrap", help="Kafka, which is left running with what is in it; without it one is started"
+                "--bootstrap", help="use this Kafka and leave it and its data untouched (default: start one)"
             )
         return made
 
     commands.add_options(scenario)
-    kills = scenario("kills", "the gateway is killed under load; nothing acknowledged may be lost")
+    kills = scenario("kills", "kill the gateway under load; no acknowledged message may be lost")
     kills.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt")
     plan, amqp = Plan(), amqp_kills.Plan()
     kills.add_argument("--kills", type=int, help=f"default: {plan.kills}")
     kills.add_argument(
         "--senders",
         type=int,
-        help=f"MQTT: of each QoS, beside one of Paho's of each ({plan.senders}); AMQP: beside one of proton's"
+        help=f"MQTT: of each QoS, plus one Paho client of each ({plan.senders}); AMQP: plus one proton client"
         f" ({amqp.senders})",
     )
-    kills.add_argument("--subscribers", type=int, help=f"MQTT: of each QoS, beside one of Paho's ({plan.subscribers})")
+    kills.add_argument("--subscribers", type=int, help=f"MQTT: of each QoS, plus one Paho client ({plan.subscribers})")
     kills.add_argument("--rate", type=float, help=f"messages per second of one sender ({plan.rate:g})")
-    kills.add_argument("--window", type=int, help=f"unanswered messages per sender ({plan.window})")
-    kills.add_argument("--between", type=float, help=f"seconds of load before a kill, at most ({plan.between:g})")
+    kills.add_argument("--window", type=int, help=f"unacknowledged messages per sender ({plan.window})")
+    kills.add_argument("--between", type=float, help=f"most seconds of load before a kill ({plan.between:g})")
     kills.add_argument("--early", type=float, help=f"share of kills while the gateway is starting ({plan.early:g})")
     kills.add_argument(
-        "--patient", type=float, help=f"AMQP: share of the others when all groups are served ({amqp.patient:g})"
+        "--patient",
+        type=float,
+        help=f"AMQP: share of the other kills that wait until all groups are served ({amqp.patient:g})",
     )
     kills.add_argument("--broker", type=float, help=f"AMQP: share of kills that hit the broker ({amqp.broker:g})")
     kills.add_argument(
-        "--grace", type=float, help=f"AMQP: seconds that a commit may take beside its interval ({amqp.grace:g})"
+        "--grace", type=float, help=f"AMQP: seconds that a commit may take in addition to its interval ({amqp.grace:g})"
     )
     kills.add_argument("--seed", type=int, help=f"default: {plan.seed}")
-    memory = scenario("memory", "resident memory of idle connections and offline sessions")
+    memory = scenario("memory", "measure the resident memory of idle connections and offline sessions")
     memory.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt", help="amqp: idle connections only")
     crowd = Crowd()
     memory.add_argument(
@@ -81,104 +83,119 @@ def arguments(description: str | None) -> argparse.Namespace:
         type=int,
         help=f"default: {crowd.connections}; AMQP: {amqp_memory.Crowd().connections} of each kind",
     )
-    memory.add_argument("--at-once", type=int, help="AMQP: connections that are made at the same time")
+    memory.add_argument("--at-once", type=int, help="AMQP: connections opened at the same time")
     memory.add_argument("--sessions", type=int, default=crowd.sessions)
-    memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages for each session")
-    memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that come back for them")
+    memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages queued for each session")
+    memory.add_argument(
+        "--returning", type=int, default=crowd.returning, help="sessions that reconnect to receive them"
+    )
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
-    memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each look")
-    quiet = scenario("idle", "what connected and silent MQTT clients cost, as they become many")
+    memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each measurement")
+    quiet = scenario("idle", "measure the cost of connected but silent MQTT clients, as their number grows")
     resting = idle.Plan()
     for name in resting._fields:
         value = getattr(resting, name)
         quiet.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value:g}")
-    quiet.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
-    fuzz = scenario("fuzz", "damaged AMQP conversations against a gateway that must not mind")
+    quiet.add_argument("--unpinned", action="store_true", help="do not pin processes to processors")
+    fuzz = scenario("fuzz", "send damaged AMQP conversations; the gateway must survive them")
     storm = Storm()
     fuzz.add_argument("--seconds", type=float, default=storm.seconds)
     fuzz.add_argument("--at-once", type=int, default=storm.at_once, help="connections")
     fuzz.add_argument("--seed", type=int, default=storm.seed)
-    fuzz.add_argument("--warm-up", type=float, default=storm.warm_up, help="share of the time")
-    fuzz.add_argument("--silent", type=float, default=storm.silent, help="share of conversations that end in silence")
+    fuzz.add_argument("--warm-up", type=float, default=storm.warm_up, help="share of the time for the warm-up")
+    fuzz.add_argument(
+        "--silent", type=float, default=storm.silent, help="share of conversations that end without closing"
+    )
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
-    sse = scenario("sse", "many listeners to server-sent events; nobody may fall behind")
+    sse = scenario("sse", "run many listeners to server-sent events; none may fall behind")
     listeners = events.Crowd()
     sse.add_argument("--listeners", type=int, default=listeners.listeners)
     sse.add_argument("--messages", type=int, default=listeners.messages)
-    sse.add_argument("--rate", type=float, default=listeners.rate, help="messages a second")
+    sse.add_argument("--rate", type=float, default=listeners.rate, help="messages per second")
     sse.add_argument("--size", type=int, default=listeners.size, help="payload bytes")
-    sse.add_argument("--late", type=float, default=listeners.late, help="seconds that nobody may ever be behind")
-    sse.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
-    topics = scenario("many-topics", "what `#` costs beside many Kafka topics, and absent topics")
+    sse.add_argument(
+        "--late", type=float, default=listeners.late, help="the most seconds that a listener may be behind"
+    )
+    sse.add_argument("--unpinned", action="store_true", help="do not pin processes to processors")
+    topics = scenario("many-topics", "measure the cost of `#` with many Kafka topics, and of missing topics")
     beside = many_topics.Plan()
     topics.add_argument("--topics", type=int, default=beside.topics)
     topics.add_argument("--partitions", type=int, default=beside.partitions, help="of each")
     topics.add_argument("--others", type=int, default=beside.others, help="subscribers after the first")
-    topics.add_argument("--filters", type=int, default=beside.filters, help="whose topics do not exist")
-    topics.add_argument("--idle-s", type=float, default=beside.idle_s, help="seconds of doing nothing")
+    topics.add_argument("--filters", type=int, default=beside.filters, help="filters whose topics do not exist")
+    topics.add_argument("--idle-s", type=float, default=beside.idle_s, help="seconds without traffic")
     flood = scenario(
-        "topics", "clients make Kafka topics until the limits refuse; kills, few files", starts=("gateway",)
+        "topics",
+        "have clients create Kafka topics up to the limits, with kills and few open files",
+        starts=("gateway",),
     )
     flooding = topic_flood.Plan()
     for name in flooding._fields:
         flood.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(flooding, name))
-    manys = scenario("many", "what a client can make many of, beside a modest client's latency")
+    manys = scenario("many", "have clients open too much of everything, and measure a modest client's latency")
     most = many.Plan()
     for name in most._fields[:-1]:
         manys.add_argument(f"--{name}", type=type(getattr(most, name)), default=getattr(most, name))
-    manys.add_argument("--only", default="", help="those whose name contains this")
-    fairness = scenario("fair", "equal shares for the greedy, beside whom the modest get what they ask for")
+    manys.add_argument("--only", default="", help="only parts whose name contains this")
+    fairness = scenario("fair", "check that greedy clients get equal shares and modest ones what they ask for")
     shares = fair.Plan()
     for name in shares._fields:
         fairness.add_argument(f"--{name}", type=type(getattr(shares, name)), default=getattr(shares, name))
     fairness.add_argument(
         "--only",
         default="",
-        help="parts whose name contains this: beside, crowd, equal mqtt, equal tight, mixed, idle and so on",
+        help="only parts whose name contains this: beside, crowd, equal mqtt, equal tight, mixed, idle and so on",
     )
-    limited = scenario("limits", "a limit of bytes a second is met in each protocol, both ways")
+    limited = scenario("limits", "check a limit of bytes per second for each protocol in both directions")
     limit = limits.Plan()
     for name in limit._fields:
         limited.add_argument(f"--{name}", type=type(getattr(limit, name)), default=getattr(limit, name))
-    limited.add_argument("--only", default="", help="parts whose name contains this: mqtt, in, out, pages and so on")
-    sizes = scenario("windows", "fixed windows of AMQP's links and those that find their size", starts=("gateway",))
+    limited.add_argument(
+        "--only", default="", help="only parts whose name contains this: mqtt, in, out, pages and so on"
+    )
+    sizes = scenario("windows", "compare fixed and adaptive windows of AMQP links", starts=("gateway",))
     sized = windows.Plan()
     for name in sized._fields:
         sizes.add_argument(f"--{name}", type=int, default=getattr(sized, name))
-    sizes.add_argument("--only", default="", help="Kafka whose name contains this: fast, slow or jittery")
-    long = scenario("soak", "all protocols in and out for long; nothing in the gateway may grow")
+    sizes.add_argument("--only", default="", help="only the Kafka whose name contains this: fast, slow or jittery")
+    long = scenario("soak", "run all protocols in both directions for long; nothing in the gateway may grow")
     soaking = soak.Plan()
-    long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="one alone; default: all at once")
-    long.add_argument("--minutes", type=float, default=soaking.minutes, help="at most")
-    long.add_argument("--messages", type=int, help="for each protocol; default: as many as fit into the time")
     long.add_argument(
-        "--rate", type=float, default=soaking.rate, help="messages a second of each protocol; 0: no limit"
+        "--protocol", choices=PROTOCOLS, action="append", help="only this protocol (default: all together)"
     )
-    long.add_argument("--course", type=int, default=soaking.course, help="messages between two sets of connections")
-    long.add_argument("--connections", type=int, default=soaking.connections, help="senders of a course")
+    long.add_argument("--minutes", type=float, default=soaking.minutes, help="the most minutes")
+    long.add_argument("--messages", type=int, help="messages per protocol (default: as many as fit into the time)")
+    long.add_argument(
+        "--rate", type=float, default=soaking.rate, help="messages per second of each protocol; 0 means no limit"
+    )
+    long.add_argument("--course", type=int, default=soaking.course, help="messages before the connections are replaced")
+    long.add_argument("--connections", type=int, default=soaking.connections, help="senders at the same time")
     long.add_argument("--size", type=int, default=soaking.size, help="payload bytes")
     long.add_argument("--interval", type=float, default=soaking.interval, help="seconds between two samples")
-    long.add_argument("--settle", type=float, default=soaking.settle, help="seconds before anything is judged")
-    long.add_argument("--csv", type=Path, help="write the samples here; default: soak.csv in the directory")
-    long.add_argument("--plot", type=Path, help="draw them here, as SVG; default: soak.svg in the directory")
-    broken = scenario(
-        "faults", "everything that goes wrong, one after the other, under load; a report", starts=("gateway",)
-    )
+    long.add_argument("--settle", type=float, default=soaking.settle, help="seconds before measurements count")
+    long.add_argument("--csv", type=Path, help="write the samples to this file (default: soak.csv in the directory)")
+    long.add_argument("--plot", type=Path, help="draw them to this SVG file (default: soak.svg in the directory)")
+    broken = scenario("faults", "inject one fault after the other under load, and write a report", starts=("gateway",))
     going_wrong = bench.Plan()
     for name in going_wrong._fields:
         value = getattr(going_wrong, name)
         broken.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value:g}")
     broken.add_argument(
-        "--secured", choices=tuple(LOGINS), help="those of three brokers alone, which ask the gateway who it is, here"
+        "--secured",
+        choices=tuple(LOGINS),
+        help="only the faults of three brokers, with this authentication at the brokers",
     )
-    broken.add_argument("--only", action="append", default=[], help="faults whose name begins so; may be given again")
-    rolls = scenario("rolling", "three gateways behind a balancer, each restarted by drain under load")
+    broken.add_argument(
+        "--only", action="append", default=[], help="only faults whose name starts with this; repeatable"
+    )
+    rolls = scenario("rolling", "restart three gateways behind a balancer one by one, draining them under load")
     roll = rolling.Plan()
     for name in roll._fields:
         value = getattr(roll, name)
         rolls.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value:g}")
     comes = scenario(
-        "presence", "clients come and go while gateways are killed; the presence topic ends with the truth"
+        "presence",
+        "connect and disconnect clients while gateways are killed; the presence topic must be right in the end",
     )
     coming = presence.Plan()
     for name in coming._fields:
@@ -186,21 +203,25 @@ def arguments(description: str | None) -> argparse.Namespace:
         comes.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value:g}")
     recoveries = scenario(
         "recovery",
-        "the embedded Kafka, whose data are deleted at the end, is killed with many GB that it had not flushed",
+        "kill the embedded Kafka with many GB that it has not flushed (its data is deleted at the end)",
         starts=("gateway",),
     )
     back = recovery.Plan()
     recoveries.add_argument("--gigabytes", type=float, default=back.gigabytes)
-    recoveries.add_argument("--kills", type=int, default=back.kills, help="of starts, while Kafka recovers")
-    again = scenario("reads", "HTTP consumers read the same again and again; nothing of it may stay")
+    recoveries.add_argument(
+        "--kills", type=int, default=back.kills, help="kills of the starting Kafka while it recovers"
+    )
+    again = scenario("reads", "have HTTP consumers read the same records again and again; memory must not grow")
     reading = http_reads.Plan()
     again.add_argument("--rounds", type=int, default=reading.rounds)
-    again.add_argument("--records", type=int, default=reading.records, help="that each round reads")
+    again.add_argument("--records", type=int, default=reading.records, help="records read in each round")
     again.add_argument("--size", type=int, default=reading.size, help="bytes of a record's value")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
-        table = scenario(name, f"every figure of docs/performance.md about {protocol}'s speed")
-        table.add_argument("--rounds", type=int, default=3, help="of each row; the one with the least CPU counts")
-        table.add_argument("--share", type=float, default=1.0, help="of the messages, for a quick look")
-        table.add_argument("--only", default="", help="rows whose name contains this")
-        table.add_argument("--unpinned", action="store_true", help="leave the processors to the system")
+        table = scenario(name, f"measure every figure about {protocol}'s speed in docs/performance.md")
+        table.add_argument(
+            "--rounds", type=int, default=3, help="rounds of each row; the one with the least CPU counts"
+        )
+        table.add_argument("--share", type=float, default=1.0, help="share of the messages, for a quick test")
+        table.add_argument("--only", default="", help="only rows whose name contains this")
+        table.add_argument("--unpinned", action="store_true", help="do not pin processes to processors")
     return parser.parse_args()

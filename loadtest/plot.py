@@ -1,4 +1,4 @@
-"""Curves over time as SVG: panels below one another, each from 0 to its most."""
+"""Time series as SVG: panels below each other, each scaled from 0 to its maximum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LEFT, _GAP, _RIGHT, _FOOT = 70, 40, 20, 20
 
 
 class Panel(NamedTuple):
-    """Some curves with one scale: (seconds, value) by name."""
+    """Curves with a common scale: (seconds, value) by name."""
 
     title: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
 
 
 class Mark(NamedTuple):
-    """Something that happened from `begin` to `end`, seconds; a line when that is the same."""
+    """An event from `begin` to `end`, seconds; a line if both are equal."""
 
     begin: float
     end: float
@@ -27,15 +27,15 @@ class Mark(NamedTuple):
 def draw(
     panels: Sequence[Panel], end: float, *, note: str, marks: Sequence[Mark] = (), width: int = 900, height: int = 180
 ) -> str:
-    """One SVG.
+    """Return an SVG.
 
     Args:
-        panels: from above.
-        end: seconds, where the curves end; they begin at 0.
-        note: stands below.
+        panels: from top to bottom.
+        end: end of the time axis, seconds; it starts at 0.
+        note: text below the panels.
         marks: drawn in every panel.
         width: of a panel, pixels.
-        height: of a panel.
+        height: of a panel, pixels.
     """
     end = max(end, 1.0)
     total = len(panels) * (height + _GAP) + _FOOT

@@ -1,4 +1,4 @@
-"""What a run measured: rates, percentiles, and the verifier's findings, as a table and as JSON."""
+"""The measurements of a run (rates, percentiles, the verifier's findings) as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from rich.console import Console
 from rich.table import Table
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
-WIDTH: Final = 140  # of a table with rows as lines
+WIDTH: Final = 140  # of a table with one line per row
 _LONGEST_US: Final = 600_000_000
 
 
 class Latencies:
-    """Latencies in microseconds, three significant digits, up to ten minutes.
+    """Latencies in microseconds with three significant digits, up to ten minutes.
 
-    They are put aside as they come and counted when asked for: the histogram's bookkeeping would slow the load down.
+    They are collected in an array and counted on demand, because the histogram's bookkeeping would slow the load down.
     """
 
     def __init__(self) -> None:
         self._histogram = histogram()
         self._aside = array.array("d")
-        self.record = self._aside.append  # seconds; the method call is half of what it costs
+        self.record = self._aside.append  # seconds; avoids a method call, which is half the cost
         self.extend = self._aside.extend
 
     def take(self) -> HdrHistogram:
-        """All that there are, in microseconds, and begin anew."""
+        """Return all latencies so far, in microseconds, and start with an empty histogram."""
         taken, self._histogram = self._counted(), histogram()
         return taken
 
     def merge(self, other: Latencies) -> None:
-        """Add all of another's."""
+        """Add all latencies of another object."""
         self._histogram.add(other._counted())
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of latencies."""
         return int(self._counted().get_total_count())
 
     def milliseconds(self, percentile: float) -> float:
-        """The latency in ms that `percentile` percent do not exceed; 0 when there are none."""
+        """Return the latency in ms that `percentile` percent do not exceed; 0 if there are none."""
         return _milliseconds(self._counted(), percentile)
 
     def summary(self) -> dict[str, float]:
-        """The percentiles by name, in ms."""
+        """Return the percentiles by name, in ms."""
         return {f"p{percentile:g}": self.milliseconds(percentile) for percentile in PERCENTILES}
 
     def _counted(self) -> HdrHistogram:
@@ -64,20 +64,20 @@ def _milliseconds(one: HdrHistogram, percentile: float) -> float:
 
 
 def percentiles(one: HdrHistogram) -> dict[str, float]:
-    """The percentiles of a histogram by name, in ms."""
+    """Return the percentiles of a histogram by name, in ms."""
     return {f"p{percentile:g} ms": _milliseconds(one, percentile) for percentile in PERCENTILES}
 
 
 def histogram() -> HdrHistogram:
-    """An empty one, for microseconds."""
+    """Return an empty histogram for microseconds."""
     return HdrHistogram(1, _LONGEST_US, 3)
 
 
 class Report:
-    """The rows of one run."""
+    """The table of one run."""
 
     def __init__(self, title: str, *, lines: bool = False) -> None:
-        """With `lines` a row is printed as a line; otherwise as a column, since there are more measures than runs."""
+        """With `lines` each row is printed as a line, otherwise as a column, which suits many measures of few runs."""
         self.title = title
         self._lines = lines
         self.rows: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ class Report:
         self.rows.append(columns)
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return one JSON object."""
         return json.dumps({"title": self.title, "rows": self.rows}, indent=2)
 
     def print(self, console: Console | None = None) -> None:
@@ -124,7 +124,7 @@ _STYLE: Final = (
 def html_page(
     title: str, note: str, sections: Iterable[tuple[str, Iterable[str]]], problems: Iterable[str] = ()
 ) -> str:
-    """A page that needs nothing else: headings with tables and drawings, which are HTML already."""
+    """Return a self-contained page: headings with tables and drawings, which are already HTML."""
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>',
         f"<h1>{escape(title)}</h1><p>{escape(note)}</p>",
@@ -136,7 +136,7 @@ def html_page(
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a table; they may differ in their columns."""
+    """Return rows, which may differ in their columns, as a table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(

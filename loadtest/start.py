@@ -1,4 +1,4 @@
-"""Starting a process, so that none is left behind when we are ended meanwhile."""
+"""Starts processes so that none is left behind when we are cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
-    """As `asyncio.create_subprocess_exec`. When we are cancelled meanwhile, the process is ended, and waited for."""
+    """Like `asyncio.create_subprocess_exec`, but ends the process and waits for it if cancelled meanwhile."""
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
     try:
         return await asyncio.shield(starting)

@@ -1,4 +1,4 @@
-"""Reads what arrived and says what is lost, doubled or out of order: the judge of every acknowledgement."""
+"""Compares acknowledged messages with those that arrived: which are lost, duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtest.numbering import Number, Numbering
 
 
 class Verdict(NamedTuple):
-    """What the verifier found. Lost: acknowledged to the sender and not there."""
+    """The verifier's result. A message is lost if it was acknowledged to its sender but is not there."""
 
     acknowledged: int
     stored: int
@@ -24,35 +24,35 @@ class Verdict(NamedTuple):
 
     @property
     def honest(self) -> bool:
-        """Nothing that was acknowledged is missing."""
+        """Whether no acknowledged message is missing."""
         return self.lost == 0
 
     def row(self) -> dict[str, int]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return dict(self._asdict())
 
 
 class Ledger:
-    """What the senders were told: the acknowledged sequence numbers of each sender."""
+    """The acknowledged sequence numbers of each sender."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, set[int]] = collections.defaultdict(set)
 
     def acknowledge(self, sender: int, sequence: int) -> None:
-        """The sender got a positive acknowledgement for this message."""
+        """Record that a message was acknowledged to its sender."""
         self.acknowledged[sender].add(sequence)
 
     def acknowledge_run(self, sender: int, first: int, behind: int) -> None:
-        """The same for the sequence numbers from `first` to before `behind`."""
+        """Record the sequence numbers from `first` to before `behind`."""
         self.acknowledged[sender].update(range(first, behind))
 
     @property
     def total(self) -> int:
-        """How many acknowledgements there are."""
+        """The number of acknowledged messages."""
         return sum(len(sequences) for sequences in self.acknowledged.values())
 
     def missing(self, there: Container[Number]) -> list[Number]:
-        """What was acknowledged and is not there."""
+        """Return the acknowledged messages that are not in `there`."""
         return [
             number
             for sender, sequences in self.acknowledged.items()
@@ -62,12 +62,12 @@ class Ledger:
 
 
 class Arrivals:
-    """Messages of a run as one reader saw them.
+    """The messages of a run that one reader received.
 
     Attributes:
-        counts: how often each came.
-        reordered: first arrivals below an earlier one of their sender in the same partition.
-        foreign: messages that are not of the run.
+        counts: how often each message arrived.
+        reordered: messages that first arrived after a later one of their sender in the same partition.
+        foreign: messages of other runs.
     """
 
     def __init__(self, numbering: Numbering) -> None:
@@ -78,7 +78,7 @@ class Arrivals:
         self._highest: dict[tuple[int, int], int] = {}
 
     def take(self, payload: bytes | None, partition: int = 0) -> bool:
-        """A message came; whether it is of the run. `partition`: within which order is judged."""
+        """Count a message; return whether it is of the run. Order is checked within each `partition`."""
         number = self._numbering.read(payload)
         if number is None:
             self.foreign += 1
@@ -87,7 +87,7 @@ class Arrivals:
         return True
 
     def add(self, number: Number, partition: int = 0) -> None:
-        """The same, for one whose number is known."""
+        """Count a message whose number is known."""
         self.counts[number] += 1
         if self.counts[number] > 1:
             return
@@ -98,16 +98,16 @@ class Arrivals:
 
     @property
     def total(self) -> int:
-        """How many different messages arrived."""
+        """The number of different messages."""
         return len(self.counts)
 
     @property
     def duplicated(self) -> int:
-        """How many came again."""
+        """The number of repeated messages."""
         return self.counts.total() - len(self.counts)
 
     def judge(self, ledger: Ledger) -> Verdict:
-        """Hold what arrived against what was acknowledged."""
+        """Compare the messages with the acknowledged ones."""
         lost = len(ledger.missing(self.counts))
         extra = self.total - (ledger.total - lost)
         return Verdict(ledger.total, self.total, lost, self.duplicated, self.reordered, extra)
@@ -116,11 +116,11 @@ class Arrivals:
 async def stored(
     bootstrap: str, topic: str, isolation: str = "read_uncommitted", *, partition_bytes: int = 1 << 20
 ) -> AsyncGenerator[ConsumerRecord[bytes, bytes]]:
-    """The records of a topic, from its beginning to the end it has now; LookupError when there is no such topic.
+    """Yield the records of a topic up to its present end; LookupError if it does not exist.
 
-    `partition_bytes`: of a partition in one fetch.
+    `partition_bytes` limits what one fetch reads of a partition.
     """
-    # Without a group the consumer is given every partition of the topic at its start.
+    # Without a group the consumer is assigned all of the topic's partitions when it starts.
     consumer = AIOKafkaConsumer(
         topic,
         bootstrap_servers=bootstrap,
@@ -144,10 +144,10 @@ async def stored(
 
 
 async def read_topic(bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False) -> Arrivals:
-    """What a topic has of a run.
+    """Read the messages of a run from a topic.
 
-    Each sender must have kept to one key (or one partition), or reordering between partitions shows as such; unless
-    order is judged in each partition for itself, since the topic was given more of them.
+    Each sender must use a single key or partition, or else different partitions look like reordering. With
+    `by_partition` order is checked within each partition, for a topic whose partitions were increased.
     """
     arrivals = Arrivals(numbering)
     async for record in stored(bootstrap, topic):
@@ -156,7 +156,7 @@ async def read_topic(bootstrap: str, topic: str, numbering: Numbering, *, by_par
 
 
 async def read_places(bootstrap: str, topic: str, numbering: Numbering, isolation: str) -> dict[Number, list[str]]:
-    """Where each message of the run is stored."""
+    """Return where each message of the run is stored."""
     places: dict[Number, list[str]] = {}
     async for record in stored(bootstrap, topic, isolation):
         number = numbering.read(record.value)

@@ -1,7 +1,4 @@
-"""A windowed AMQP 1.0 sender on a bare socket.
-
-It obeys link credit and matches dispositions by delivery id.
-"""
+"""A windowed AMQP 1.0 sender on a plain socket. It obeys link credit and matches dispositions by delivery-id."""
 
 from __future__ import annotations
 
@@ -32,14 +29,14 @@ from loadtest.clients.sender import OnAck, WindowedSender
 
 
 def transfers(payloads: Sequence[bytes], kind: Kind = minimal) -> list[bytes]:
-    """The packets of a `Sender`: a message of one kind for each payload."""
+    """Return the packets of a `Sender`: one message of this kind for each payload."""
     return [transfer(index, struct.pack(">I", index), kind(index, payload)) for index, payload in enumerate(payloads)]
 
 
 class Sender(WindowedSender):
-    """Sends unsettled transfers over one link, within the peer's credit; number `index` has that delivery-id.
+    """Sends unsettled transfers over one link within the peer's credit; packet `index` has that delivery-id.
 
-    Refusals are counted by the descriptor code of the delivery's outcome. `login`: user and password, for PLAIN.
+    Refusals are counted by the descriptor code of the delivery state. `login` is user and password for PLAIN.
     """
 
     closing = CLOSING
@@ -60,10 +57,10 @@ class Sender(WindowedSender):
         self._address = address
         self._splitter = Splitter()
         self._settled = bytearray()
-        self._limit = 0  # until credit comes
+        self._limit = 0  # until the first credit
 
     def data_received(self, data: bytes) -> None:
-        """Frames."""
+        """Handle frames."""
         for body in self._splitter.feed(data):
             self._received(body)
         if self.connected.done():

@@ -1,4 +1,4 @@
-"""Damage to recorded conversations: at the bytes, at the frames, and at the fields inside of frames that stay whole."""
+"""Damages recorded conversations: bytes, whole frames, and fields inside otherwise valid frames."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _VALUES: Final = (
     b"\x00\x53\x28\x45", b"\x00\x53\x29\xc0\x01\x00", b"\x00\x53\x30\xc0\x01\x00", b"\x00\x53\x34\xc0\x02\x01\x40",
     b"\x00\xa3\x03abc\x40", b"\x00" * 40 + b"\x40", b"\xc0\x02\x01" * 20 + b"\x45", b"\x00\x40\x40",
 )  # fmt: skip
-"""Values that mean something, or too much, wherever a field may stand."""
+"""Values that are meaningful, or excessive, in any field."""
 
 
 def damaged(recordings: Sequence[Pieces], rng: random.Random) -> Pieces:
-    """One of the conversations with some faults in it, or noise."""
+    """Return one of the conversations with some faults, or noise."""
     kind = rng.randrange(10)
     pieces = list(rng.choice(recordings))
     if kind == 0:
@@ -48,7 +48,7 @@ def damaged(recordings: Sequence[Pieces], rng: random.Random) -> Pieces:
 
 
 def _bytes(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, lost, repeated or put in."""
+    """Change, delete, repeat or insert some bytes."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 6))):
         at = rng.randrange(len(changed)) if changed else 0
@@ -67,7 +67,7 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _shuffle(pieces: Pieces, at: int, recordings: Sequence[Pieces], rng: random.Random) -> None:
-    """A frame lost, repeated, moved, cut in two channels, or one of another conversation."""
+    """Delete, repeat or move a frame, change its channel, or insert one of another conversation."""
     match rng.randrange(5):
         case 0:
             del pieces[at]
@@ -83,7 +83,7 @@ def _shuffle(pieces: Pieces, at: int, recordings: Sequence[Pieces], rng: random.
 
 
 def _body(piece: bytes, rng: random.Random) -> bytes:
-    """A frame whose size is right and whose content is not."""
+    """Return a frame with a correct size but damaged content."""
     if piece[:4] == b"AMQP" or len(piece) <= 8:
         return piece
     body = piece[8:]
@@ -91,12 +91,12 @@ def _body(piece: bytes, rng: random.Random) -> bytes:
         return _frame(piece, _bytes(body, rng))
     try:
         return _frame(piece, _rewritten(body, rng))
-    except (IndexError, ValueError, TypeError, RecursionError, struct.error):  # it is damaged already
+    except (IndexError, ValueError, TypeError, RecursionError, struct.error):  # it is already damaged
         return _frame(piece, _bytes(body, rng))
 
 
 def _rewritten(body: bytes, rng: random.Random) -> bytes:
-    """A performative with other fields, or with another message behind it."""
+    """Return a performative with changed fields, or with a changed message after it."""
     end = read_value(body, 0)[1]
     fields, _ = _fields(body[:end])
     if rng.random() < 0.4 and len(body) > end:
@@ -115,7 +115,7 @@ def _rewritten(body: bytes, rng: random.Random) -> bytes:
 
 
 def _nested(field: bytes, rng: random.Random) -> bytes:
-    """A field of a source, a target, a state; another field gets another value."""
+    """Change a field inside a source, a target or a state; replace any other field."""
     if field[:2] != b"\x00\x53" or len(field) < 4 or field[3] not in (0x45, 0xC0, 0xD0):
         return rng.choice(_VALUES)
     fields, _ = _fields(field)
@@ -125,7 +125,7 @@ def _nested(field: bytes, rng: random.Random) -> bytes:
 
 
 def _fields(described: bytes) -> tuple[list[bytes], int]:
-    """The encoded fields of a described list with a short descriptor, and where it ends."""
+    """Return the encoded fields of a described list with a short descriptor, and the list's end."""
     code = described[3]
     if code == 0x45:
         return [], 4

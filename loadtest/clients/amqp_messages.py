@@ -1,4 +1,4 @@
-"""AMQP messages as senders write them: `kind(number, payload)` gives the sections."""
+"""AMQP messages in several forms: `kind(number, payload)` returns the sections."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _DURABLE: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
 
 
 def minimal(_number: int, payload: bytes) -> bytes:
-    """One Data section."""
+    """Return one Data section."""
     return data_section(payload)
 
 
 def keyed(key: str) -> Kind:
-    """All with one key for Kafka."""
+    """Return a kind whose messages all have one Kafka key."""
     annotations = key_annotation(key)
     return lambda _number, payload: annotations + data_section(payload)
 
 
 def many_keys(number: int, payload: bytes) -> bytes:
-    """With one of `KEYS` keys in turn."""
+    """Use `KEYS` keys in turn."""
     return _annotation(number % KEYS) + data_section(payload)
 
 
@@ -42,7 +42,7 @@ def _annotation(device: int) -> bytes:
 
 
 def typical(number: int, payload: bytes) -> bytes:
-    """As services send them: header, five properties and three application properties, most of them its own."""
+    """Return a typical message of a service: header, five properties and three application properties."""
     properties = b"\x00\x53\x73" + listed(
         [string(f"msg-{number:010d}"), NULL, string("telemetry/dev1"), string("subj"), NULL, string(f"corr-{number}"),
          symbol("application/json"), NULL, NULL, b"\x83" + struct.pack(">q", NOW + number // 100)]
@@ -56,7 +56,7 @@ def typical(number: int, payload: bytes) -> bytes:
 
 @functools.cache
 def _jms_start() -> tuple[bytes, bytes]:
-    """What Qpid JMS wrote before a text, without the end of the UUID in the message id."""
+    """Return Qpid JMS's bytes before a text, split where the last part of the message id's UUID was."""
     message = shapes()["jms-text"][0]
     start = message[: message.index(b"\x00\x53\x77")]
     digits = re.search(rb"(?<=-)[0-9a-f]{12}(?=:)", start)
@@ -65,7 +65,7 @@ def _jms_start() -> tuple[bytes, bytes]:
 
 
 def jms_text(number: int, payload: bytes) -> bytes:
-    """A TextMessage of Qpid JMS: header, two annotations, message id, `to` and creation time, and an amqp-value."""
+    """Return a TextMessage of Qpid JMS: header, two annotations, message id, `to`, creation time, and an amqp-value."""
     before, behind = _jms_start()
     return before + b"%012x" % number + behind + b"\x00\x53\x77\xa1" + bytes((len(payload),)) + payload
 
@@ -75,7 +75,7 @@ def _short(code: int) -> Callable[[bytes], bytes]:
 
 
 def _long(code: int) -> Callable[[bytes], bytes]:
-    """The value's length in four bytes, and the descriptor in eight."""
+    """Return a section with an eight-byte descriptor and a four-byte length."""
     start = b"\x00\x80" + bytes(7) + bytes((code >> 8, (code & 0xFF) + 0x10))
     return lambda payload: start + struct.pack(">I", len(payload)) + payload
 
@@ -97,6 +97,6 @@ FORMS: Final = len(_ENCODINGS)
 
 
 def encodings(number: int, payload: bytes) -> bytes:
-    """A header, or none, and data in each form in turn: Data, text or binary, short and long; two Data sections."""
+    """Use all combinations in turn: a header or none; Data, text or binary, short or long, or two Data sections."""
     header, body = _ENCODINGS[number % len(_ENCODINGS)]
     return header + body(payload)

@@ -1,4 +1,4 @@
-"""An AMQP 1.0 receiver on a bare socket that takes all it can get: cheap, so that it is not what is measured."""
+"""An AMQP 1.0 receiver on a plain socket that takes all it can get, cheap enough not to affect measurements."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ATTACH_START: Final = b"\x00\x53\x12"
 
 
 class Receiver(asyncio.Protocol):
-    """Takes messages whose last `size` bytes are the payload, and accepts them in runs.
+    """Receives messages whose last `size` bytes are the payload, and accepts them in batches.
 
     Attributes:
-        attached: done when the link is there; carries the error when the connection fails before.
-        payloads: what came, in order, if they are kept.
-        count: how many came.
-        last: when the last of it came (`time.perf_counter`).
+        attached: done when the link is attached; has the error if the connection fails before.
+        payloads: the received payloads in order, if they are kept.
+        count: number of received messages.
+        last: time of the last read (`time.perf_counter`).
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Receiver(asyncio.Protocol):
         keep: bool = True,
         login: tuple[str | None, str | None] = (None, None),
     ) -> None:
-        """Nothing is sent yet.
+        """Prepare a receiver.
 
         Args:
             container: its name.
-            address: of the source.
-            size: bytes of a payload; 0: of the whole frame.
-            window: credit; it is given anew when half of it is used.
-            settled: whether messages are to come settled.
-            first: from the first record that is stored.
-            told: each payload, and when it came.
-            keep: the payloads.
-            login: user and password, for PLAIN.
+            address: the source's address.
+            size: bytes of a payload. 0 means the whole frame.
+            window: credit, which is renewed when half of it is used.
+            settled: whether the peer should send settled messages.
+            first: whether to start with the first stored record.
+            told: called with each payload and its arrival time.
+            keep: whether to keep the payloads.
+            login: user and password for PLAIN.
         """
         self.payloads: list[bytes] = []
         self.count = 0
@@ -86,7 +86,7 @@ class Receiver(asyncio.Protocol):
         self._transport.write(self._greeting)
 
     def data_received(self, data: bytes) -> None:
-        """Frames."""
+        """Handle frames."""
         transport = self._transport
         assert transport is not None
         payloads: list[bytes] = []
@@ -107,7 +107,7 @@ class Receiver(asyncio.Protocol):
                 self._told(payload, self.last)
         out = b""
         if not self._settled:
-            out = accept(self._accepted, count - 1)  # delivery-ids count the session's transfers, and it has one link
+            out = accept(self._accepted, count - 1)  # delivery-ids count transfers, since the session has one link
             self._accepted = count
         if self._granted - count <= self._window // 2:
             self._granted = count + self._window
@@ -131,7 +131,7 @@ class Receiver(asyncio.Protocol):
             self._fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Fail `attached`, if it is pending."""
         self._fail(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What real AMQP clients say, recorded: qpid-proton talks to a gateway through a relay that keeps the client's bytes.
+"""Records what real AMQP clients send: qpid-proton talks to a gateway through a relay that keeps the client's bytes.
 
-Each recording is a list of pieces: a protocol header or a whole frame.
+Each recording is a list of pieces: protocol headers and whole frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Pieces = list[bytes]
 
 
 class Relay:
-    """Stands between a client and the gateway, for one connection."""
+    """Forwards one connection between a client and the gateway, and records the client's bytes."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.said = bytearray()
@@ -40,7 +40,7 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """Where the client connects."""
+        """The URL for the client."""
         host, port = self._server.sockets[0].getsockname()
         return f"amqp://{host}:{port}"
 
@@ -61,7 +61,7 @@ class Relay:
 
 
 def cut(said: bytes) -> Pieces:
-    """A client's bytes as protocol headers and frames."""
+    """Split a client's bytes into protocol headers and frames."""
     pieces: Pieces = []
     at = 0
     while at < len(said):
@@ -72,7 +72,7 @@ def cut(said: bytes) -> Pieces:
 
 
 async def record(address: tuple[str, int], topic: str) -> list[Pieces]:
-    """All recordings, made at a gateway that listens there and has this topic."""
+    """Return all recordings, made with the gateway at `address` and an existing topic."""
     found: list[Pieces] = []
     for play in (_basics, _groups, _transactions, _pass):
         async with Relay(address) as relay:
@@ -82,7 +82,7 @@ async def record(address: tuple[str, int], topic: str) -> list[Pieces]:
 
 
 def rich() -> Message:
-    """A message with every section that proton writes, and many types."""
+    """Return a message with every section that proton can write, and many types."""
     values: dict[Any, Any] = {
         "text": "ünïcode", "flag": True, "int": int32(-5), "long": 2**40, "real": 1.5, "raw": b"\xff\x00", "none": None,
         "time": timestamp(1_700_000_000_000), "uuid": uuid.UUID(int=7), "symbol": symbol("sym"), "ulong": ulong(2**63),
@@ -100,7 +100,7 @@ def rich() -> Message:
 
 
 def _basics(url: str, topic: str) -> None:
-    """SASL, senders settled and not, the relay, a large message, the tail, a temporary queue."""
+    """Record SASL, settled and unsettled messages, the anonymous relay, a large message, a temporary queue."""
     connection = BlockingConnection(url, timeout=WAIT_S, allowed_mechs="ANONYMOUS", max_frame_size=4096)
     receiver = connection.create_receiver(topic, credit=20, name="tail")
     sender = connection.create_sender(topic, name="sender")
@@ -127,7 +127,7 @@ def _dynamic() -> Any:
 
 
 def _groups(url: str, topic: str) -> None:
-    """Groups: a filter, every outcome, durable and shared subscriptions, positions, refused links."""
+    """Record groups: a filter, every outcome, durable and shared subscriptions, positions, refused links."""
     connection = BlockingConnection(url, timeout=WAIT_S, allowed_mechs="ANONYMOUS")
     name = uuid.uuid4().hex
     options = Selector("colour = 'green' OR amqp.priority > 3")
@@ -157,7 +157,7 @@ def _groups(url: str, topic: str) -> None:
 
 
 class _Transaction(MessagingHandler, TransactionHandler):
-    """Post and retire in a transaction, then roll one back; where they are refused, that is the recording."""
+    """Commits one transaction and aborts another; if they are refused, that is recorded."""
 
     def __init__(self, url: str, topic: str) -> None:
         super().__init__(auto_accept=False, prefetch=5)
@@ -220,7 +220,7 @@ def _transactions(url: str, topic: str) -> None:
 
 
 class _Pass(MessagingHandler):
-    """Without SASL; settled and unsettled, several sessions, a rejected message, heartbeats."""
+    """Connects without SASL; settled and unsettled messages, several sessions, a rejected message, heartbeats."""
 
     def __init__(self, url: str, topic: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Messages as real AMQP clients send them; `amqp_shapes.json` says which."""
+"""Messages recorded from real AMQP clients, listed in `amqp_shapes.json`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 CAPTURED: Final = 1_795_000_000_000
-"""A wall clock (epoch ms) at which no message has expired and none is too old for its creation-time to count."""
+"""A time (epoch ms) at which no message has expired and every creation-time is recent enough to be used."""
 
 
 def shapes() -> dict[str, list[bytes]]:
-    """Some messages of each kind, by client and kind."""
+    """Return the messages by client and kind."""
     text = Path(__file__).with_suffix(".json").read_text("utf-8")
     return {name: [bytes.fromhex(one) for one in found] for name, found in json.loads(text)["shapes"].items()}

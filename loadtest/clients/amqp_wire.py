@@ -1,4 +1,4 @@
-"""AMQP 1.0 frames written down once more, from the standard: what the clients of this package send and take apart."""
+"""AMQP 1.0 frames, implemented independently of the gateway, for the clients of this package."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x1
 SASL_OUTCOME: Final = 0x44
 ACCEPTED: Final = 0x24
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
-IDLE: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # an empty frame (2.4.5): still alive
+IDLE: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # an empty frame (2.4.5) as heartbeat
 _SASL, _AMQP = 1, 0
 _FIXED_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
 def string(value: str) -> bytes:
-    """A string of below 256 bytes."""
+    """Encode a string shorter than 256 bytes."""
     raw = value.encode()
     return b"\xa1" + bytes((len(raw),)) + raw
 
 
 def symbol(value: str) -> bytes:
-    """A symbol of below 256 bytes."""
+    """Encode a symbol shorter than 256 bytes."""
     return b"\xa3" + bytes((len(value),)) + value.encode()
 
 
 def uint(value: int) -> bytes:
-    """An unsigned integer."""
+    """Encode an unsigned integer."""
     return b"\x70" + struct.pack(">I", value)
 
 
 def listed(items: Sequence[bytes]) -> bytes:
-    """A list."""
+    """Encode a list."""
     body = b"".join(items)
     return b"\xd0" + struct.pack(">II", len(body) + 4, len(items)) + body
 
 
 def symbols(values: Sequence[str]) -> bytes:
-    """An array of symbols."""
+    """Encode an array of symbols."""
     body = b"".join(bytes((len(value),)) + value.encode() for value in values)
     return b"\xf0" + struct.pack(">IIB", len(body) + 5, len(values), 0xA3) + body
 
 
 def performative(code: int, *items: bytes) -> bytes:
-    """A performative, or another described list."""
+    """Encode a performative or another described list."""
     return b"\x00\x53" + bytes((code,)) + listed(items)
 
 
 def frame(body: bytes, kind: int = _AMQP) -> bytes:
-    """A frame on channel 0."""
+    """Encode a frame on channel 0."""
     return struct.pack(">IBBH", len(body) + 8, 2, kind, 0) + body
 
 
 def greeting(user: str | None = None, password: str | None = None) -> bytes:
-    """SASL with ANONYMOUS or PLAIN: answered with the mechanisms and the outcome; then the AMQP layer begins."""
+    """Return the SASL header and init, ANONYMOUS or PLAIN; the AMQP layer follows the peer's outcome."""
     name, said = ("ANONYMOUS", b"load") if user is None else ("PLAIN", f"\0{user}\0{password or ''}".encode())
     first = performative(0x41, symbol(name), b"\xb0" + struct.pack(">I", len(said)) + said)
     return b"AMQP\x03\x01\x00\x00" + frame(first, _SASL)
@@ -70,7 +70,7 @@ CLOSING: Final = frame(performative(CLOSE))
 
 
 def opening(container: str) -> bytes:
-    """The AMQP layer's header, open, and the begin of one session."""
+    """Return the AMQP header, an open, and the begin of one session."""
     return (
         AMQP_HEADER
         + frame(performative(OPEN, string(container), string("localhost"), uint(65536)))
@@ -79,7 +79,7 @@ def opening(container: str) -> bytes:
 
 
 def mapped(*items: bytes) -> bytes:
-    """A map of keys and values in turn."""
+    """Encode a map of alternating keys and values."""
     body = b"".join(items)
     return b"\xd1" + struct.pack(">II", len(body) + 4, len(items)) + body
 
@@ -89,7 +89,7 @@ _FROM_THE_FIRST: Final = mapped(_OFFSET_SPEC, b"\x00" + _OFFSET_SPEC + string("f
 
 
 def attach_sender(name: str, container: str, address: str) -> bytes:
-    """Attach a link, handle 0, on which we send."""
+    """Attach a sender link with handle 0."""
     source = b"\x00\x53\x28" + listed([string(container)])
     target = b"\x00\x53\x29" + listed([string(address)])
     return frame(performative(ATTACH, string(name), ZERO, FALSE, NULL, NULL, source, target, NULL, NULL, ZERO))
@@ -105,7 +105,7 @@ def attach_receiver(
     settled: bool = False,
     first: bool = False,
 ) -> bytes:
-    """Attach a link, handle 0, on which we receive; `first`: from the first record that is stored."""
+    """Attach a receiver link with handle 0; `first` starts with the first stored record."""
     terms = [uint(2), symbol("never")] if durable else [NULL, NULL]
     offered = symbols(capabilities) if capabilities else NULL
     filters = _FROM_THE_FIRST if first else NULL
@@ -116,38 +116,38 @@ def attach_receiver(
 
 
 def credit(next_incoming: int, delivery_count: int, amount: int) -> bytes:
-    """A flow of a session that only receives: so much credit for handle 0, counted from `delivery_count`."""
+    """Return a flow that grants handle 0 `amount` credit after `delivery_count`, for a session that only receives."""
     window = uint(2**31 - 1)
     counts = (uint(next_incoming), window, ZERO, window, ZERO, uint(delivery_count), uint(amount))
     return frame(performative(FLOW, *counts))
 
 
 def transfer(delivery_id: int, tag: bytes, message: bytes) -> bytes:
-    """An unsettled transfer on handle 0 that holds a whole message."""
+    """Return an unsettled transfer on handle 0 with a whole message."""
     binary = b"\xa0" + bytes((len(tag),)) + tag
     return frame(performative(TRANSFER, ZERO, uint(delivery_id), binary, ZERO, FALSE, FALSE) + message)
 
 
 def accept(first: int, last: int) -> bytes:
-    """Settle what was received as accepted."""
+    """Accept and settle a range of deliveries."""
     return frame(performative(DISPOSITION, TRUE, uint(first), uint(last), TRUE, b"\x00\x53\x24\x45"))
 
 
 def key_annotation(key: str) -> bytes:
-    """The message annotations that give a record its key."""
+    """Return the message annotations that set a record's key."""
     pairs = symbol("x-opt-bridge.key") + string(key)
     return b"\x00\x53\x72\xc1" + bytes((len(pairs) + 1, 2)) + pairs
 
 
 def data_section(payload: bytes) -> bytes:
-    """One Data section."""
+    """Return one Data section."""
     if len(payload) < 256:
         return b"\x00\x53\x75\xa0" + bytes((len(payload),)) + payload
     return b"\x00\x53\x75\xb0" + struct.pack(">I", len(payload)) + payload
 
 
 def read_value(data: bytes, at: int) -> tuple[Any, int]:
-    """The value at `at` and where the next begins; compound values come as lists, descriptors as their code."""
+    """Decode the value at `at`; return it and its end. Compound values become lists, descriptors their code."""
     code = data[at]
     at += 1
     width = code >> 4
@@ -175,13 +175,13 @@ def read_value(data: bytes, at: int) -> tuple[Any, int]:
 
 
 class Splitter:
-    """Cuts a byte stream into the bodies of its frames; protocol headers and empty frames are left out."""
+    """Splits a byte stream into frame bodies, without protocol headers and empty frames."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies of the frames that are complete now."""
+        """Yield the bodies of the frames that are now complete."""
         buffer = self._buffer + data
         at = 0
         while len(buffer) - at >= 8:

@@ -1,7 +1,7 @@
-"""A listener to a stream of server-sent events that compares what it reads with what the others have read.
+"""A listener to server-sent events that compares its bytes with those of the other listeners.
 
-Everybody at the end of a log of one partition gets the same bytes. Whoever is ahead writes them down, and finds the
-events in them; the others are compared with that, one memory compare a read.
+All listeners at the end of a log with one partition receive the same bytes. The listener that is ahead stores them and
+finds the events in them; the others are verified with one memory compare per read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _BEGUN: Final = b"retry: "
 
 
 class Shared:
-    """What all listeners of one run have got, as far as the first of them is.
+    """The bytes that the listeners of one run have received, as far as the first of them.
 
     Attributes:
-        text: all bytes behind the head of the answer.
-        ends: behind each event, the place in `text`.
+        text: all bytes after the response's head.
+        ends: the end of each event in `text`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Shared:
         self.ends: list[int] = []
 
     def extend(self, data: bytes) -> None:
-        """Somebody is ahead of all."""
+        """Append the bytes of the listener that is ahead."""
         seen = max(0, len(self.text) - 3)
         self.text += data
         while (at := self.text.find(b"\n\n\r\n", seen)) >= 0:
@@ -41,13 +41,13 @@ class EventListener(asyncio.Protocol):
     """One connection.
 
     Attributes:
-        begun: the head of the answer came.
-        finished: all events came.
-        wrong: it has got something that the others have not.
+        begun: done when the response's head has arrived.
+        finished: done when all events have arrived.
+        wrong: whether it received other bytes than the other listeners.
     """
 
     def __init__(self, path: str, shared: Shared, total: int, told: Callable[[int, float], None]) -> None:
-        """`told` is given the number of the last event of each read, and when it came."""
+        """`told` is called with the number of the last event of each read, and its time."""
         self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
         self._shared = shared
         self._total = total
@@ -62,16 +62,16 @@ class EventListener(asyncio.Protocol):
 
     @property
     def got(self) -> int:
-        """Events so far."""
+        """The number of events so far."""
         return bisect.bisect_right(self._shared.ends, self._at)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """The head, then chunks."""
+        """Handle the head, then chunks."""
         now = time.perf_counter()
         if not self.begun.done():
             self._head += data
@@ -99,13 +99,13 @@ class EventListener(asyncio.Protocol):
             self.finished.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Fail the pending futures."""
         for future in (self.begun, self.finished):
             if not future.done():
                 future.set_exception(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:
-        """Leave."""
+        """Abort the connection."""
         if self._transport is not None:
             self.finished.cancel()
             self._transport.abort()

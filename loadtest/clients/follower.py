@@ -1,8 +1,8 @@
-"""A subscriber that knows what it is to get: it compares whole reads with the bytes that must come, one memory compare.
+"""A subscriber that knows the expected bytes, so that it verifies a whole read with one memory compare.
 
-A thousand of them in one process are no burden. Messages of one sender come in order, so that the stream of a
-subscriber that gets all of them is known once the form of the first PUBLISH is. What differs is parsed, and counted
-as lost when a number is missing (QoS 0 allows it).
+A thousand of them in one process are cheap. Messages of one sender arrive in order, so the expected stream is known as
+soon as the form of the first PUBLISH is. Different bytes are parsed, and missing numbers count as lost (QoS 0 allows
+it).
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from loadtest.clients.mqtt_wire import Splitter, connect_packet, packet, read_va
 
 
 class Stream:
-    """What every follower of one run is to get, in the form of the first PUBLISH that any of them got.
+    """The bytes that every follower of one run should receive, in the form of the first PUBLISH of any follower.
 
     Attributes:
-        expected: all packets, once the form is known.
+        expected: all packets, when the form is known.
         length: of one packet.
     """
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
-        """`payloads` are of one size."""
+        """All `payloads` have the same size."""
         self._payloads = payloads
         self.expected = b""
         self.length = 0
 
     def learn(self, first: int, body: bytes) -> None:
-        """Take the form from a PUBLISH at QoS 0."""
+        """Derive the form from a PUBLISH at QoS 0."""
         head = body[: -len(self._payloads[0])]
         self.expected = b"".join(packet(first, head + payload) for payload in self._payloads)
         self.length = len(self.expected) // len(self._payloads)
 
     def number(self, payload: bytes) -> int:
-        """Which message a payload is."""
+        """Return the message number of a payload."""
         return self._payloads.index(payload)
 
 
 class Follower(asyncio.Protocol):
-    """Subscribes to one filter at QoS 0 and counts.
+    """Subscribes to one filter at QoS 0, and counts messages.
 
     Attributes:
-        subscribed: SUBACK came.
-        got: messages so far.
-        position: number of the next message that is expected; `position - got` were lost.
-        ended_at: when the last message of the stream came.
+        subscribed: done after SUBACK.
+        got: number of messages so far.
+        position: number of the next expected message; `position - got` messages were lost.
+        ended_at: arrival time of the stream's last message.
     """
 
     def __init__(
         self, client_id: str, filters: Sequence[str], stream: Stream, total: int, told: Callable[[int, float], None]
     ) -> None:
-        """`told` is given the number of the last message of each read, and when it came."""
+        """`told` is called with the number of the last message of each read, and its time."""
         self._greeting = connect_packet(client_id, keep_alive_s=0)
         self._filters = filters
         self._stream = stream
@@ -76,7 +76,7 @@ class Follower(asyncio.Protocol):
         self._transport.write(self._greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Fail the pending futures."""
         for future in (self.subscribed, self.finished):
             if not future.done():
                 future.set_exception(exc or ConnectionResetError("connection closed"))
@@ -89,7 +89,7 @@ class Follower(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Packets; messages mostly."""
+        """Handle packets, mostly messages."""
         now = time.perf_counter()
         stream = self._stream
         before = self.position

@@ -1,7 +1,7 @@
-"""Greedy MQTT clients in a process of their own: messages at QoS 0, as fast as their sockets take them.
+"""Greedy MQTT clients in their own process: they send QoS 0 messages as fast as their sockets accept them.
 
-`python -m loadtest.clients.greedy HOST PORT TOPIC CONNECTIONS BYTES` writes a line when all are connected. It ends with
-its standard input.
+`python -m loadtest.clients.greedy HOST PORT TOPIC CONNECTIONS BYTES` writes a line when all are connected, and ends
+when its standard input closes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from loadtest.start import start_process
 
 
 class Greedy:
-    """The process."""
+    """The process of the greedy clients."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, address: tuple[str, int], topic: str, connections: int, size: int) -> Self:
-        """Start it; returns when all are connected."""
+        """Start the process; return when all clients are connected."""
         host, port = address
         process = await start_process(
             sys.executable, "-m", "loadtest.clients.greedy", host, str(port), topic, str(connections), str(size),
@@ -34,18 +34,18 @@ class Greedy:
         )  # fmt: skip
         assert process.stdout is not None
         if not await process.stdout.readline():
-            raise ConnectionError("the greedy clients are not connected")
+            raise ConnectionError("the greedy clients could not connect")
         return cls(process)
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
 
 class _Connection(asyncio.Protocol):
-    """One of them."""
+    """One greedy client."""
 
     def __init__(self, packet: bytes) -> None:
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -54,7 +54,7 @@ class _Connection(asyncio.Protocol):
         self._writable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._transport.write(connect_packet(f"greedy-{secrets.token_hex(4)}", keep_alive_s=0))
 
     def data_received(self, data: bytes) -> None:

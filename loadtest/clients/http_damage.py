@@ -36,9 +36,9 @@ NOISE: Final = (
 DEEP: Final = 60_000
 FOREIGN: Final = frozenset({"Origin: null", "Origin: https://evil.example", "Sec-Fetch-Site: cross-site"})
 LARGE: Final = 300_000
-KNOWN: Final = 0.25  # of the conversations are of requests whose head the connection has sent before
+KNOWN: Final = 0.25  # share of conversations that repeat a request head on the connection
 LAST: Final = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"  # so that the gateway closes
-BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # over the limit of a body by far
+BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # far over the body size limit
 
 
 CODINGS: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -49,16 +49,16 @@ CODINGS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 class Attack(NamedTuple):
-    """One conversation: what is sent, in pieces, and how it ends."""
+    """One conversation: its bytes in pieces, and how it ends."""
 
     pieces: list[bytes]
-    ending: str  # "wait": for the answer; "leave": without it; "reset"
-    refused: bool = False  # its body breaks off in its coding, or a foreign page sends it: nothing of it may be taken
-    first: bytes = b""  # a good request that is sent and answered before, with the head that the others have
+    ending: str  # "wait" for the response, "leave" before it, or "reset"
+    refused: bool = False  # a truncated coding or a foreign origin, so nothing may be stored
+    first: bytes = b""  # a valid request with the same head, sent and answered first
 
 
 def attack(rng: random.Random, topic: str) -> Attack:
-    """A conversation; it depends on `rng` alone. `topic`: exists, and takes what is stored by mistake."""
+    """Return a conversation, determined by `rng`. `topic` must exist, and receives what is stored by mistake."""
     if rng.random() < KNOWN:
         return _known(rng, topic)
     method, path, media, body = _valid(rng, topic)
@@ -69,12 +69,14 @@ def attack(rng: random.Random, topic: str) -> Attack:
         whole = CODINGS[coding](body)
         short = whole[: rng.randrange(1, len(whole))]
         body = rng.choice([BOMB if coding == "gzip" else whole, whole, short, short, body])
-        is_cut = body is short and method == "POST" and not path.endswith("/records")  # those say so in their last line
+        is_cut = (
+            body is short and method == "POST" and not path.endswith("/records")
+        )  # those report it in their last line
     length = len(body)
     chunked = rng.random() < 0.2
     if rng.random() < 0.1:
         length = rng.choice([length + 10, max(0, length - 3), 1 << 40, 0])
-        is_cut = is_cut and length > 0  # or there is no body
+        is_cut = is_cut and length > 0  # else there is no body
     host = rng.choice(["h", "h", "", "x" * 300, "rebound.example"])
     fields = [f"Host: {host}", "Connection: close"]
     if method == "POST":
@@ -92,7 +94,7 @@ def attack(rng: random.Random, topic: str) -> Attack:
     head = "\r\n".join([f"{method} {path} HTTP/1.{rng.choice([1, 1, 1, 0])}", *fields, "", ""]).encode()
     refused = is_cut or host == "rebound.example" or not FOREIGN.isdisjoint(fields)
     if rng.random() < 0.05:
-        head, refused = _flipped(rng, head), False  # perhaps in what says so
+        head, refused = _flipped(rng, head), False  # perhaps in the part that is refused
     sent = head + (_chunks(rng, body) if chunked and method == "POST" else body)
     ending = rng.choice(["wait"] * 6 + ["leave", "reset"])
     if ending != "wait":
@@ -104,7 +106,7 @@ def attack(rng: random.Random, topic: str) -> Attack:
 
 
 def _known(rng: random.Random, topic: str) -> Attack:
-    """Requests with one head, good ones and damaged ones, cut anywhere, and behind each other."""
+    """Return requests with one head, valid and damaged, split anywhere, some pipelined."""
     embedded = rng.choice(["json", "binary", "text"])
     records = json.dumps({"records": [{"key": "a2V5", "value": "dmFs"}] * rng.choice([1, 3, 200])}).encode()
     head = (
@@ -128,7 +130,7 @@ def _known(rng: random.Random, topic: str) -> Attack:
 
 
 def _valid(rng: random.Random, topic: str) -> tuple[str, str, str, bytes]:
-    """Method, path, media type and body of a request that is as it should be."""
+    """Return the method, path, media type and body of a valid request."""
     embedded = rng.choice(["json", "binary", "text"])
     record: dict[str, Any] = {"key": "a2V5", "value": "dmFs", "headers": [{"key": "h", "value": "aA=="}]}
     records = {"records": [record] * rng.choice([0, 1, 3, 200])}
@@ -161,7 +163,7 @@ def _valid(rng: random.Random, topic: str) -> tuple[str, str, str, bytes]:
 
 
 def _damaged(rng: random.Random, body: bytes) -> bytes:
-    """A body that is hardly ever what it was."""
+    """Return a body that usually differs from the given one."""
     kind = rng.randrange(9)
     if kind == 0:
         return rng.randbytes(rng.choice([1, 100, LARGE]))
@@ -179,7 +181,7 @@ def _damaged(rng: random.Random, body: bytes) -> bytes:
 
 
 def _flipped(rng: random.Random, data: bytes) -> bytes:
-    """Some of its bytes are others, or more."""
+    """Replace or insert some bytes."""
     damaged = bytearray(data)
     for _ in range(rng.choice([1, 1, 3, 20])):
         place = rng.randrange(len(damaged) + 1)
@@ -188,7 +190,7 @@ def _flipped(rng: random.Random, data: bytes) -> bytes:
 
 
 def _chunks(rng: random.Random, body: bytes) -> bytes:
-    """Chunked framing, sometimes broken."""
+    """Frame a body in chunks, sometimes wrongly."""
     size = rng.choice(
         [b"%x" % len(body), b"%x" % (len(body) + 1), b"fffffffffffffffff", b"-1", b"0x5", b"%x;a=b" % len(body)]
     )

@@ -1,4 +1,4 @@
-"""Clients that leave while something of theirs runs: in the middle of a poll, of a stream, of an upload."""
+"""Clients that disconnect during a poll, a stream or an upload."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Final
 from loadtest.bench.http_client import CONTROL, END_OF_HEAD, LENGTH, request_head
 
 WAYS: Final = ("poll", "stream", "upload")
-LONG_MS: Final = 20_000  # what is asked for takes far longer than the client stays
-STAY_S: Final = 0.05  # at most, when it has begun
+LONG_MS: Final = 20_000  # far longer than the client stays
+STAY_S: Final = 0.05  # the longest stay after the start
 ACCEPT: Final = "Accept: */*"
 LINE: Final = json.dumps({"key": "a2V5", "value": "dmFs"}).encode() + b"\n"
 
 
 async def depart(rng: random.Random, address: tuple[str, int], topic: str, silent: str) -> str:
-    """Begin something, be told that it has begun where the protocol says so, and leave.
+    """Start an operation, wait for its start where the protocol reports it, and disconnect.
 
     Args:
-        rng: what it is, how long it takes and whether the connection is closed or reset.
+        rng: chooses the operation, the time, and whether the connection is closed or reset.
         address: of the gateway.
-        topic: what is uploaded goes there.
-        silent: a topic where nothing comes.
+        topic: the topic of uploads.
+        silent: a topic without records.
 
     Returns:
-        Which of `WAYS` it was.
+        the operation, one of `WAYS`.
     """
     way = rng.choice(WAYS)
     reader, writer = await asyncio.open_connection(*address)
@@ -39,7 +39,7 @@ async def depart(rng: random.Random, address: tuple[str, int], topic: str, silen
             await _poll(reader, writer, silent)
         elif way == "stream":
             writer.write(request_head("GET", f"/topics/{silent}/stream", CONTROL, ACCEPT))
-            await reader.readuntil(END_OF_HEAD)  # it has begun
+            await reader.readuntil(END_OF_HEAD)  # the stream has started
         else:
             media = "application/x-ndjson"
             writer.write(request_head("POST", f"/topics/{topic}/records", media, "Transfer-Encoding: chunked"))
@@ -57,7 +57,7 @@ async def depart(rng: random.Random, address: tuple[str, int], topic: str, silen
 
 
 async def _poll(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, topic: str) -> None:
-    """A consumer of its own, that asks for records where there are none."""
+    """Create a consumer, and poll where there are no records."""
     group = f"gone-{uuid.uuid4().hex}"
     path = f"/consumers/{group}/instances/one"
     partition = {"partitions": [{"topic": topic, "partition": 0}]}

@@ -1,8 +1,8 @@
-"""MQTT 5 clients whose session outlives their connections: what the standard asks of a client, on a bare socket.
+"""MQTT 5 clients whose session outlives their connections, as the standard requires, on a plain socket.
 
-A client keeps what it must (4.1): QoS 1 and 2 messages that are not answered, with their packet identifiers, and the
-identifiers of QoS 2 messages that it received and that were not released. It connects again whenever the connection
-is gone, with Clean Start 0, and goes on where it was (4.4): PUBLISH again with DUP, PUBREL again.
+A client keeps what it must (4.1): unacknowledged QoS 1 and 2 messages with their packet identifiers, and the
+identifiers of received QoS 2 messages that were not released. It reconnects with Clean Start 0 after each lost
+connection, and resumes (4.4): it resends PUBLISH with DUP, and PUBREL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 
 
 class Event(NamedTuple):
-    """Something that happened to one message at one client; kept to tell the story of those that went wrong."""
+    """An event of one message at one client, kept to explain messages that went wrong."""
 
     at: float
     what: str
@@ -43,7 +43,7 @@ class KeptClient(LastingClient):
     """A client with a session.
 
     Attributes:
-        sessions_lost: how often the server said that it had no session where there must have been one.
+        sessions_lost: how often the server had no session although it should have one.
     """
 
     closing = b"\xe0\x00"
@@ -57,7 +57,7 @@ class KeptClient(LastingClient):
         self._splitter = Splitter()
 
     def _begin(self) -> None:
-        """Send CONNECT; Clean Start only as long as there was no session."""
+        """Send CONNECT, with Clean Start until there is a session."""
         self._splitter = Splitter()
         self._write(
             connect_packet(
@@ -69,14 +69,14 @@ class KeptClient(LastingClient):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Packets."""
+        """Handle packets."""
         for first, body in self._splitter.feed(data):
             if first == 0x20:
                 self._connack(body)
             elif first == 0xE0:
                 word = f"DISCONNECT 0x{body[0] if body else 0:02x}"
                 self.told[word] += 1
-                if not body or body[0] != 0x8B:  # that one disconnects for a stop that was asked for
+                if not body or body[0] != 0x8B:  # server shutting down, which is expected
                     self.faults.append(word)
             elif first != 0xD0:
                 self._packet(first, body)
@@ -93,22 +93,22 @@ class KeptClient(LastingClient):
             self.sessions_lost += 1
             self.faults.append(f"connection {self.connects}: the server has no session")
         if present and not self._had_session:
-            self.faults.append("a session where there was none")
+            self.faults.append("a session that should not exist")
         self._had_session = True
         self._resume(present, _receive_maximum(body))
         self._served()
 
     @abc.abstractmethod
     def _resume(self, present: bool, receive_maximum: int) -> None:
-        """The connection is accepted: go on."""
+        """Resume after an accepted CONNECT."""
 
     @abc.abstractmethod
     def _packet(self, first: int, body: bytes) -> None:
-        """Any packet but CONNACK and DISCONNECT."""
+        """Handle any packet except CONNACK and DISCONNECT."""
 
 
 def _receive_maximum(connack: bytes) -> int:
-    """The property of a CONNACK, or its default; other properties are skipped by their type."""
+    """Return the Receive Maximum of a CONNACK, or its default."""
     widths = {0x11: 4, 0x21: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x22: 2, 0x28: 1, 0x29: 1, 0x2A: 1, 0x13: 2}
     length, at = read_varint(connack, 2)
     end = at + length
@@ -126,23 +126,23 @@ def _receive_maximum(connack: bytes) -> int:
 
 
 class _Outgoing:
-    """A message on its way to the server."""
+    """An unacknowledged message to the server."""
 
     __slots__ = ("released", "sequence")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
-        self.released = False  # QoS 2: PUBREC came
+        self.released = False  # QoS 2: PUBREC was received
 
 
 class KeptPublisher(NumberedSender, KeptClient):
-    """Publishes numbered messages, at most `window` unanswered.
+    """Publishes numbered messages, with at most `window` unacknowledged.
 
     Attributes:
         qos: 1 or 2.
-        total: how many messages there are; may be raised.
-        answered: how many are through: PUBACK, or PUBCOMP.
-        given_up: how many were refused and are not sent anew.
+        total: number of messages; may be increased.
+        answered: number of messages finished by PUBACK or PUBCOMP.
+        given_up: number of refused messages that are not sent again.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         window: int,
         again: bool = True,
     ) -> None:
-        """`again`: what is refused is sent anew under another identifier, and every message's story is kept."""
+        """With `again`, refused messages are sent again under another identifier, and events are recorded."""
         super().__init__(address, client_id)
         self.total = 0
         self.answered = 0
@@ -176,7 +176,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
 
     def push(self) -> None:
-        """Send what the window allows."""
+        """Send as many messages as the window allows."""
         if not self.connected.is_set():
             return
         out = bytearray()
@@ -212,7 +212,7 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self._note(one.sequence, "PUBREL again", identifier)
                 out += struct.pack(">BBH", PUBREL, 2, identifier)
             elif one.released:
-                # The session is gone, and with it the exchange; the message itself was received (section 4.3.3).
+                # The session is lost, and the exchange with it; the message itself was received (section 4.3.3).
                 self._through(identifier)
             else:
                 out += self._publish(identifier, one.sequence, dup=True)
@@ -239,7 +239,7 @@ class KeptPublisher(NumberedSender, KeptClient):
             self.told[f"{name} 0x{code:02x}"] += 1
             del self._outgoing[identifier]
             if self._again:
-                self._anew.append(one.sequence)  # with the next `push`
+                self._anew.append(one.sequence)  # sent by the next `push`
             else:
                 self.given_up += 1
         elif first == PUBREC:
@@ -258,11 +258,11 @@ class KeptPublisher(NumberedSender, KeptClient):
 
 
 class KeptSubscriber(KeptClient):
-    """Subscribes once and takes every message; QoS 2 exactly once, as the standard's receiver (4.3.3, method A or B).
+    """Subscribes once and receives every message, QoS 2 exactly once (as 4.3.3 requires of a receiver, method A or B).
 
     Attributes:
-        subscribed: SUBACK came.
-        duplicates_marked: QoS 2 messages that came again under an identifier that was still held.
+        subscribed: set after SUBACK.
+        duplicates_marked: QoS 2 messages received again while their identifier was not released.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class KeptSubscriber(KeptClient):
         *,
         receive_maximum: int | None = None,
     ) -> None:
-        """`on_message` gets each payload with the QoS it came with."""
+        """`on_message` is called with each payload and its QoS."""
         super().__init__(address, client_id, receive_maximum=receive_maximum)
         self.subscribed = asyncio.Event()
         self.duplicates_marked = 0
@@ -320,7 +320,7 @@ class KeptSubscriber(KeptClient):
             if number in self._held:
                 self.duplicates_marked += 1
                 if not first & 0x08:
-                    self.faults.append(f"PUBLISH without DUP for {number}, which is not released")
+                    self.faults.append(f"PUBLISH without DUP for {number}, which was not released")
             else:
                 self._held.add(number)
                 self._on_message(payload, qos)

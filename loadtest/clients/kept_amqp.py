@@ -1,7 +1,7 @@
-"""AMQP 1.0 clients that outlive their connections: at least once both ways, on a bare socket.
+"""AMQP 1.0 clients that outlive their connections, at least once in both directions, on a plain socket.
 
-A sender sends again what had no outcome when the connection broke; a receiver attaches to the same source again and
-accepts what it gets. One connection has one session with one link.
+A sender resends the messages that had no outcome when the connection broke; a receiver attaches to the same source
+again and accepts what it receives. Each connection has one session with one link.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from loadtest.clients.amqp_wire import (
 from loadtest.clients.lasting import LastingClient, NumberedSender
 
 _TRANSIENT: Final = frozenset({"amqp:connection:forced", "amqp:internal-error", "amqp:resource-limit-exceeded"})
-"""Conditions with which a gateway that stops, or whose Kafka is away, may end a link or a connection."""
+"""Error conditions of a gateway that is stopping, or has lost Kafka."""
 
 _REJECTED, _RELEASED, _MODIFIED = 0x25, 0x26, 0x27
 _OUTCOMES: Final = {_REJECTED: "rejected", _RELEASED: "released", _MODIFIED: "modified"}
 _ENDS: Final = {DETACH: "detach", END: "end", CLOSE: "close"}
-_MORE: Final = 5  # the place of the field in a transfer
+_MORE: Final = 5  # index of the field in a transfer
 
 
 class KeptLink(LastingClient):
-    """One link that is attached again whenever it is lost.
+    """A link that is attached again whenever it is lost.
 
     Attributes:
-        refusals: how often an attach was refused for the moment.
+        refusals: how often an attach was temporarily refused.
     """
 
     closing = CLOSING
@@ -68,23 +68,23 @@ class KeptLink(LastingClient):
 
     @abc.abstractmethod
     def _attach(self) -> bytes:
-        """The frame that attaches the link."""
+        """Return the frame that attaches the link."""
 
     @abc.abstractmethod
     def _frame(self, code: int, fields: list[Any], payload: bytes) -> None:
-        """Any frame of the session and the link, but their ends."""
+        """Handle any frame of the session and the link, except their ends."""
 
     def _begin(self) -> None:
         self._splitter = Splitter()
         self._write(GREETING)
 
     def _serve(self) -> None:
-        """The link can be used."""
+        """Count a usable link."""
         self.connects += 1
         self._served()
 
     def data_received(self, data: bytes) -> None:
-        """Frames."""
+        """Handle frames."""
         for body in self._splitter.feed(data):
             (code, fields), at = read_value(body, 0)
             if code == SASL_OUTCOME:
@@ -97,7 +97,7 @@ class KeptLink(LastingClient):
                 self._frame(code, fields, body[at:])
 
     def _ended(self, code: int, fields: list[Any]) -> None:
-        """The server ends the link, the session or the connection."""
+        """Handle the end of the link, the session or the connection."""
         error = next((field[1] for field in fields if isinstance(field, tuple)), None)
         condition = error[0].decode() if error else ""
         word = f"{_ENDS[code]} {condition}".strip()
@@ -111,13 +111,13 @@ class KeptLink(LastingClient):
 
 
 class KeptSender(NumberedSender, KeptLink):
-    """Sends numbered messages unsettled, at most `window` without an outcome.
+    """Sends numbered unsettled messages, with at most `window` without an outcome.
 
     Attributes:
-        total: how many messages there are; may be raised.
-        answered: how many were accepted.
-        given_up: outcomes released and modified of messages that are not sent again.
-        resent: messages that were sent again since the connection broke before their outcome.
+        total: number of messages; may be increased.
+        answered: number of accepted messages.
+        given_up: number of released or modified messages that are not sent again.
+        resent: number of messages sent again because the connection broke before their outcome.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class KeptSender(NumberedSender, KeptLink):
         window: int,
         again: bool = True,
     ) -> None:
-        """`again`: what comes back with the outcome released or modified is sent again."""
+        """With `again`, messages with the outcome released or modified are sent again."""
         super().__init__(address, container)
         self.total = 0
         self.answered = 0
@@ -144,14 +144,14 @@ class KeptSender(NumberedSender, KeptLink):
         self._payload = payload
         self._on_accepted = on_accepted
         self._window = window
-        self._next = 0  # the first message that was never sent
-        self._again: list[int] = []  # a heap of messages that have to be sent again
+        self._next = 0  # the next message to send for the first time
+        self._again: list[int] = []  # a heap of messages to send again
         self._waiting: dict[int, int] = {}  # delivery-id -> message
         self._sent = 0  # deliveries on this link
-        self._limit = 0  # of them, by the server's credit
+        self._limit = 0  # the server's credit for them
 
     def push(self) -> None:
-        """Send what window and credit allow."""
+        """Send as many messages as window and credit allow."""
         if not self.connected.is_set():
             return
         out = bytearray()
@@ -171,7 +171,7 @@ class KeptSender(NumberedSender, KeptLink):
             self._write(bytes(out))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What has no outcome is sent again."""
+        """Queue the messages without an outcome for sending again."""
         super().connection_lost(exc)
         for message in self._waiting.values():
             heapq.heappush(self._again, message)
@@ -200,7 +200,7 @@ class KeptSender(NumberedSender, KeptLink):
         message = self._waiting.pop(delivery, None)
         outcome = state[0] if state is not None else None
         if message is None:
-            self.faults.append(f"an outcome for delivery {delivery}, which has none to get")
+            self.faults.append(f"an unexpected outcome for delivery {delivery}")
         elif outcome == ACCEPTED:
             self.answered += 1
             self._on_accepted(message)
@@ -216,7 +216,7 @@ class KeptSender(NumberedSender, KeptLink):
 
 
 def _outcome(state: Any) -> str:
-    """A delivery's state by its name, with the condition of its error."""
+    """Return the name of a delivery state, with the condition of its error."""
     if state is None:
         return "settled without an outcome"
     error = next((field[1] for field in state[1] if isinstance(field, tuple)), None)
@@ -224,20 +224,20 @@ def _outcome(state: Any) -> str:
 
 
 class Place(NamedTuple):
-    """Where a record is in its topic."""
+    """The position of a record in its topic."""
 
     partition: int
     offset: int
 
 
 class Delivery(NamedTuple):
-    """A message as it came.
+    """A received message.
 
     Attributes:
         payload: of its Data section.
-        place: the record's.
+        place: the record's position.
         born: of the connection, see `KeptReceiver`.
-        at: `time.monotonic`.
+        at: time of arrival, `time.monotonic`.
     """
 
     payload: bytes
@@ -247,11 +247,11 @@ class Delivery(NamedTuple):
 
 
 class KeptReceiver(KeptLink):
-    """Receives from one source and accepts everything `lag` seconds after it came.
+    """Receives from one source, and accepts each message after `lag` seconds.
 
     Attributes:
         attached: set when the source was attached for the first time.
-        born: what `generation` said when the connection began.
+        born: the value of `generation` when the connection started.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class KeptReceiver(KeptLink):
         window: int = 100,
         lag: float = 0.02,
     ) -> None:
-        """`on_accept` is told when (`time.monotonic`) the acceptance was written."""
+        """`on_accept` is called with the time (`time.monotonic`) when the disposition was written."""
         super().__init__(address, container)
         self.attached = asyncio.Event()
         self.born = 0
@@ -297,7 +297,7 @@ class KeptReceiver(KeptLink):
         return attach_receiver(*self._terms, durable=self._durable, capabilities=self._capabilities)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What was not accepted comes again, here or elsewhere."""
+        """Forget unaccepted messages, which will be delivered again."""
         super().connection_lost(exc)
         self._held.clear()
         if self._due is not None:
@@ -309,7 +309,7 @@ class KeptReceiver(KeptLink):
             self._first_transfer = fields[1] or 0
         elif code == ATTACH:
             if fields[5] is None:
-                return  # refused: a detach says why
+                return  # refused: a detach with the reason follows
             self.attached.set()
             self._serve()
             self._grant()
@@ -318,7 +318,7 @@ class KeptReceiver(KeptLink):
 
     def _transferred(self, fields: list[Any], payload: bytes) -> None:
         if len(fields) > _MORE and fields[_MORE]:
-            self.faults.append("a small message in several transfers")
+            self.faults.append("a small message arrived in several transfers")
         delivery = take_apart(payload, self.born)
         self._received += 1
         self._on_delivery(delivery)
@@ -333,7 +333,7 @@ class KeptReceiver(KeptLink):
         self._write(credit(self._first_transfer + self._received, self._received, self._window))
 
     def _accept(self) -> None:
-        """Accept what is held; the identifiers of one link follow one another."""
+        """Accept the held messages; the delivery-ids of one link are consecutive."""
         self._due = None
         if not self._held or self._transport is None:
             return
@@ -345,7 +345,7 @@ class KeptReceiver(KeptLink):
 
 
 def take_apart(message: bytes, born: int) -> Delivery:
-    """A message of one Data section with the annotations that say where its record is."""
+    """Decode a message with one Data section and the annotations of its record's position."""
     notes: dict[bytes, Any] = {}
     payload = b""
     at = 0

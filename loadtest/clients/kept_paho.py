@@ -1,8 +1,8 @@
-"""The same with Eclipse Paho, unmodified: a client that nobody here wrote keeps its session and resends by itself.
+"""Persistent MQTT clients with unmodified Eclipse Paho, which keeps its session and resends on its own.
 
-Paho runs its own thread; what it tells us is taken over into the event loop. Connecting again is ours: with every
-attempt that fails Paho 2.1 forgets a bit more of its session (`_messages_reconnect_reset_out`, called twice, makes a
-message that has its PUBREC one that was never published). So it is let in only when the gateway is there to stay.
+Paho runs its own thread; its callbacks are forwarded to the event loop. This module reconnects instead of Paho: with
+every failed attempt Paho 2.1 loses more of its session (`_messages_reconnect_reset_out`, called twice, treats a message
+that has its PUBREC as never published). So it may connect only when the gateway is up to stay.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ EXPIRY_S: Final = 3600
 
 
 class PahoClient:
-    """What both have in common.
+    """Common parts of both clients.
 
     Attributes:
-        door: open: connect now.
+        door: set while it may connect.
     """
 
     def __init__(self, address: tuple[str, int], client_id: str) -> None:
@@ -42,7 +42,7 @@ class PahoClient:
         self._client.on_disconnect = self._on_disconnect
 
     async def run(self) -> None:
-        """Stay connected, while the door is open, until `stop`."""
+        """Stay connected, while `door` is set, until `stop`."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = EXPIRY_S
         while not self._stopping.is_set():
@@ -53,10 +53,10 @@ class PahoClient:
             await self._gone.wait()
             self.connected.clear()
             await asyncio.to_thread(self._client.loop_stop)
-            self._client._reset_sockets(sockpair_only=True)  # `loop_start` makes new ones and forgets these
+            self._client._reset_sockets(sockpair_only=True)  # `loop_start` creates new ones without closing these
 
     def stop(self) -> None:
-        """Disconnect; `run` returns."""
+        """Disconnect; `run` then returns."""
         self._stopping.set()
         self._client.disconnect()
 
@@ -75,11 +75,11 @@ class PahoClient:
         self._loop.call_soon_threadsafe(self.connected.set)
 
     def _resumed(self, present: bool) -> None:
-        """Called in Paho's thread for each connection."""
+        """Handle a new connection, in Paho's thread."""
 
 
 class PahoPublisher(PahoClient):
-    """Publishes numbered messages at QoS 1 or 2, at most `window` unanswered."""
+    """Publishes numbered messages at QoS 1 or 2, with at most `window` unacknowledged."""
 
     def __init__(
         self,
@@ -103,24 +103,24 @@ class PahoPublisher(PahoClient):
 
     @property
     def finished(self) -> bool:
-        """Whether every message is through."""
+        """Whether every message is acknowledged."""
         return self.answered >= self.total
 
     def push(self) -> None:
-        """Hand Paho what the window allows."""
+        """Publish as many messages as the window allows."""
         while self.connected.is_set() and self._next < self.total and len(self._waiting) < self._window:
             info = self._client.publish(self._topic, self._payload(self._next), self._qos)
             self._waiting[info.mid] = self._next
             self._next += 1
 
     def _on_publish(self, client: Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
-        # Not here: Paho holds its locks, and `push` may be inside `publish`, whose message this may be.
+        # Not handled here: Paho holds its locks, and `push` may be inside `publish` of this very message.
         self._loop.call_soon_threadsafe(self._answered, mid, reason)
 
     def _answered(self, mid: int, reason: Any) -> None:
         sequence = self._waiting.pop(mid, None)
         if sequence is None:
-            self.faults.append(f"an answer for the unknown identifier {mid}")
+            self.faults.append(f"an acknowledgement for the unknown identifier {mid}")
         elif reason.is_failure:
             self.faults.append(f"message {sequence} refused: {reason}")
         else:
@@ -129,7 +129,7 @@ class PahoPublisher(PahoClient):
 
 
 class PahoSubscriber(PahoClient):
-    """Subscribes once and takes every message."""
+    """Subscribes once and receives every message."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The same with qpid-proton, unmodified: clients that nobody here wrote.
+"""Reconnecting AMQP clients with unmodified qpid-proton.
 
-A container runs in a thread of its own and ends with its connection; the next connection is another container's. What
-it tells us is taken over into the event loop.
+Each connection has its own container, which runs in a thread and ends with the connection. Callbacks are forwarded to
+the event loop.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ AGAIN_S: Final = 0.2
 TICK_S: Final = 0.01
 HEARTBEAT_S: Final = 20
 _TRANSIENT: Final = ("amqp:connection:forced", "amqp:internal-error", "amqp:connection:framing-error")
-"""Also what proton itself says of a connection that broke."""
+"""Also includes proton's own condition for a broken connection."""
 
 
 class ProtonClient(MessagingHandler):
-    """One link on one connection at a time. Callbacks of proton's come in the container's thread.
+    """One link on one connection at a time. Proton's callbacks run in the container's thread.
 
     Attributes:
-        connects: connections on which the link was attached.
-        faults: what the server must not have done.
+        connects: number of connections on which the link was attached.
+        faults: violations by the server.
     """
 
     def __init__(self, address: tuple[str, int], container: str, **options: Any) -> None:
@@ -53,18 +53,18 @@ class ProtonClient(MessagingHandler):
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
-        """Disconnect; `run` returns."""
+        """Disconnect; `run` then returns."""
         self._stopping = True
 
     def _lost(self) -> None:
-        """The connection is no more."""
+        """Handle a lost connection."""
 
     def _attach(self, container: Any) -> None:
         """Attach the link."""
-        raise AssertionError("what a client is for")
+        raise AssertionError("to be overridden")
 
     def _work(self) -> None:
-        """Called again and again while there is a connection."""
+        """Do periodic work while connected."""
 
     def on_start(self, event: Any) -> None:
         """Connect."""
@@ -75,7 +75,7 @@ class ProtonClient(MessagingHandler):
         event.container.schedule(TICK_S, self)
 
     def on_timer_task(self, event: Any) -> None:
-        """Look at what the event loop wants."""
+        """Check for work and for `stop`."""
         if self._connection is None:
             return  # without another timer the container ends
         if self._stopping:
@@ -86,19 +86,19 @@ class ProtonClient(MessagingHandler):
         event.container.schedule(TICK_S, self)
 
     def on_transport_error(self, event: Any) -> None:
-        """The connection broke, or nobody listens."""
+        """Note that the connection broke or was refused."""
         self._connection = None
 
     def on_disconnected(self, event: Any) -> None:
-        """The connection is gone."""
+        """Note that the connection is closed."""
         self._connection = None
 
     def on_link_error(self, event: Any) -> None:
-        """The server refuses or ends the link."""
+        """Handle a refused or detached link."""
         self._ended(event.link.remote_condition)
 
     def on_connection_error(self, event: Any) -> None:
-        """The server ends the connection."""
+        """Handle a close by the server."""
         self._ended(event.connection.remote_condition)
 
     def _ended(self, condition: Any) -> None:
@@ -110,7 +110,7 @@ class ProtonClient(MessagingHandler):
 
 
 class ProtonSender(ProtonClient):
-    """Sends numbered messages unsettled, at most `window` without an outcome; see `KeptSender`."""
+    """Sends numbered unsettled messages, with at most `window` without an outcome; see `KeptSender`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ProtonSender(ProtonClient):
         return self.answered >= self.total
 
     def push(self) -> None:
-        """The container's thread looks at `total` by itself."""
+        """Do nothing: the container's thread checks `total` itself."""
 
     def _lost(self) -> None:
         self._sender = None
@@ -149,12 +149,12 @@ class ProtonSender(ProtonClient):
         self._sender = container.create_sender(self._connection, self._target, name="kept")
 
     def on_link_opened(self, event: Any) -> None:
-        """Attached, unless the target is null: then a detach follows."""
+        """Count an attached link; a null target means that a detach follows."""
         if event.link.remote_target.address is not None:
             self.connects += 1
 
     def on_sendable(self, event: Any) -> None:
-        """There is credit."""
+        """Send within the new credit."""
         self._work()
 
     def _work(self) -> None:
@@ -170,7 +170,7 @@ class ProtonSender(ProtonClient):
             sender.send(Message(body=self._payload(number), inferred=True, annotations=notes), tag=str(number))
 
     def on_accepted(self, event: Any) -> None:
-        """The message is in Kafka."""
+        """Count a message that is in Kafka."""
         number = int(event.delivery.tag)
         self._waiting.discard(number)
         self._loop.call_soon_threadsafe(self._count, number)
@@ -180,25 +180,25 @@ class ProtonSender(ProtonClient):
         self._told(number)
 
     def on_released(self, event: Any) -> None:
-        """Released or modified: send it again."""
+        """Queue a released or modified message for sending again."""
         number = int(event.delivery.tag)
         self._waiting.discard(number)
         heapq.heappush(self._again, number)
 
     def on_rejected(self, event: Any) -> None:
-        """It must not be."""
+        """Record a rejected message as a fault."""
         self.faults.append(f"message {event.delivery.tag} rejected: {event.delivery.remote.condition}")
 
 
 class _Terms(ReceiverOption):
-    """What a source says beside its address."""
+    """The source's durability and capabilities."""
 
     def __init__(self, durable: bool, capabilities: Sequence[str]) -> None:
         self._durable = durable
         self._capabilities = capabilities
 
     def apply(self, receiver: Any) -> None:
-        """Write it into the attach."""
+        """Set them in the attach."""
         if self._durable:
             receiver.source.durability = Terminus.DELIVERIES
             receiver.source.expiry_policy = Terminus.EXPIRE_NEVER
@@ -208,7 +208,7 @@ class _Terms(ReceiverOption):
 
 
 class ProtonReceiver(ProtonClient):
-    """Receives from one source and accepts everything at once; see `KeptReceiver`."""
+    """Receives from one source, and accepts everything immediately; see `KeptReceiver`."""
 
     def __init__(
         self,
@@ -237,13 +237,13 @@ class ProtonReceiver(ProtonClient):
         container.create_receiver(self._connection, self._source, name=self._link, options=self._terms)
 
     def on_link_opened(self, event: Any) -> None:
-        """Attached, unless the source is null: then a detach follows."""
+        """Count an attached link; a null source means that a detach follows."""
         if event.link.remote_source.address is not None:
             self.connects += 1
             self._loop.call_soon_threadsafe(self.attached.set)
 
     def on_message(self, event: Any) -> None:
-        """Take it and accept it."""
+        """Accept a message, and pass it on."""
         notes = event.message.annotations
         place = Place(notes["x-opt-bridge.partition"], notes["x-opt-bridge.offset"])
         delivery = Delivery(bytes(event.message.body), place, self.born, time.monotonic())

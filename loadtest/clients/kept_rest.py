@@ -1,6 +1,6 @@
-"""An HTTP producer that outlives its connections: a batch of records as JSON, one request after the other, as in order.
+"""An HTTP producer that outlives its connections: batches of JSON records, one request at a time, so in order.
 
-A request whose answer did not come is sent again; what an answer refuses is given up, and the next batch follows.
+A request without a response is sent again; refused records are given up, and the next batch follows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 from loadtest.clients.lasting import LastingClient, NumberedSender
 from loadtest.clients.rest import TEXT_RECORDS
 
-PAUSE_S: Final = 1.0  # after a refusal; what its Retry-After says, if that is more
+PAUSE_S: Final = 1.0  # after a refusal, or longer by its Retry-After
 
 
 class KeptProducer(NumberedSender, LastingClient):
     """Posts numbered records with one key.
 
     Attributes:
-        total: how many records there are; may be raised.
-        answered: how many have an offset.
-        given_up: how many were refused.
+        total: number of records; may be increased.
+        answered: number of records with an offset.
+        given_up: number of refused records.
     """
 
     closing = b""
@@ -39,7 +39,7 @@ class KeptProducer(NumberedSender, LastingClient):
         on_ack: Callable[[int], None],
         window: int,
     ) -> None:
-        """`window`: records of a request, at most."""
+        """`window` is the most records of a request."""
         super().__init__(address, client_id)
         self.total = 0
         self.answered = 0
@@ -50,12 +50,12 @@ class KeptProducer(NumberedSender, LastingClient):
         self._on_ack = on_ack
         self._window = window
         self._next = 0
-        self._asked = range(0)  # the records of the request that has no answer yet
+        self._asked = range(0)  # records of the pending request
         self._pausing = False
         self._buffer = b""
 
     def push(self) -> None:
-        """Post the next batch when none is in flight."""
+        """Post the next batch if none is in flight."""
         if self._asked or self._pausing or self._next >= self.total or not self.connected.is_set():
             return
         self._asked = range(self._next, min(self.total, self._next + self._window))
@@ -68,7 +68,7 @@ class KeptProducer(NumberedSender, LastingClient):
         self._write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     def _begin(self) -> None:
-        """Nothing is said before the first request; one that has no answer comes first."""
+        """Repeat a request that has no response; there is no handshake."""
         self._buffer = b""
         self.connects += 1
         self._served()
@@ -76,7 +76,7 @@ class KeptProducer(NumberedSender, LastingClient):
             self._post()
 
     def data_received(self, data: bytes) -> None:
-        """Answers."""
+        """Handle responses."""
         self._buffer += data
         head, separator, rest = self._buffer.partition(b"\r\n\r\n")
         if not separator:
@@ -89,7 +89,7 @@ class KeptProducer(NumberedSender, LastingClient):
         self._buffer = rest[length:]
         self._answered(int(status.split(" ")[1]), float(fields.get("retry-after", "0")), rest[:length])
         if fields.get("connection", "").lower() == "close" and self._transport is not None:
-            self._transport.close()  # what would be asked now has no answer (RFC 9112 section 9.6)
+            self._transport.close()  # a further request would get no response (RFC 9112 section 9.6)
         else:
             self.push()
 
@@ -97,11 +97,11 @@ class KeptProducer(NumberedSender, LastingClient):
         if not self._asked:
             self.told[str(status)] += 1
             if status < 400:
-                self.faults.append(f"an answer that nobody asked for: {status}")
+                self.faults.append(f"an unexpected response: {status}")
             return
         results = json.loads(body)["offsets"] if status == 200 else [{"error_code": status}] * len(self._asked)
         if len(results) != len(self._asked):
-            self.faults.append(f"{len(results)} answers to {len(self._asked)} records")
+            self.faults.append(f"{len(results)} results for {len(self._asked)} records")
         refused = 0
         for sequence, result in zip(self._asked, results, strict=False):
             if "offset" in result:

@@ -1,4 +1,4 @@
-"""A client that never gives up: it connects again whenever the connection is gone."""
+"""A client that reconnects whenever it loses its connection."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import contextlib
 import time
 from typing import ClassVar, Final, cast
 
-AGAIN_S: Final = 0.05  # between two attempts to connect
-ANSWER_S: Final = 30.0  # until the client is served
+AGAIN_S: Final = 0.05  # between connection attempts
+ANSWER_S: Final = 30.0  # timeout of the handshake
 CONNECT_S: Final = 5.0
 
 
 class LastingClient(abc.ABC, asyncio.Protocol):
-    """What the clients of all protocols have in common.
+    """Common parts of the clients of all protocols.
 
     Attributes:
-        connects: connections on which the client was served.
-        faults: what the server must not have done.
-        told: the server's words of refusal, of messages, links and connections, by their code; and lost connections.
+        connects: number of connections on which the client was served.
+        faults: violations by the server.
+        told: counts of refused messages, links and connections by their code, and of lost connections.
         connected: set while it is served.
-        welcomes: seconds from the first word on a connection until it was served, of each connection but the first.
-        moved: whether it has lost a connection since the last time that somebody took note of it.
-        alive_s: between two signs of life.
+        welcomes: seconds of each reconnection's handshake.
+        moved: whether it has lost a connection since `moved` was reset.
+        alive_s: interval of heartbeats.
     """
 
     closing: ClassVar[bytes]
@@ -43,7 +43,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
-        self._decided = asyncio.Event()  # the client is served, or the connection is gone
+        self._decided = asyncio.Event()  # the handshake succeeded, or the connection is lost
         self._stopping = False
 
     async def run(self) -> None:
@@ -73,27 +73,27 @@ class LastingClient(abc.ABC, asyncio.Protocol):
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
-        """Disconnect; `run` returns."""
+        """Disconnect; `run` then returns."""
         self._stopping = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(self.closing)
             self._transport.close()
 
     def _served(self) -> None:
-        """The server has accepted the client."""
+        """Note that the server has accepted the client."""
         if self.moved:
             self.welcomes.append(time.monotonic() - self._began_at)
         self.connected.set()
         self._decided.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to talk."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        """Start the handshake."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._began_at = time.monotonic()
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """`run` connects again."""
+        """Note the lost connection; `run` reconnects."""
         if not self._stopping:
             self.told["connection lost"] += 1
             self.moved = self.moved or self.connected.is_set()
@@ -108,29 +108,29 @@ class LastingClient(abc.ABC, asyncio.Protocol):
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """The socket is open: say the first words."""
+        """Send the first bytes of the handshake."""
 
 
 class NumberedSender:
-    """How far a client is that sends numbered messages; it has to be a base beside `LastingClient`.
+    """The progress of a client that sends numbered messages; a mix-in for `LastingClient`.
 
     Attributes:
-        total: how many messages there are; may be raised.
-        answered: how many are acknowledged.
-        given_up: how many were refused, and are not sent again.
+        total: number of messages; may be increased.
+        answered: number of acknowledged messages.
+        given_up: number of refused messages that are not sent again.
     """
 
     total = 0
     answered = 0
     given_up = 0
-    _next = 0  # the first message that was never sent
+    _next = 0  # the next message to send for the first time
 
     @property
     def finished(self) -> bool:
-        """Whether every message is through, or given up."""
+        """Whether every message is acknowledged or given up."""
         return self.answered + self.given_up >= self.total
 
     @property
     def sent(self) -> int:
-        """How many were sent at least once."""
+        """The number of messages sent at least once."""
         return self._next

@@ -1,7 +1,7 @@
-"""A modest MQTT client in a process of its own: one message at QoS 1 after the other, and how long each PUBACK took.
+"""A modest MQTT client in its own process: one QoS 1 message after the other, with the latency of each PUBACK.
 
-`python -m loadtest.clients.modest HOST PORT TOPIC PAUSE` writes, for each message, when it was sent
-(`time.monotonic`) and how long its answer took, seconds, as two doubles. It ends with its standard input.
+`python -m loadtest.clients.modest HOST PORT TOPIC PAUSE` writes two doubles per message: when it was sent
+(`time.monotonic`) and its latency in seconds. It ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from loadtest.start import start_process
 
 PAUSE_S: Final = 0.005
 _PAIR: Final = 16  # bytes
-_UNREAD_BYTES: Final = 1 << 26  # what it has told is taken in all the time, and read when it is asked for
+_UNREAD_BYTES: Final = 1 << 26  # its output is buffered until `answered` reads it
 
 
 class Modest:
-    """The process, and what it has told."""
+    """The process of a modest client, and its measurements."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -33,7 +33,7 @@ class Modest:
 
     @classmethod
     async def start(cls, host: str, port: int, topic: str, pause_s: float = PAUSE_S) -> Modest:
-        """Start it, and wait for its first answer."""
+        """Start the process, and wait for its first PUBACK."""
         process = await start_process(
             sys.executable, "-m", "loadtest.clients.modest", host, str(port), topic, str(pause_s),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_UNREAD_BYTES,
@@ -43,16 +43,16 @@ class Modest:
         return modest
 
     async def answered(self, since: float) -> None:
-        """Wait for the answer to a message that was sent after `since`, so that no slow one is left out."""
+        """Wait for the PUBACK of a message sent after `since`, so that no slow one is missed."""
         assert self._process.stdout is not None
         while not self._told or self._told[-2] < since:
             try:
                 self._told.frombytes(await self._process.stdout.readexactly(_PAIR))
             except asyncio.IncompleteReadError:
-                raise ConnectionResetError("the modest client has no connection any more") from None
+                raise ConnectionResetError("the modest client has lost its connection") from None
 
     def between(self, begin: float, end: float) -> Latencies:
-        """What was sent in a time (`time.monotonic`), as far as `answered` has waited for it."""
+        """Return the latencies of messages sent in a period (`time.monotonic`), as far as `answered` has read them."""
         found = Latencies()
         for sent, took in zip(self._told[0::2], self._told[1::2], strict=True):
             if begin <= sent < end:
@@ -60,14 +60,14 @@ class Modest:
         return found
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     host, port, topic, pause_s = sys.argv[1:]
     packets = Splitter()
     with socket.create_connection((host, int(port))) as peer:

@@ -1,6 +1,6 @@
-"""A windowed MQTT 5 publisher, a QoS 0 flood and a subscriber on bare sockets, fast enough not to be the bottleneck.
+"""A windowed MQTT 5 publisher, a QoS 0 flood and a subscriber on plain sockets, fast enough not to be the bottleneck.
 
-They share no code with the gateway. A read full of acknowledgements is judged in one go, without a loop over them.
+They share no code with the gateway. A read full of acknowledgements is checked at once, without a loop.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LAST_ID: Final = 65535
 
 
 def packet_id(index: int) -> int:
-    """The packet identifier of message `index`: 1 to 65535 and over again."""
+    """Return the packet identifier of message `index`: 1 to 65535, repeated."""
     return index % LAST_ID + 1
 
 
 def publishes(topic: str, payloads: Sequence[bytes], qos: int = 1, *, topics: int = 0) -> list[bytes]:
-    """The packets of a `Publisher`.
+    """Return the packets of a `Publisher`.
 
-    `topics`: 0, all go to `topic`; or how many below it they go to in turn, each with a user property.
+    With `topics` 0 all go to `topic`; otherwise to that many topics below it in turn, each with a user property.
     """
     forms = [(text(f"{topic}/{number}"), _unit(number)) for number in range(topics)] or [(text(topic), b"\0")]
     first = 0x30 | qos << 1
@@ -50,15 +50,15 @@ def publishes(topic: str, payloads: Sequence[bytes], qos: int = 1, *, topics: in
 
 
 def _unit(number: int) -> bytes:
-    """Properties with one user property (2.2.2.2)."""
+    """Return properties with one user property (2.2.2.2)."""
     pair = b"\x26" + text("unit") + text(f"C{number}")
     return bytes((len(pair),)) + pair
 
 
 class Publisher(WindowedSender):
-    """Sends PUBLISH packets at QoS 1 or 2, number `index` with `packet_id(index)`.
+    """Sends PUBLISH packets at QoS 1 or 2; packet `index` has the identifier `packet_id(index)`.
 
-    Refusals are counted by reason code. `login`: user and password.
+    Refusals are counted by reason code. `login` is user and password.
     """
 
     closing = b"\xe0\x00"
@@ -80,7 +80,7 @@ class Publisher(WindowedSender):
         self._splitter = Splitter()
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, then acknowledgements."""
+        """Handle CONNACK, then acknowledgements."""
         now = time.perf_counter()
         if not self._splitter.is_empty or not self._take_plain(data, now):
             for first, body in self._splitter.feed(data):
@@ -89,7 +89,7 @@ class Publisher(WindowedSender):
             self.push()
 
     def _take_plain(self, data: bytes, now: float) -> bool:
-        """Take a read of nothing but whole, good, four byte acknowledgements; False when it is something else."""
+        """Handle a read of only complete four-byte success acknowledgements; False if it has anything else."""
         count = len(data) // 4
         kinds = data[::4]
         if len(data) % 4 or data[1::4] != b"\2" * count or kinds.strip(_ACKS):
@@ -144,7 +144,7 @@ _ACKS: Final = bytes((PUBACK, PUBREC, PUBCOMP))
 
 
 def _runs(kinds: bytes) -> Iterator[tuple[int, int, int]]:
-    """Runs of the same first byte, as (byte, first, behind)."""
+    """Yield runs of the same first byte as (byte, first, end exclusive)."""
     position = 0
     for kind, run in itertools.groupby(kinds) if kinds.strip(kinds[:1]) else ((kinds[0], kinds),):
         count = sum(1 for _ in run) if run is not kinds else len(kinds)
@@ -153,10 +153,10 @@ def _runs(kinds: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 class Flood(Sender):
-    """Publishes prepared payloads at QoS 0 as fast as the socket takes them, then one at QoS 1 to the same topic.
+    """Publishes payloads at QoS 0 as fast as the socket accepts them, then one at QoS 1 to the same topic.
 
-    One topic is one partition here, so the answer to the last message says that all before it are through.
-    Nothing but that last one is acknowledged; what became of the others is for the verifier to say.
+    A topic is one partition here, so the last PUBACK means that all messages before it were processed. Only the last
+    message is acknowledged; the verifier finds out about the others.
     """
 
     closing = b"\xe0\x00"
@@ -173,11 +173,11 @@ class Flood(Sender):
 
     @property
     def sent(self) -> int:
-        """Messages written."""
+        """The number of messages written."""
         return min(self._next * _FLOOD_CHUNK, self.total)
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK and the one PUBACK."""
+        """Handle CONNACK and the only PUBACK."""
         for first, body in self._splitter.feed(data):
             if first == 0x20 and not body[1]:
                 self._is_connected()
@@ -188,11 +188,11 @@ class Flood(Sender):
                 self._fail(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
 
     def pause_writing(self) -> None:
-        """The socket is full."""
+        """Stop writing: the socket is full."""
         self._writable = False
 
     def resume_writing(self) -> None:
-        """The socket has room."""
+        """Write again."""
         self._writable = True
         self.push()
 
@@ -206,11 +206,11 @@ class Flood(Sender):
             self._transport.write(self._chunks[self._next - 1])
 
 
-_FLOOD_CHUNK: Final = 500  # messages written at once
+_FLOOD_CHUNK: Final = 500  # messages per write
 
 
 class Subscriber(asyncio.Protocol):
-    """Subscribes to one filter and hands every payload to `on_message`; QoS 1 is acknowledged at once."""
+    """Subscribes to one filter, calls `on_message` with each payload, and acknowledges QoS 1 immediately."""
 
     def __init__(
         self,
@@ -232,12 +232,12 @@ class Subscriber(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send CONNECT."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._transport = transport
         transport.write(self._connect)
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, SUBACK, PUBLISH."""
+        """Handle CONNACK, SUBACK and PUBLISH."""
         assert self._transport is not None
         acks = bytearray()
         for first, body in self._splitter.feed(data):
@@ -258,7 +258,7 @@ class Subscriber(asyncio.Protocol):
             self._transport.write(bytes(acks))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Resolve `lost` with the reason."""
         if not self.lost.done():
             self.lost.set_result(str(exc or "connection closed"))
 

@@ -1,4 +1,4 @@
-"""MQTT packets written down once more, from the standard: what the clients of this package send and take apart."""
+"""MQTT packets, implemented independently of the gateway, for the clients of this package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RECEIVE_MAXIMUM: Final = 0x21
 
 
 def varint(value: int) -> bytes:
-    """A Variable Byte Integer (1.5.5)."""
+    """Encode a Variable Byte Integer (1.5.5)."""
     out = bytearray()
     while True:
         value, digit = divmod(value, 128)
@@ -20,7 +20,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The Variable Byte Integer at `at`, and where it ends."""
+    """Decode the Variable Byte Integer at `at`; return it and its end."""
     value, shift = 0, 0
     while data[at] & 0x80:
         value |= (data[at] & 0x7F) << shift
@@ -30,13 +30,13 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def text(value: str) -> bytes:
-    """A UTF-8 Encoded String (1.5.4)."""
+    """Encode a UTF-8 Encoded String (1.5.4)."""
     raw = value.encode()
     return struct.pack(">H", len(raw)) + raw
 
 
 def packet(first: int, body: bytes) -> bytes:
-    """A control packet: its first byte, its length, its body."""
+    """Return a control packet: first byte, length, body."""
     return bytes((first,)) + varint(len(body)) + body
 
 
@@ -50,7 +50,7 @@ def connect_packet(
     receive_maximum: int | None = None,
     keep_alive_s: int = 60,
 ) -> bytes:
-    """CONNECT, MQTT 5."""
+    """Return an MQTT 5 CONNECT."""
     flags = (0x80 if user is not None else 0) | (0x40 if password is not None else 0) | (0x02 if clean_start else 0)
     properties = b""
     if session_expiry_s:
@@ -66,35 +66,35 @@ def connect_packet(
 
 
 def publish_packet(topic: str, payload: bytes, qos: int, packet_id: int = 0, *, dup: bool = False) -> bytes:
-    """PUBLISH, MQTT 5, without properties."""
+    """Return an MQTT 5 PUBLISH without properties."""
     identifier = struct.pack(">H", packet_id) if qos else b""
     return packet(0x30 | qos << 1 | dup << 3, text(topic) + identifier + b"\0" + payload)
 
 
 def subscribe_packet(packet_id: int, filters: list[tuple[str, int]]) -> bytes:
-    """SUBSCRIBE, MQTT 5: filters with their QoS."""
+    """Return an MQTT 5 SUBSCRIBE of filters with their QoS."""
     body = struct.pack(">HB", packet_id, 0)
     return packet(0x82, body + b"".join(text(topic_filter) + bytes((qos,)) for topic_filter, qos in filters))
 
 
 class Splitter:
-    """Cuts a byte stream into (first byte, body) pairs."""
+    """Splits a byte stream into packets as (first byte, body) pairs."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     @property
     def is_empty(self) -> bool:
-        """Whether no part of a packet waits for its rest."""
+        """Whether no incomplete packet is buffered."""
         return not self._buffer
 
     def take(self) -> bytes:
-        """Take the part of a packet that waits for its rest."""
+        """Return and clear the buffered incomplete packet."""
         rest, self._buffer = self._buffer, b""
         return rest
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The packets that are complete now."""
+        """Return the packets that are now complete."""
         buffer = self._buffer + data
         packets = []
         position = 0

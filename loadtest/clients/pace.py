@@ -1,4 +1,4 @@
-"""When a sender may send: a window of unanswered messages, and a rate if one is asked for."""
+"""Limits a sender by a window of unacknowledged messages, and by a rate if there is one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 
 class Pace:
-    """How many messages may go out now; none before `start`.
+    """Computes how many messages may be sent now; none before `start`.
 
     Args:
-        window: messages unanswered at most.
-        rate: messages a second, or None for as fast as the window allows.
-        clock: seconds, from anywhere on.
-        phase: of the first message, in messages: 1 is due at once, 0.5 after half the time between two. Many senders
-            with different phases are a stream and no bursts.
+        window: the most unacknowledged messages.
+        rate: messages per second, or None for as fast as the window allows.
+        clock: seconds, from any origin.
+        phase: when the first message is due, in messages: 1 means immediately, 0.5 after half an interval. Senders
+            with different phases form a steady stream instead of bursts.
     """
 
     def __init__(
@@ -34,22 +34,22 @@ class Pace:
         self._first = 0
 
     def start(self, sent: int = 0, at: float | None = None) -> None:
-        """Sending begins with message `sent`, and the clock of the rate: now, or `at`."""
+        """Start sending with message `sent`, and the clock of the rate now or at `at`."""
         self._first = sent
         self._started = self._clock() if at is None else at
 
     def now(self) -> float:
-        """By its clock."""
+        """Return the present time of its clock."""
         return self._clock()
 
     def due(self, index: int) -> float:
-        """When message `index` is to be sent: as planned by the rate, however late that is done; else now."""
+        """Return when message `index` is due by the rate, even if that is long ago; without a rate, now."""
         if self.rate is None or self._started is None:
             return self._clock()
         return self._started + (index - self._first + 1 - self._phase) / self.rate
 
     def capacity(self, sent: int, answered: int) -> int:
-        """How many of the next messages may be sent."""
+        """Return how many messages may be sent now."""
         if self._started is None:
             return 0
         room = self.window - (sent - answered)

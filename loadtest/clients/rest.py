@@ -1,4 +1,4 @@
-"""A windowed HTTP producer on a bare keep-alive socket: batches of records as JSON, one request in flight."""
+"""A windowed HTTP producer on a plain keep-alive socket: batches of JSON records, one request in flight."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Final
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import OnAck, Sender
 
-TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value is the payload as it is
+TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value equals the payload
 
 
 def request(head: str, body: bytes) -> bytes:
-    """A POST whose head is missing its length only."""
+    """Return a POST; `head` has everything except the length."""
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def produce_head(host: str, topic: str, media: str = TEXT_RECORDS) -> str:
-    """The head of a request that stores records, without its length and its end."""
+    """Return the head of a produce request, without its length and its end."""
     return f"POST /topics/{topic} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {media}\r\n"
 
 
 def requests(
     host: str, topic: str, payloads: Sequence[bytes], *, batch: int = 1, key: str | None = None
 ) -> list[bytes]:
-    """The requests of a `Producer`: `batch` payloads in each, as text, all with one key."""
+    """Return the requests of a `Producer`: `batch` payloads each, as text, all with one key."""
     head = produce_head(host, topic)
     keyed = {} if key is None else {"key": key}
     records = [{**keyed, "value": payload.decode()} for payload in payloads]
@@ -38,9 +38,9 @@ def requests(
 
 
 class Producer(Sender):
-    """Posts requests of `batch` records each; one is in flight on a connection at a time.
+    """Posts requests of `batch` records each, one at a time on a connection.
 
-    Latencies are those of requests; refusals are counted by status. `total`: records.
+    Latencies are those of requests; refusals are counted by status. `total` counts records.
     """
 
     def __init__(self, requests: Sequence[bytes], total: int, pace: Pace, on_ack: OnAck, *, batch: int = 1) -> None:
@@ -54,16 +54,16 @@ class Producer(Sender):
 
     @property
     def sent(self) -> int:
-        """Records posted."""
+        """The number of records posted."""
         return min(self._next * self._batch, self.total)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Nothing is said before the first request."""
+        """Become connected; there is no handshake."""
         super().connection_made(transport)
         self._is_connected()
 
     def data_received(self, data: bytes) -> None:
-        """Responses."""
+        """Handle responses."""
         self._buffer += data
         head, separator, rest = self._buffer.partition(b"\r\n\r\n")
         if not separator:
@@ -78,7 +78,7 @@ class Producer(Sender):
         self.push()
 
     def push(self) -> None:
-        """Post the next batch when none is in flight and the pace allows it."""
+        """Post the next batch if none is in flight and the pace allows it."""
         assert self._transport is not None
         due = min(self._batch, self.total - self.sent)
         if due <= 0 or self._transport.is_closing() or self.pace.capacity(self.sent, self.answered) < due:

@@ -1,4 +1,4 @@
-"""What the senders of the three protocols have in common: a pace, answers counted and timed, an end, a failure."""
+"""Common parts of the senders of all protocols: pacing, counting and timing of acknowledgements, end, failure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Final, cast
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
 
-CHUNK: Final = 2000  # messages written at once at the most
+CHUNK: Final = 2000  # the most messages per write
 
 OnAck = Callable[[int, int], None]
-"""Told positive answers: the first message and the one behind the last."""
+"""Called with a range of acknowledged messages: the first, and the one after the last."""
 
 
 class Sender(asyncio.Protocol, abc.ABC):
     """One connection with a number of messages to send.
 
-    `on_ack` is told the positive answers; the others are counted in `refused` by the protocol's code.
-    `connected` and `finished` carry the error when the connection fails before. With a rate `latencies` count from the
-    moment at which a message was due, whatever kept it back, so that a server that stalls is not asked less often; and
-    `late` has how far behind that the sender was by itself, when neither window nor peer kept it back.
+    `on_ack` is called for acknowledged messages; others are counted in `refused` by the protocol's code.
+    `connected` and `finished` have the error if the connection fails before. With a rate, `latencies` count from the
+    time a message was due, whatever delayed it, so that a stalled server does not get fewer samples. `late` has the
+    delays caused by the sender itself, when neither window nor peer held it back.
     """
 
     greeting = b""
@@ -39,7 +39,7 @@ class Sender(asyncio.Protocol, abc.ABC):
         self.late = Latencies()
         self.refused: dict[int, int] = {}
         self._on_ack = on_ack
-        self._held = False  # something that was due had to wait, for an answer or for the peer's leave
+        self._held = False  # a due message had to wait for the window or for the peer
         self._transport: asyncio.Transport | None = None
         loop = asyncio.get_running_loop()
         self.connected: asyncio.Future[None] = loop.create_future()
@@ -48,29 +48,29 @@ class Sender(asyncio.Protocol, abc.ABC):
     @property
     @abc.abstractmethod
     def sent(self) -> int:
-        """Messages written."""
+        """The number of messages written."""
 
     @abc.abstractmethod
     def push(self) -> None:
-        """Write what the pace allows."""
+        """Write as many messages as the pace allows."""
 
     def more(self, count: int) -> None:
-        """So many messages more; `finished` is a new one."""
+        """Add `count` messages, and reset `finished`."""
         self.total += count
         self.finished = asyncio.get_running_loop().create_future()
 
     def halt(self) -> None:
-        """Send no more: what is not answered yet is all there is to come."""
+        """Send no more messages, and finish when the sent ones are answered."""
         self.total = self.sent
         self._count(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the greeting."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._transport.write(self.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Fail the pending futures, if messages are unanswered."""
         if self.answered < self.total:
             self._fail(exc or ConnectionResetError("connection closed"))
 
@@ -81,7 +81,7 @@ class Sender(asyncio.Protocol, abc.ABC):
             self._transport.close()
 
     def _wrote(self, first: int) -> None:
-        """Messages were written, from this one on. All that are due by now are late by ourselves, if that one is."""
+        """Record the delay of the messages written from `first` on, unless they had to wait for window or peer."""
         if self.pace.rate is None:
             return
         if not self._held:
@@ -94,7 +94,7 @@ class Sender(asyncio.Protocol, abc.ABC):
             self.connected.set_result(None)
 
     def _answer(self, index: int, code: int | None) -> None:
-        """Message `index` is answered: well (None), or with a code of refusal."""
+        """Count the answer to message `index`: success (None) or a refusal code."""
         if code is None:
             self._answer_run(index, index + 1)
             return
@@ -102,7 +102,7 @@ class Sender(asyncio.Protocol, abc.ABC):
         self._count(1)
 
     def _answer_run(self, first: int, behind: int) -> None:
-        """The messages from `first` to before `behind` are answered well."""
+        """Count the messages from `first` to before `behind` as acknowledged."""
         self._on_ack(first, behind)
         self._count(behind - first)
 
@@ -118,24 +118,24 @@ class Sender(asyncio.Protocol, abc.ABC):
 
 
 class WindowedSender(Sender):
-    """A sender of packets, each a message, with at most the pace's window unanswered.
+    """A sender with one packet per message, and at most the pace's window unacknowledged.
 
-    `due_at` says when each was due; without a rate, when it was written.
+    `due_at` has the time each message was due or, without a rate, written.
     """
 
     def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(packets), pace, on_ack)
         self._packets = packets
         self.due_at = array.array("d")
-        self._limit = sys.maxsize  # messages that the peer lets us send in total
+        self._limit = sys.maxsize  # messages that the peer allows in total
 
     @property
     def sent(self) -> int:
-        """Messages written."""
+        """The number of messages written."""
         return len(self.due_at)
 
     def push(self) -> None:
-        """Write what the pace and the peer allow."""
+        """Write as many messages as the pace and the peer allow."""
         assert self._transport is not None
         sent = len(self.due_at)
         room = min(self.pace.capacity(sent, self.answered), self._limit - sent, self.total - sent, CHUNK)
@@ -150,5 +150,5 @@ class WindowedSender(Sender):
         self._wrote(sent)
 
     def _timed_run(self, first: int, behind: int, now: float) -> None:
-        """The messages from `first` to before `behind` were answered."""
+        """Record the latencies of the messages from `first` to before `behind`."""
         self.latencies.extend([now - due for due in self.due_at[first:behind]])

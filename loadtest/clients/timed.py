@@ -1,7 +1,8 @@
-"""A publisher in a process of its own: its clock is not held up by those who read what it sends.
+"""A publisher in its own process, so that its clock is not delayed by the readers of its messages.
 
-`python -m loadtest.clients.timed HOST PORT TOPIC RUN MESSAGES SIZE WINDOW RATE` says when it is connected, waits for a
-line, publishes at QoS 1, `RATE` a second (0: as the window allows), and writes what it found as JSON.
+`python -m loadtest.clients.timed HOST PORT TOPIC RUN MESSAGES SIZE WINDOW RATE` writes a line when it is connected,
+waits for a line, publishes at QoS 1, `RATE` per second (0: as fast as the window allows), and writes its results as
+JSON.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _LINE_BYTES: Final = 64 * 1024 * 1024
 
 
 class Told(NamedTuple):
-    """What it found; times are those of `time.perf_counter`, which is one for all processes of a machine.
+    """The results; times are those of `time.perf_counter`, which all processes of a machine share.
 
     Attributes:
-        due_at: when each message was due by the rate; without one, when it was written.
-        seconds: until the last was answered.
-        puback_ms: percentiles of what PUBACKs took, by name.
-        refused: how many were answered with a failure.
+        due_at: when each message was due or, without a rate, written.
+        seconds: until the last message was acknowledged.
+        puback_ms: percentiles of PUBACK latency, by name.
+        refused: number of refused messages.
     """
 
     due_at: list[float]
@@ -42,14 +43,14 @@ class Told(NamedTuple):
 
 
 class TimedPublisher:
-    """The process."""
+    """The process of the publisher."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, address: tuple[str, int], topic: str, run: str, load: Sequence[float]) -> TimedPublisher:
-        """Start it; it is connected. `load`: messages, size, window, rate."""
+        """Start it, and return when it is connected. `load` is messages, size, window, rate."""
         process = await start_process(
             sys.executable, "-m", "loadtest.clients.timed", *map(str, address), topic, run, *map(str, load),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_BYTES,
@@ -60,7 +61,7 @@ class TimedPublisher:
         return cls(process)
 
     async def publish(self) -> Told:
-        """Let it begin, and wait for its end."""
+        """Start publishing, and wait for the results."""
         told, _ = await self._process.communicate(b"\n")
         return Told(*json.loads(told))
 

@@ -1,4 +1,4 @@
-"""Clients that name new topics, one after the other, and tell what each was answered: "" when it may be used."""
+"""Clients that use one new topic after the other, and report each result: "" if it could be used, else the error."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CONNACK, PUBACK, SUBACK = 0x20, 0x40, 0x90
 _JSON: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 Answered = Callable[[str], bool]
-"""Told each answer; False: it is enough."""
+"""Called with each result; returns False to stop."""
 Names = Callable[[], str]
 
 
 class MqttConnection:
-    """One connection whose packets are awaited in turn."""
+    """One connection whose packets are awaited one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -36,7 +36,7 @@ class MqttConnection:
 
     @classmethod
     async def connect(cls, gateway: GatewayProcess, client_id: str, user: str | None = None) -> MqttConnection:
-        """Raises ConnectionError when CONNECT is refused."""
+        """Connect; ConnectionError if CONNECT is refused."""
         client = cls(*await asyncio.open_connection(*gateway.address("mqtt")))
         client.writer.write(connect_packet(client_id, user, PASSWORD if user else None))
         body = await client.expect(CONNACK)
@@ -45,30 +45,30 @@ class MqttConnection:
         return client
 
     async def expect(self, first: int) -> bytes:
-        """The body of the next packet, which has this first byte."""
+        """Return the body of the next packet, which must have this first byte."""
         kind, body = await self.receive()
         if kind != first:
             raise ConnectionError(f"packet 0x{kind:02x} {body.hex()} and not 0x{first:02x}")
         return body
 
     async def receive(self) -> tuple[int, bytes]:
-        """The next packet."""
+        """Return the next packet."""
         async with asyncio.timeout(PATIENCE_S):
             while not self._packets:
                 data = await self._reader.read(65536)
                 if not data:
-                    raise ConnectionError("the gateway has closed")
+                    raise ConnectionError("the gateway closed the connection")
                 self._packets += self._splitter.feed(data)
         return self._packets.pop(0)
 
 
 def reason(body: bytes) -> int:
-    """The reason code of a PUBACK's body."""
+    """Return the reason code in a PUBACK's body."""
     return body[2] if len(body) > 2 else 0
 
 
 async def by_mqtt(gateway: GatewayProcess, user: str, names: Names, answered: Answered) -> None:
-    """PUBLISH at QoS 1 to first levels."""
+    """Publish at QoS 1 to new first levels."""
     client = await MqttConnection.connect(gateway, names(), user)
     while True:
         client.writer.write(publish_packet(f"{names()}/x", b"x", 1, 1))
@@ -92,7 +92,7 @@ async def by_http(gateway: GatewayProcess, user: str, names: Names, answered: An
 
 
 async def by_amqp(gateway: GatewayProcess, user: str, names: Names, answered: Answered, *, receiver: bool) -> None:
-    """Attach links, one after the other, by proton's blocking client in a thread of its own."""
+    """Attach one link after the other with proton's blocking client in its own thread."""
     loop = asyncio.get_running_loop()
     ended = threading.Event()
     done: asyncio.Future[None] = loop.create_future()
@@ -117,7 +117,7 @@ async def by_amqp(gateway: GatewayProcess, user: str, names: Names, answered: An
         error: Exception | None = None
         try:
             attach()
-        except Exception as problem:  # told where it is awaited
+        except Exception as problem:  # raised where it is awaited
             error = problem
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(functools.partial(_settle, done, error))
@@ -139,7 +139,7 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
 
 
 async def by_subscribing(gateway: GatewayProcess, user: str, names: Names, count: int) -> int:
-    """One SUBSCRIBE with `count` filters of topics that do not exist; how many were granted."""
+    """Subscribe to `count` filters of missing topics in one SUBSCRIBE; return how many were granted."""
     client = await MqttConnection.connect(gateway, names(), user)
     client.writer.write(subscribe_packet(1, [(f"{names()}/#", 1) for _ in range(count)]))
     body = await client.expect(SUBACK)
@@ -148,6 +148,6 @@ async def by_subscribing(gateway: GatewayProcess, user: str, names: Names, count
 
 
 def payload_of(body: bytes) -> bytes:
-    """The payload of a PUBLISH of QoS 0."""
+    """Return the payload of a QoS 0 PUBLISH."""
     length, behind = read_varint(body, 2 + struct.unpack_from(">H", body)[0])
     return body[behind + length :]

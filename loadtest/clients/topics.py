@@ -1,4 +1,4 @@
-"""Topics for a run, made with Kafka's own client."""
+"""Creates topics for a run with Kafka's own client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def create_topic(
     try:
         await admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=dict(configs or {}))])
         async with asyncio.timeout(LED_S):
-            while not await _is_led(admin, name):  # noqa: ASYNC110 - Kafka announces it to nobody
+            while not await _is_led(admin, name):  # noqa: ASYNC110 - Kafka does not notify
                 await asyncio.sleep(_POLL_S)
     finally:
         await admin.close()

@@ -1,4 +1,4 @@
-"""What a load test's senders were told, held against what Kafka has: in a byte for each message."""
+"""Compares the acknowledged messages of a load test with Kafka, using one byte per message."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from loadtest.verify import Verdict, stored
 
 
 class Books:
-    """The messages of a run that were found.
+    """Counts how often each message of a run was found in Kafka.
 
     Args:
-        sent: how many each sender has sent.
+        sent: the number of messages each sender has sent.
     """
 
     def __init__(self, sent: Mapping[int, int]) -> None:
@@ -23,7 +23,7 @@ class Books:
         self._reordered = 0
 
     def found(self, sender: int, sequence: int, partition: int) -> None:
-        """One is stored; its order counts among those of its sender in its partition."""
+        """Count a stored message, and check its order among its sender's messages in the partition."""
         counts = self._counts[sender]
         counts[sequence] = min(255, counts[sequence] + 1)
         if counts[sequence] > 1:
@@ -34,7 +34,7 @@ class Books:
             self._highest[sender, partition] = sequence
 
     def judge(self, acknowledged: Mapping[int, Iterable[Sequence[int]]]) -> Verdict:
-        """The verdict; `acknowledged`: of each sender runs of numbers, from the first to before the last."""
+        """Return the verdict; `acknowledged` has ranges (first, end exclusive) of sequence numbers for each sender."""
         runs = [(self._counts[sender], run) for sender, some in acknowledged.items() for run in some]
         told = sum(behind - first for _, (first, behind) in runs)
         lost = sum(counts.count(0, first, behind) for counts, (first, behind) in runs)
@@ -44,7 +44,7 @@ class Books:
 
 
 async def read(bootstrap: str, topic: str, run: str, books: Books) -> None:
-    """Find the run's messages in a topic."""
+    """Count the run's messages in a topic."""
     wanted = run.encode()
     async with contextlib.aclosing(stored(bootstrap, topic)) as records:
         async for record in records:

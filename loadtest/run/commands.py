@@ -1,4 +1,4 @@
-"""`python -m loadtest run`, `compare` and `size`: for whoever wants to know what a gateway does for him."""
+"""`python -m loadtest run`, `compare` and `size`: load tests of a user's own gateway."""
 
 from __future__ import annotations
 
@@ -20,48 +20,54 @@ from loadtest.run.scenario import Receive, Scenario, ScenarioError, Send, Target
 from loadtest.run.shapes import PROTOCOLS
 
 BAD, WRONG, SATURATED = 1, 2, 3
-"""Exit codes: a promise was not kept; the run could not begin; there is no result."""
+"""Exit codes: a message was lost or refused; the run could not start; the generators were too slow for a result."""
 CALIBRATING: Final = 500
-"""Connections whose cost and memory are measured."""
+"""Connections of the calibration that measures CPU and memory."""
 READING: Final = 5
 
 Say = Callable[[str], None]
 
 
 def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
-    """The three commands; `scenario` makes one."""
-    run = scenario("run", "the load of a TOML file on a gateway of yours, judged; docs/loadtest.md", starts=())
-    run.add_argument("scenario_file", type=Path, metavar="SCENARIO.toml")
-    run.add_argument("--html", type=Path, help="write the report here, one page that needs nothing else")
-    run.add_argument(
-        "--ready-file", type=Path, help="instead of the file's target: what `trivium up --ready-file` wrote"
+    """Add the three commands; `scenario` creates a parser."""
+    run = scenario(
+        "run", "run the load test of a TOML file against your gateway, and verify it; docs/loadtest.md", starts=()
     )
-    run.add_argument("--messages", help="instead of the file's: minimal, typical, jms or random")
-    run.add_argument("--rate", type=_told(rate), help="messages a second")
-    run.add_argument("--duration", type=_told(seconds), help="of a round, such as 30s or 4h")
+    run.add_argument("scenario_file", type=Path, metavar="SCENARIO.toml")
+    run.add_argument("--html", type=Path, help="write the report to this file, as one self-contained page")
+    run.add_argument(
+        "--ready-file", type=Path, help="read the target from the file that `trivium up --ready-file` wrote"
+    )
+    run.add_argument("--messages", help="override the kind of messages: minimal, typical, jms or random")
+    run.add_argument("--rate", type=_told(rate), help="messages per second")
+    run.add_argument("--duration", type=_told(seconds), help="duration of a round, such as 30s or 4h")
     run.add_argument("--rounds", type=int)
-    run.add_argument("--processes", type=int, help="generators; default: as many as there are processors")
-    run.add_argument("--no-verify", action="store_false", dest="verify", default=None, help="do not read Kafka")
-    compared = scenario("compare", "two results of `run`: what differs, and whether that is noise", starts=())
+    run.add_argument("--processes", type=int, help="generator processes (default: one per processor)")
+    run.add_argument(
+        "--no-verify",
+        action="store_false",
+        dest="verify",
+        default=None,
+        help="do not read the messages back from Kafka",
+    )
+    compared = scenario("compare", "compare two results of `run`, and tell differences from noise", starts=())
     compared.add_argument("before", type=Path)
     compared.add_argument("after", type=Path)
-    sized = scenario("size", "how many gateways, partitions and MB/s a fleet needs, from what a message costs")
+    sized = scenario("size", "estimate the gateways, partitions and MB/s that a fleet needs, from measured costs")
     sized.add_argument("--devices", type=int, required=True)
-    sized.add_argument("--rate", type=_told(rate), required=True, help="of one device, such as 1/10s")
-    sized.add_argument("--bytes", type=int, required=True, help="of a payload")
+    sized.add_argument("--rate", type=_told(rate), required=True, help="messages of one device, such as 1/10s")
+    sized.add_argument("--bytes", type=int, required=True, help="payload bytes")
     sized.add_argument("--protocol", choices=("mqtt", "amqp", "http"), default="mqtt")
     sized.add_argument("--qos", type=int, choices=(1, 2), default=1, help="MQTT only")
     sized.add_argument("--subscribers", type=int, default=0)
-    sized.add_argument("--share", type=float, default=1.0, help="of all messages that each subscriber gets")
+    sized.add_argument("--share", type=float, default=1.0, help="share of all messages that each subscriber receives")
     sized.add_argument("--replicas", type=int, default=3)
-    sized.add_argument(
-        "--result", type=Path, help="a result of `run` to calculate with; default: a gateway is started and measured"
-    )
-    sized.add_argument("--duration", type=_told(seconds), default=10.0, help="of that measurement")
+    sized.add_argument("--result", type=Path, help="use this result of `run`; default: start a gateway and measure it")
+    sized.add_argument("--duration", type=_told(seconds), default=10.0, help="duration of the measurement")
 
 
 def _told(parse: Callable[[Any], Any]) -> Callable[[str], float]:
-    """Of an option: what is wrong with it is the parser's to say."""
+    """Wrap a parser for argparse, so that its ValueError becomes the option's error."""
 
     def told(value: str) -> float:
         try:
@@ -69,14 +75,14 @@ def _told(parse: Callable[[Any], Any]) -> Callable[[str], float]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         if found <= 0:
-            raise argparse.ArgumentTypeError(f"{value} is not above 0")
+            raise argparse.ArgumentTypeError(f"{value} is not greater than 0")
         return found
 
     return told
 
 
 async def run(options: argparse.Namespace, say: Say) -> int:
-    """`run`: 0 when everything that was promised was kept."""
+    """Run a load test; 0 if it has no problems."""
     names = ("messages", "rate", "duration", "rounds", "processes", "verify")
     changes = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.ready_file is not None:
@@ -102,23 +108,23 @@ async def run(options: argparse.Namespace, say: Say) -> int:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A result of `run`.
+    """Read a result of `run`.
 
     Raises:
-        ScenarioError: it is none.
+        ScenarioError: the file is not one.
     """
     try:
         result: dict[str, Any] = json.loads(path.read_text())
         known = result["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ScenarioError(f"{path} is no result of `run`: {error!r}") from None
+        raise ScenarioError(f"{path} is not a result of `run`: {error!r}") from None
     if not known:
-        raise ScenarioError(f"{path} is of format {result['format']}, not {FORMAT}: run it again")
+        raise ScenarioError(f"{path} has format {result['format']}, not {FORMAT}: run the test again")
     return result
 
 
 async def compared(options: argparse.Namespace, _say: Say) -> int:
-    """`compare`: 0, whatever differs."""
+    """Compare two results; 0 whatever the differences."""
     try:
         before, after = load(options.before), load(options.after)
     except ScenarioError as error:
@@ -136,7 +142,7 @@ async def compared(options: argparse.Namespace, _say: Say) -> int:
 
 
 def calibration(options: argparse.Namespace, target: Target, readers: int) -> Scenario:
-    """What is measured for `size`: many connections, each with one message in flight, as devices have it."""
+    """Return the scenario measured for `size`: many connections with one message in flight each, like devices."""
     send = Send(
         protocol=options.protocol, connections=CALIBRATING, in_flight=1, size=max(48, options.bytes), qos=options.qos
     )
@@ -147,7 +153,7 @@ def calibration(options: argparse.Namespace, target: Target, readers: int) -> Sc
 
 
 async def sized(options: argparse.Namespace, say: Say, gateway: GatewayProcess | None = None) -> int:
-    """`size`: 0 when there is an answer. `gateway`: to measure, unless there is a result to calculate with."""
+    """Estimate what a fleet needs; 0 if successful. `gateway` is measured unless the options name a result."""
     fleet = sizing.Fleet(
         options.devices, options.rate, options.bytes, options.subscribers, options.share, options.replicas
     )

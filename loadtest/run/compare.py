@@ -1,4 +1,4 @@
-"""Two results beside each other: what differs, and whether that is more than noise. Arithmetic only."""
+"""Compares two results, and tells differences from noise. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MEASURES: Final = ("per second", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "cpu 
 
 
 class Ratio(NamedTuple):
-    """How much of one is the other.
+    """The ratio of two measurements.
 
     Attributes:
-        middle: the median of the ratios of all pairs of rounds (Hodges and Lehmann's estimate).
-        low: where the interval begins.
-        high: where it ends.
-        confidence: of the interval; less than `CONFIDENCE` when there are too few rounds for that.
+        middle: the median of the ratios of all pairs of rounds (Hodges-Lehmann estimator).
+        low: lower end of the interval.
+        high: upper end of the interval.
+        confidence: of the interval; less than `CONFIDENCE` if there are too few rounds.
     """
 
     middle: float
@@ -30,13 +30,13 @@ class Ratio(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """Whether 1 is among what it may be."""
+        """Whether the interval contains 1."""
         return self.low <= 1.0 <= self.high
 
 
 @functools.cache
 def _ways(first: int, second: int, above: int) -> int:
-    """In how many orders of so many and so many values just `above` pairs have the first's value above the second's."""
+    """Count the orders of `first` and `second` values in which `above` pairs have the first group's value on top."""
     if above < 0 or above > first * second:
         return 0
     if first == 0 or second == 0:
@@ -45,10 +45,9 @@ def _ways(first: int, second: int, above: int) -> int:
 
 
 def ratio(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
-    """`after` as a ratio of `before`, with the interval that belongs to the test of Mann and Whitney.
+    """Return `after` as a ratio of `before`, with the confidence interval of the Mann-Whitney test.
 
-    It takes nothing for granted about how rounds are spread, but that they are independent. None: there is nothing to
-    compare, or a 0 among them.
+    The test assumes nothing about the distribution of rounds except independence. None if either is empty or has a 0.
     """
     if not before or not after or min(*before, *after) <= 0:
         return None
@@ -64,7 +63,7 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each measure that both have."""
+    """Return one row for each measure that both results have."""
     rows: list[dict[str, Any]] = []
     for name in MEASURES:
         some, others = ([one[name] for one in result["rounds"] if one.get(name)] for result in (before, after))
@@ -84,17 +83,17 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
 
 
 def judgement(name: str, found: Ratio) -> str:
-    """In a word."""
+    """Return the judgement in words."""
     if found.is_noise:
         return "no difference seen"
     return "better" if (found.middle > 1) == (name in HIGHER_IS_BETTER) else "worse"
 
 
 def doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Why the two may not be comparable, as sentences."""
+    """Return why the two may not be comparable, as sentences."""
     found = []
     if before["knee"] is not None or after["knee"] is not None:
-        found.append("a ramp's steps are no rounds: compare two runs at a rate")
+        found.append("the steps of a ramp are not rounds: compare two runs at a fixed rate")
     machines = [result["environment"]["machine"] for result in (before, after)]
     if machines[0] != machines[1]:
         found.append(f"the machines differ: {machines[0]} and {machines[1]}")
@@ -106,5 +105,5 @@ def doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         found.append(f"the scenarios differ: {', '.join(names)}")
     few = min(len(before["rounds"]), len(after["rounds"]))
     if few < 4:
-        found.append(f"{few} rounds say little: an interval of {CONFIDENCE:.0%} needs four in each")
+        found.append(f"{few} rounds are too few: an interval of {CONFIDENCE:.0%} needs four in each result")
     return found

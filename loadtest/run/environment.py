@@ -1,4 +1,4 @@
-"""On what a load test was run: without that a figure says nothing."""
+"""Describes the machine and software of a load test, which its figures depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES: Final = ("trivium", "aiokafka", "python-qpid-proton", "aiohttp", "uvlo
 
 
 def environment() -> dict[str, Any]:
-    """Machine, versions, commit, and how busy the machine was before."""
+    """Return the machine, versions, commit, and the machine's load before the test."""
     return {
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} processors, {_memory_gib():.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",

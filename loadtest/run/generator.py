@@ -1,7 +1,7 @@
-"""One process of a load test: `python -m loadtest.run.generator`, started by `loadtest.run.pool`.
+"""One generator process of a load test: `python -m loadtest.run.generator`, started by `loadtest.run.pool`.
 
-It reads orders from its standard input, a JSON object a line, and answers on its standard output: first what it is to
-connect, then steps. It ends with its standard input, however its parent ends.
+It reads orders from its standard input, one JSON object per line, and answers on its standard output. The first order
+describes its connections, later ones the steps. It ends when its standard input closes, also if its parent is killed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from loadtest.report import Latencies, histogram
 from loadtest.run.scenario import Scenario
 from loadtest.run.shapes import DUE, Packets, Requests, Shape
 
-AT_ONCE: Final = 50  # connections that are made at the same time
-AGAIN_S: Final = 0.005  # until a sender that was held back is looked at again
+AT_ONCE: Final = 50  # connections opened at the same time
+AGAIN_S: Final = 0.005  # before a blocked sender is checked again
 TICK_S: Final = 0.001
 ENDLESS: Final = 1 << 60
 
 
 class Runs:
-    """Numbers that mostly come in runs: `[first, behind]` each."""
+    """Message numbers as ranges, `[first, end]` each with exclusive end."""
 
     def __init__(self) -> None:
         self.runs: list[list[int]] = []
 
     def add(self, first: int, behind: int) -> None:
-        """All from `first` to before `behind`."""
+        """Add the numbers from `first` to before `behind`."""
         if self.runs and self.runs[-1][1] == first:
             self.runs[-1][1] = behind
         else:
@@ -51,7 +51,7 @@ class Runs:
 
 
 class Listener(asyncio.Protocol):
-    """Reads server-sent events, and hands on whatever comes."""
+    """Reads server-sent events, and passes on complete ones."""
 
     def __init__(self, path: str, fields: str, told: Callable[[bytes, float], None]) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,12 +62,12 @@ class Listener(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask."""
+        """Send the request."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """The head and the first event, which says how to come again; then events."""
+        """Wait for the head and the first event (`retry`), then pass on events."""
         if self.begun.done():
             whole = self._rest + data
             end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
@@ -87,7 +87,7 @@ class Listener(asyncio.Protocol):
             self.begun.set_exception(exc or ConnectionResetError("connection closed"))
 
     def close(self) -> None:
-        """Leave."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -112,7 +112,7 @@ class Generator:
         self._tls = ssl.create_default_context(cafile=str(target.ca)) if target.ca is not None else None
 
     async def connect(self) -> None:
-        """Make all connections; OSError when one cannot be made or is refused."""
+        """Open all connections; OSError if one fails or is refused."""
         parts = [self._reader(*one) for one in self._order["readers"]]
         parts += [self._sender(*one) for one in self._order["senders"]]
         for first in range(0, len(parts), AT_ONCE):
@@ -166,7 +166,7 @@ class Generator:
         self._readers.append(one)
 
     def _got(self, data: bytes, now: float) -> None:
-        """A message, or several events."""
+        """Record a message, or several events."""
         for run, _, _, due in DUE.findall(data):
             if run.decode() == self._numbering.run:
                 self._received += 1
@@ -177,7 +177,7 @@ class Generator:
         return sum(sender.answered for _, sender in self._senders.values())
 
     async def step(self, begin: float, duration: float, total: float | None) -> None:
-        """Send for some seconds from `begin` (`time.perf_counter`) on: at a rate in total, or as fast as answered."""
+        """Send for `duration` seconds from `begin` (`time.perf_counter`), at a total rate or as fast as answered."""
         end = begin + duration
         senders = [sender for _, sender in self._senders.values()]
         for part, sender in self._senders.values():
@@ -208,7 +208,7 @@ class Generator:
         in_time = self._answered - answered
         unsent = 0
         for sender in senders:
-            if total is not None:  # so long at least each of these has waited, or it would count for nothing
+            if total is not None:  # count the wait of unsent messages too, or an overload would look good
                 waiting = range(sender.sent, sender.total)
                 unsent += len(waiting)
                 self._latencies.extend([end - sender.pace.due(index) for index in waiting])
@@ -236,7 +236,7 @@ class Generator:
     async def _send(
         self, senders: Iterable[Sender], begin: float, end: float, tick: Callable[[float], None], *, paced: bool
     ) -> None:
-        """Push whoever is due, until the end."""
+        """Push the senders that are due, until the end."""
         queue = [(sender.pace.due(sender.sent) if paced else begin, number) for number, sender in enumerate(senders)]
         of = list(senders)
         heapq.heapify(queue)
@@ -256,7 +256,7 @@ class Generator:
             await asyncio.sleep(max(TICK_S, wake - time.perf_counter()))
 
     def books(self) -> dict[str, Any]:
-        """What each sender was acknowledged, and how many it sent."""
+        """Return each sender's acknowledged ranges and number of sent messages."""
         return {
             "acknowledged": {number: runs.runs for number, runs in self._acknowledged.items()},
             "sent": {number: sender.sent for number, (_, sender) in self._senders.items()},
@@ -264,17 +264,17 @@ class Generator:
         }
 
     def received(self) -> dict[str, int]:
-        """Messages that its readers have got, and that its senders were acknowledged."""
+        """Return how many messages the readers received, and how many the senders had acknowledged."""
         return {"received": self._received, "expected": self._answered}
 
     def close(self) -> None:
-        """Say closing on all connections."""
+        """Close all connections."""
         for one in (*self._readers, *(sender for _, sender in self._senders.values())):
             one.close()
 
 
 def _processor() -> tuple[float, float]:
-    """Seconds in which this process (it has one thread) had a processor, and in which it waited for one (Linux)."""
+    """Return the seconds that this single-threaded process ran, and waited for a processor (Linux)."""
     ran, waited, _ = Path("/proc/self/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
@@ -284,13 +284,13 @@ def _encoded(one: HdrHistogram) -> str:
 
 
 def tell(answer: Any) -> None:
-    """One line."""
+    """Write one line."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 async def main() -> None:
-    """The process."""
+    """Run the process."""
     reader = asyncio.StreamReader(limit=1 << 26)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     generator = Generator(json.loads(await reader.readline()))
@@ -300,7 +300,7 @@ async def main() -> None:
         tell({"failed": f"cannot connect: {str(error) or type(error).__name__}"})
         return
     gc.freeze()
-    gc.disable()  # nothing here is in a circle, and a collection would be a late message
+    gc.disable()  # there are no reference cycles, and a collection would delay messages
     tell({"connected": True})
     while line := await reader.readline():
         order = json.loads(line)
@@ -315,5 +315,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended
         uvloop.run(main())

@@ -1,4 +1,4 @@
-"""The knee: the highest rate that is served well, found by steps. Arithmetic only."""
+"""Searches the knee: the highest rate that is served well. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ GROWN: Final = 0.05
 
 
 class Step(NamedTuple):
-    """What a step at one rate was like.
+    """The result of a step at one rate.
 
     Attributes:
-        rate: messages a second that were due.
-        p99_ms: of their latency, from when they were due.
-        due: messages that were to be sent.
-        backlog: of these, not answered at the end of the step.
-        failures: refused, unanswered, or lost with their connection.
+        rate: messages due per second.
+        p99_ms: 99th percentile of latency, from when a message was due.
+        due: messages that should have been sent.
+        backlog: those not acknowledged at the end of the step.
+        failures: refused or unanswered messages, and lost connections.
     """
 
     rate: float
@@ -26,10 +26,10 @@ class Step(NamedTuple):
     failures: int = 0
 
     def is_good(self, bound_ms: float) -> bool:
-        """Whether p99 stays within the bound, and the backlog within what that bound allows (Little's law).
+        """Whether p99 is within the bound, and the backlog within what the bound allows (Little's law).
 
-        A step without a message shows nothing. However lax the bound, a backlog of more than a twentieth of a step's
-        messages has grown.
+        A step without messages proves nothing. However high the bound, a backlog above a twentieth of the messages is
+        growing.
         """
         if not self.due or self.failures:
             return False
@@ -38,11 +38,11 @@ class Step(NamedTuple):
 
 
 class Search:
-    """Doubles the rate until a step is bad (halves it while the first ones are), then halves the gap.
+    """Doubles the rate until a step is bad (or halves it until one is good), then bisects.
 
     Args:
         start: the first rate.
-        close: how near the best good rate and the least bad one are to come, as a share of the bad one.
+        close: when to stop: the gap between the best good and the lowest bad rate, as a share of the bad one.
     """
 
     def __init__(self, start: float, close: float) -> None:
@@ -54,11 +54,11 @@ class Search:
 
     @property
     def next(self) -> float | None:
-        """The rate to try; None when the knee is found, or too many steps were taken."""
+        """The rate to try; None if the knee is found, or after too many steps."""
         return self._next
 
     def tell(self, *, good: bool) -> None:
-        """How the step at `next` was. What was bad stays bad: a rate above it is not tried."""
+        """Report the step at `next`. A rate above a bad one is never tried."""
         rate = self._next
         assert rate is not None, "the search is over"
         self._steps += 1

@@ -1,4 +1,4 @@
-"""The result of a load test as a table, and as one HTML page that needs nothing else."""
+"""The result of a load test as a table, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS: Final = (
 
 
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each round, and the medians."""
+    """Return a row for each round, and the medians."""
     found = [
         {"": f"round {number}", **{name: one[name] for name in _COLUMNS if one.get(name) is not None}}
         | {f"delivery {name}": value for name, value in one.get("delivery", {}).items() if name in PERCENTILES[:3:2]}
@@ -28,21 +28,21 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What must be known beside the figures."""
+    """Return what a reader of the figures must know."""
     around = result["environment"]
     knee, verdict, deliveries = result["knee"], result["verdict"], result["deliveries"]
     told = []
     if knee is not None:
         told.append((
             "knee",
-            "no rate was good" if knee["rate"] is None else
+            "no rate was served well" if knee["rate"] is None else
             f"{knee['rate']:,.0f} messages a second with p99 within {knee['p99_ms']:g} ms and no growing backlog;"
             f" {knee['too much'] or float('nan'):,.0f} was too much",
         ))  # fmt: skip
     told += [
         (
             "verified",
-            "no: what was acknowledged was not looked for in Kafka" if verdict is None else
+            "no: the acknowledged messages were not read back from Kafka" if verdict is None else
             f"{verdict['acknowledged']:,} acknowledged, {verdict['stored']:,} stored; lost {verdict['lost']},"
             f" doubled {verdict['duplicated']}, out of order {verdict['reordered']}",
         ),
@@ -52,8 +52,8 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             + ", ".join(f"{one['cpu']:.0%} (+ {one['waited']:.0%} waiting)" for one in result["generators"])
             + " of a processor",
         ),
-        ("latency", "from the moment a message was due to its acknowledgement"
-         if result["rounds"][0]["rate"] else "from a message's sending to its acknowledgement"),
+        ("latency", "from the time a message was due to its acknowledgement"
+         if result["rounds"][0]["rate"] else "from sending a message to its acknowledgement"),
         ("machine", f"{around['machine']}; {around['system']}; load {around['load before']} before"),
         ("versions", ", ".join(f"{name} {version}" for name, version in around["versions"].items())),
         ("commit", around["commit"] or "unknown"),
@@ -64,7 +64,7 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-    """For the terminal."""
+    """Return the report for the terminal."""
     made = Report(f"{result['name']}, {result['when']}", lines=True)
     for row in rows(result):
         made.add(**row)
@@ -72,10 +72,10 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The HTML page: what is wrong, the facts, the table, the course, the scenario."""
+    """Return the HTML page: problems, facts, table, time series, scenario."""
     series: Sequence[Mapping[str, Any]] = result["series"]
     panels = [
-        plot.Panel("acknowledged a second", {"rate": _curve(series, "per second")}),
+        plot.Panel("acknowledged per second", {"rate": _curve(series, "per second")}),
         plot.Panel("latency, ms", {name: _curve(series, name) for name in ("p50 ms", "p99 ms")}),
     ]
     if any(one["memory MiB"] is not None for one in series):

@@ -1,4 +1,4 @@
-"""The generators of a load test: as many processes as asked for, each with its share of the connections."""
+"""The generator processes of a load test, each with a share of the connections."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from loadtest.run.scenario import Scenario
 from loadtest.start import start_process
 
 END_S: Final = 10.0
-"""Until a generator that was told to end is killed."""
+"""How long a generator may take to end before it is killed."""
 
 Answer = dict[str, Any]
 
 
 class GeneratorError(Exception):
-    """A generator has failed, with the reason for the user."""
+    """A generator failed; the text is for the user."""
 
 
 class Generator:
-    """One process."""
+    """A generator process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -32,7 +32,7 @@ class Generator:
 
     @classmethod
     async def start(cls) -> Generator:
-        """Start it, in a session of its own: what interrupts us is told to it by us."""
+        """Start a generator in its own session, so that signals to us do not reach it directly."""
         process = await start_process(
             *command_line(sys.executable, "-m", "loadtest.run.generator"),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 27, start_new_session=True,
@@ -40,13 +40,13 @@ class Generator:
         return cls(process)
 
     def order(self, what: Answer) -> None:
-        """Tell it to do something."""
+        """Send an order."""
         assert self._process.stdin is not None
         self._busy = True
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
 
     async def answer(self) -> Answer:
-        """Its next answer; GeneratorError when there is none any more."""
+        """Return the next answer; GeneratorError if the process has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -58,7 +58,7 @@ class Generator:
         return answer
 
     async def end(self) -> None:
-        """Let it say closing, unless it is in the middle of something; kill it when that takes too long."""
+        """Let the generator close its connections, unless it is busy; kill it if that takes too long."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         if self._busy and self._process.returncode is None:
@@ -74,17 +74,17 @@ class Generator:
 
 
 class Pool:
-    """All of them, connected."""
+    """All connected generators."""
 
     def __init__(self, generators: Sequence[Generator]) -> None:
         self._generators = generators
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of generators."""
         return len(self._generators)
 
     async def ask(self, what: Answer, told: Callable[[int, Answer], None] | None = None) -> list[Answer]:
-        """Have all do something: the answers; those named `tick`, which come before, are `told`."""
+        """Give all generators an order and return their answers; each earlier `tick` is passed to `told`."""
         for one in self._generators:
             one.order(what)
 
@@ -101,10 +101,10 @@ class Pool:
 
 @asynccontextmanager
 async def generators(scenario: Scenario, run: str, topic: str) -> AsyncIterator[Pool]:
-    """Start and connect them; they end with the block.
+    """Start and connect the generators; they end with the block.
 
     Raises:
-        GeneratorError: one cannot connect.
+        GeneratorError: a generator cannot connect.
     """
     senders = [part for part, one in enumerate(scenario.send) for _ in range(one.connections)]
     readers = [part for part, one in enumerate(scenario.receive) for _ in range(one.connections)]

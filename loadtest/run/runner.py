@@ -1,4 +1,4 @@
-"""A load test from its beginning to its result: warm-up, rounds or a ramp, what is left, the judgement."""
+"""Runs a load test: warm-up, rounds or a ramp, the remaining deliveries, verification."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from loadtest.run.saturation import Share, check
 from loadtest.run.scenario import Scenario
 
 FORMAT: Final = 1
-"""Of the result; files of another are not compared."""
+"""The version of the result's format; other versions cannot be compared."""
 AHEAD_S: Final = 0.2
-"""Before a step begins in all processes at once."""
+"""How long before its start a step is announced, so that all processes start together."""
 MIB: Final = 1024 * 1024
 
 Say = Callable[[str], None]
@@ -47,10 +47,10 @@ class Run:
         self._shares: list[Share] = []
 
     async def run(self) -> Row:
-        """The result, as it is written.
+        """Run the test and return its result, ready to be written.
 
         Raises:
-            GeneratorError: a connection cannot be made, or a generator has failed.
+            GeneratorError: a connection failed, or a generator did.
             SaturatedError: the generators were the bottleneck.
         """
         scenario = self._scenario
@@ -107,7 +107,7 @@ class Run:
         return result
 
     def _resident(self) -> int | None:
-        """Of the target, when it is on this machine."""
+        """Return the target's resident memory; None if it is not on this machine."""
         pid = self._scenario.target.pid
         if pid is None:
             return None
@@ -125,7 +125,7 @@ class Run:
         return None
 
     async def _step(self, pool: Pool, duration: float, rate: float | None) -> Row:
-        """One step of all generators; what came of it."""
+        """Run one step on all generators and return its row."""
         begin = time.perf_counter() + AHEAD_S
         seconds: dict[int, list[Answer]] = {}
         cpu = self._cpu()
@@ -169,7 +169,7 @@ class Run:
         return row
 
     def _second(self, begin: float, ticks: Sequence[Answer]) -> None:
-        """What all generators told of one second; now and then a line."""
+        """Record the ticks of one second from all generators, and print a line now and then."""
         at = begin - self._began + max(tick["at"] for tick in ticks)
         latencies = _merged(tick["latencies"] for tick in ticks)
         answered = sum(tick["answered"] for tick in ticks)
@@ -196,7 +196,7 @@ class Run:
             )
 
     async def _ramp(self, pool: Pool) -> tuple[Row, list[Row]]:
-        """Search the knee; what was found, and all steps."""
+        """Search the knee; return it, and the rows of all steps."""
         ramp = self._scenario.ramp
         assert ramp is not None
         search = Search(ramp.start, ramp.close)
@@ -215,7 +215,7 @@ class Run:
         return {"rate": search.good, "too much": search.bad, "p99_ms": ramp.p99_ms}, rows
 
     async def _received(self, pool: Pool) -> int:
-        """Wait until the readers have got everything, or nothing comes any more."""
+        """Wait until the readers have received everything, or nothing for `patience`."""
         count, since = -1, time.perf_counter()
         expected = sum(one["expected"] for one in await pool.ask({"received": True}))
         while time.perf_counter() - since < self._scenario.patience:
@@ -228,7 +228,7 @@ class Run:
         return max(0, count)
 
     async def _judge(self, answers: Sequence[Answer]) -> Row:
-        """Hold what was acknowledged against Kafka."""
+        """Compare the acknowledged messages with Kafka."""
         sent = {int(sender): count for one in answers for sender, count in one["sent"].items()}
         acknowledged = {int(sender): runs for one in answers for sender, runs in one["acknowledged"].items()}
         self._say(f"reading {sum(sent.values()):,} messages back from Kafka")
@@ -254,11 +254,11 @@ def _summed(counts: Any) -> dict[str, int]:
 
 
 MEASURES: Final = ("per second", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "p100 ms", "cpu us", "memory MiB")
-"""Of a round, whose medians are the summary."""
+"""The measures of a round whose medians are the summary."""
 
 
 def summary(rounds: Sequence[Row]) -> dict[str, float]:
-    """The medians of the rounds."""
+    """Return the medians of the rounds."""
     flat = [one | {f"delivery {name}": value for name, value in one.get("delivery", {}).items()} for one in rounds]
     names = (*MEASURES, *(f"delivery {name}" for name in MEASURES))
     return {
@@ -269,16 +269,16 @@ def summary(rounds: Sequence[Row]) -> dict[str, float]:
 
 
 def problems(result: Row) -> list[str]:
-    """What was promised and not kept, as sentences."""
+    """Return what went wrong, as sentences."""
     found = [error for one in result["rounds"] for error in one["errors"]]
     unanswered = sum(one["unanswered"] for one in result["rounds"])
     if unanswered:
-        found.append(f"{unanswered:,} messages were not answered")
+        found.append(f"{unanswered:,} messages were not acknowledged")
     if result["knee"] is None:
         refused = _summed(one["refused"] for one in result["rounds"])
         found += [f"{count:,} messages were refused: {code}" for code, count in refused.items()]
     elif result["knee"]["rate"] is None:
-        found.append("no rate was good")
+        found.append("no rate was served well")
     verdict = result["verdict"]
     if verdict is not None:
         if verdict["lost"]:

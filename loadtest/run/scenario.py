@@ -1,4 +1,4 @@
-"""A load test as a TOML file says it; `python -m loadtest run FILE`. What each key means: docs/loadtest.md."""
+"""A load test as declared in a TOML file; `python -m loadtest run FILE`. docs/loadtest.md explains each key."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds(value: Any) -> Any:
-    """A duration in seconds: a number, or a text such as 500ms, 90s, 15m, 4h; ValueError for another text."""
+    """Parse a duration to seconds: a number, or a text such as 500ms, 90s, 15m, 4h; ValueError for another text."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is no duration: write 90, 500ms, 90s, 15m or 4h")
+        raise ValueError(f"{value!r} is not a duration such as 90, 500ms, 90s, 15m or 4h")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 def rate(value: Any) -> Any:
-    """Messages a second: a number, or a text such as 1/10s or 5/1m; ValueError for another text."""
+    """Parse messages per second: a number, or a text such as 1/10s or 5/1m; ValueError for another text."""
     if not isinstance(value, str):
         return value
     match = _RATE.fullmatch(value.strip())
     if match is None or (time := float(match[2] or 1) * _UNITS[match[3] or "s"]) == 0:
-        raise ValueError(f"{value!r} is no rate: write 200, 200/s or 1/10s")
+        raise ValueError(f"{value!r} is not a rate such as 200, 200/s or 1/10s")
     return float(match[1]) / time
 
 
@@ -49,7 +49,7 @@ class _Table(BaseModel):
 
 
 class Target(_Table):
-    """Where the gateway is: a ready file of `trivium up --ready-file`, or addresses HOST:PORT, which win."""
+    """The gateway to test: a ready file of `trivium up --ready-file`, and addresses HOST:PORT, which override it."""
 
     ready_file: Path | None = None
     mqtt: str | None = None
@@ -62,7 +62,7 @@ class Target(_Table):
     pid: int | None = None
 
     def found(self) -> Target:
-        """With what the ready file says; OSError or ValueError when it cannot be read."""
+        """Return the target completed from the ready file; OSError or ValueError if that cannot be read."""
         if self.ready_file is None:
             return self
         ready = json.loads(self.ready_file.read_text())
@@ -70,13 +70,13 @@ class Target(_Table):
         return self.model_copy(update={name: ready[name] for name in names if getattr(self, name) is None})
 
     def address(self, protocol: str) -> tuple[str, int]:
-        """Host and port of a listener."""
+        """Return the host and port of a listener."""
         host, _, port = str(getattr(self, protocol)).rpartition(":")
         return host.strip("[]"), int(port)
 
 
 class Send(_Table):
-    """Some connections that send."""
+    """Connections that send messages."""
 
     protocol: Protocol
     connections: int = Field(default=10, ge=1)
@@ -90,7 +90,7 @@ class Send(_Table):
 
 
 class Receive(_Table):
-    """Some connections that get all messages."""
+    """Connections that receive all messages."""
 
     protocol: Protocol
     connections: int = Field(default=1, ge=1)
@@ -106,7 +106,7 @@ class Ramp(_Table):
 
 
 class Scenario(_Table):
-    """All of it."""
+    """A whole load test."""
 
     name: str = "load"
     target: Target = Target()
@@ -127,30 +127,30 @@ class Scenario(_Table):
 
     @property
     def parts(self) -> list[Send | Receive]:
-        """All that connect."""
+        """All groups of connections."""
         return [*self.send, *self.receive]
 
     @model_validator(mode="after")
     def _whole(self) -> Scenario:
         if self.ramp is not None and self.rate is not None:
-            raise ValueError("a ramp finds the rate: leave out `rate`")
+            raise ValueError("a ramp finds the rate: remove `rate`")
         return self
 
     def rate_of(self, part: int, total: float) -> float:
-        """What one connection of `send[part]` sends a second when all together send `total`."""
+        """Return the rate of one connection of `send[part]` when all together send `total` per second."""
         whole = sum(one.share for one in self.send)
         return total * self.send[part].share / whole / self.send[part].connections
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be run, with the reason for the user."""
+    """A scenario cannot be run; the text is for the user."""
 
 
 def read(path: Path, changes: dict[str, Any]) -> Scenario:
-    """The scenario of a file; `changes` replace top-level keys, and `messages` that of every `send`.
+    """Read a scenario file; `changes` replace top-level keys, and `messages` is set in every `send`.
 
     Raises:
-        ScenarioError: the file cannot be read, or something in it is wrong.
+        ScenarioError: the file cannot be read, or is not valid.
     """
     try:
         table = tomllib.loads(path.read_text())
@@ -170,6 +170,6 @@ def read(path: Path, changes: dict[str, Any]) -> Scenario:
         raise ScenarioError(f"{path}: target has no address for {', '.join(sorted(missing))}")
     if scenario.target.kafka is None and (scenario.verify or scenario.topic is None):
         raise ScenarioError(
-            f"{path}: target has no kafka, so nothing can be verified: set verify = false and name an existing topic"
+            f"{path}: target has no kafka, so nothing can be verified: set verify = false and an existing topic"
         )
     return scenario

@@ -1,6 +1,6 @@
-"""How the messages of a load test look on the wire: of every protocol several kinds, so that no path is tuned to one.
+"""The messages of a load test in bytes: several kinds for each protocol, so that no code path is tuned to one.
 
-A message is a template, some pieces of bytes and slots between them; a slot's width is fixed, so that all lengths are.
+A message is a template of fixed bytes and slots. Slots have a fixed width, so every message has the same length.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from loadtest.numbering import HEADER_BYTES, Numbering
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
 MESSAGES: Final = ("minimal", "typical", "jms", "random")
 LEAST_BYTES: Final = 48
-"""Of a payload: it says who sent it, its number, and when it was due (`time.perf_counter`, microseconds)."""
+"""The smallest payload: run, sender, number, and the time it was due (`time.perf_counter`, microseconds)."""
 DUE: Final = re.compile(rb"([0-9a-f]{8})\.(\d{5})\.(\d{10})\.(\d{16})\.")
-"""What every payload begins with."""
+"""The start of every payload."""
 KINDS: Final = 64
-"""How many different messages a random sender has, and a typical one when it has as many topics."""
+"""The number of different messages of a random sender, and the maximum for a typical one."""
 _STAMP: Final = HEADER_BYTES + 17
 _MARK: Final = 1_234_567_890
 _TYPES: Final = {name: f"application/vnd.kafka.{name}.v2+json" for name in ("text", "json", "binary")}
@@ -39,7 +39,7 @@ Fill = Callable[[int, float], bytes]
 
 
 class Slot(NamedTuple):
-    """Bytes that differ from message to message; `fill` is given its number and when it was due."""
+    """Bytes that differ from message to message; `fill` gets the message's number and due time."""
 
     width: int
     fill: Fill
@@ -49,19 +49,19 @@ Pieces = list[bytes | Slot]
 
 
 class Template:
-    """A message of which all but the slots is written already."""
+    """A message whose fixed bytes are already encoded."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._text = b"".join(b"%b" if isinstance(piece, Slot) else piece.replace(b"%", b"%%") for piece in pieces)
         self._fills = [piece.fill for piece in pieces if isinstance(piece, Slot)]
 
     def write(self, index: int, due: float) -> bytes:
-        """Message `index`."""
+        """Return message `index`."""
         return self._text % tuple([fill(index, due) for fill in self._fills])
 
 
 def width(pieces: Sequence[bytes | Slot]) -> int:
-    """How long a message is."""
+    """Return the length of a message."""
     return sum(piece.width if isinstance(piece, Slot) else len(piece) for piece in pieces)
 
 
@@ -77,7 +77,7 @@ _DELIVERY_ID: Final = Slot(4, lambda index, _due: struct.pack(">I", index))
 
 
 def _stamp(numbering: Numbering, sender: int, *, encoded: bool = False) -> Slot:
-    """The beginning of a payload; `encoded`: in base64, with two bytes more, so that nothing is padded."""
+    """Return the slot at the start of a payload; `encoded` means base64, with two more bytes to avoid padding."""
     head = b"%b.%05d." % (numbering.run.encode(), sender)
     if encoded:
         size = _STAMP + -_STAMP % 3
@@ -89,21 +89,21 @@ def _stamp(numbering: Numbering, sender: int, *, encoded: bool = False) -> Slot:
 
 
 class Shape(NamedTuple):
-    """What a sender's messages are to be.
+    """The form of a sender's messages.
 
     Attributes:
-        protocol: of them.
+        protocol: mqtt, amqp or http.
         messages: one of `MESSAGES`.
-        topic: Kafka's.
-        size: payload bytes; `random` has from `LEAST_BYTES` to four times as many.
-        topics: how many MQTT topics, or keys.
-        numbering: of the run.
-        sender: its number.
-        seed: of what is random.
-        qos: of MQTT.
-        batch: records of an HTTP request.
-        host: of HTTP.
-        login: a field of HTTP's head, with its end, or nothing.
+        topic: the Kafka topic.
+        size: payload bytes; `random` uses from `LEAST_BYTES` to four times this.
+        topics: the number of MQTT topics, or keys.
+        numbering: the run's numbering.
+        sender: the sender's number.
+        seed: seed of the random choices.
+        qos: MQTT's QoS.
+        batch: records per HTTP request.
+        host: HTTP's Host header.
+        login: a complete HTTP header line, or empty.
     """
 
     protocol: str
@@ -120,20 +120,20 @@ class Shape(NamedTuple):
     login: str = ""
 
     def templates(self) -> list[Pieces]:
-        """The messages that are sent in turn; of HTTP the records."""
+        """Return the messages that are sent in turn; for HTTP the records."""
         rng = random.Random(f"{self.seed}.{self.sender}")
         many = {"minimal": 1, "random": KINDS}.get(self.messages, min(KINDS, self.topics))
         return [piece for number in range(many) for piece in _WRITERS[self.protocol](self, number, rng)]
 
     def payload(self, rng: random.Random) -> list[bytes | Slot]:
-        """The value of a message."""
+        """Return the pieces of a message's value."""
         size = self.size
         if self.messages == "random":
             size = round(LEAST_BYTES * (4 * self.size / LEAST_BYTES) ** rng.random())
         return [_stamp(self.numbering, self.sender), b"x" * (size - _STAMP)]
 
     def kind(self, rng: random.Random) -> str:
-        """Which of the kinds one message is."""
+        """Return the kind of one message."""
         return rng.choice(MESSAGES[:-1]) if self.messages == "random" else self.messages
 
 
@@ -162,7 +162,7 @@ def _mqtt(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
 
 _BODY: Final = re.compile(rb"\x00S([uw])(?:([\xa0\xa1])d|([\xb0\xb1])\x00\x00\x00d).{100}", re.DOTALL)
 _FRESH: Final = re.compile(rb"(?P<id>(?<=-)[0-9a-f]{12}(?=[:@]))|\x83(?P<time>\x00\x00\x01[\x90-\xff].{4})", re.DOTALL)
-"""What a client writes anew in each message: the end of the UUID in a message id, when it expires, when it was made."""
+"""Parts that a client changes in each message: the last part of the message id's UUID, expiry time, creation time."""
 
 
 def _amqp(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
@@ -170,7 +170,7 @@ def _amqp(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
     payload = shape.payload(rng)
     key = key_annotation(f"device-{number % shape.topics:04d}")
     if kind == "typical":
-        # x stands for the payload; the number's forms are found again
+        # x marks the payload; the encoded forms of the number are then found and replaced
         raw = amqp_messages.typical(_MARK, b"x" * width(payload))[: -width(payload)]
         now = struct.pack(">q", amqp_messages.NOW + _MARK // 100)
         marks: dict[bytes, Slot] = {b"%d" % _MARK: _digits(10), struct.pack(">i", _MARK): _DELIVERY_ID, now: _CLOCK}
@@ -190,7 +190,7 @@ def _amqp(shape: Shape, number: int, rng: random.Random) -> Iterator[Pieces]:
 
 @functools.cache
 def _client_messages(*, every: bool) -> list[tuple[Pieces, bytes, bytes]]:
-    """What real clients wrote before the body, and the body's type and form: of Qpid JMS, or of `every` client."""
+    """Return real clients' bytes before the body, and the body's type and form: Qpid JMS only, or `every` client."""
     found: list[tuple[Pieces, bytes, bytes]] = []
     for name, messages in captured().items():
         if not (every or name.startswith("jms-")):
@@ -198,7 +198,7 @@ def _client_messages(*, every: bool) -> list[tuple[Pieces, bytes, bytes]]:
         for message in messages if not every else messages[:1]:
             body = _BODY.search(message)
             if body is None or body.end() != len(message):
-                continue  # a map, a list or an object: it has no room for a number
+                continue  # a map, a list or an object cannot contain the number
             parts: Pieces = []
             at = 0
             fresh = list(_FRESH.finditer(message, 0, body.start()))
@@ -212,7 +212,7 @@ def _client_messages(*, every: bool) -> list[tuple[Pieces, bytes, bytes]]:
 
 
 def _section(what: bytes, form: bytes, size: int) -> bytes:
-    """The beginning of a section of data or of one text, in the short form if it was and still can be."""
+    """Return the start of a data or text section, in the short form if the original had it and the size allows."""
     if form in b"\xa0\xa1" and size < 256:
         return b"\x00S" + what + form + bytes((size,))
     return b"\x00S" + what + bytes((form[0] | 0x10,)) + struct.pack(">I", size)
@@ -255,19 +255,19 @@ _WRITERS: Final[dict[str, Callable[[Shape, int, random.Random], Iterator[Pieces]
 
 
 def _whole(shape: Shape) -> str:
-    """The kind of all records of a random HTTP sender: a request has one content type."""
+    """Return the kind of all records of a random HTTP sender, since a request has one content type."""
     return MESSAGES[shape.sender % 3]
 
 
 class Packets(Sequence[bytes]):
-    """The packets of a sender, without an end, each written when it is asked for; see `Sender.more`."""
+    """The endless packets of a sender, each encoded when it is requested; see `Sender.more`."""
 
     def __init__(self, shape: Shape, pace: Pace) -> None:
         self._templates = [Template(pieces) for pieces in shape.templates()]
         self._pace = pace
 
     def __len__(self) -> int:
-        """Those that are asked for beforehand."""
+        """Return 0: no packet is encoded in advance."""
         return 0
 
     @overload
@@ -275,7 +275,7 @@ class Packets(Sequence[bytes]):
     @overload
     def __getitem__(self, place: slice) -> list[bytes]: ...
     def __getitem__(self, place: int | slice) -> Any:
-        """One, or some in a row."""
+        """Return one packet, or consecutive ones."""
         if isinstance(place, slice):
             return self._written(place.start, place.stop)
         return self._written(place, place + 1)[0]
@@ -295,6 +295,6 @@ class Requests(Packets):
         self._batch = shape.batch
 
     def __getitem__(self, place: Any) -> Any:
-        """Request number `place`."""
+        """Return request `place`."""
         records = self._written(place * self._batch, (place + 1) * self._batch)
         return request(self._head, b'{"records":[' + b",".join(records) + b"]}")

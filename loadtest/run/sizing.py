@@ -1,4 +1,4 @@
-"""How many gateways, partitions and MB/s a fleet of devices needs, from what a message was measured to cost."""
+"""Estimates the gateways, partitions and MB/s that a fleet of devices needs from the measured costs of a message."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 BUSY: Final = 0.6
-"""Of a processor: so far a gateway is planned to be used, so that bursts and the end of another find room."""
+"""The planned use of a processor, which leaves room for bursts and for the loss of a gateway."""
 RECORD_BYTES: Final = 90
-"""What a record has in Kafka beside its value: key, headers, framing."""
+"""Bytes of a record in Kafka besides its value: key, headers, framing."""
 BATCHED: Final = 1.1
-"""What requests, indices and acknowledgements add to the bytes of the records."""
+"""The overhead of requests, indexes and acknowledgements over the records' bytes."""
 PARTITION_MB: Final = 10.0
-"""A second and partition, so that consumers and replicas keep up."""
+"""The most MB per second of a partition that consumers and replicas can follow."""
 MB: Final = 1e6
 
 
 class Fleet(NamedTuple):
-    """What there is to serve.
+    """The clients to serve.
 
     Attributes:
         devices: connections that send.
-        rate: messages a second of each.
+        rate: messages per second of each device.
         size: payload bytes.
-        subscribers: connections that get messages.
-        share: of all messages that each subscriber gets.
+        subscribers: connections that receive.
+        share: share of all messages that each subscriber receives.
         replicas: of each partition.
     """
 
@@ -38,15 +38,15 @@ class Fleet(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What was measured.
+    """The measured costs.
 
     Attributes:
-        message_us: of the gateway's processor for a message in.
-        delivery_us: for a message out; 0: it was not measured.
-        connection_bytes: of its memory for a connection.
-        idle_mib: of its memory without any.
-        size: payload bytes of what was measured.
-        source: where the figures are from.
+        message_us: CPU of the gateway per inbound message.
+        delivery_us: CPU per delivery; 0 if it was not measured.
+        connection_bytes: memory per connection.
+        idle_mib: memory without connections.
+        size: payload bytes of the measured messages.
+        source: where the figures come from.
     """
 
     message_us: float
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The answer."""
+    """The estimate."""
 
     messages: float
     deliveries: float
@@ -71,7 +71,7 @@ class Need(NamedTuple):
     partitions: int
 
     def row(self) -> dict[str, Any]:
-        """As lines of a report."""
+        """Return the lines of a report."""
         return {
             "messages a second": round(self.messages, 1),
             "deliveries a second": round(self.deliveries, 1),
@@ -86,28 +86,28 @@ class Need(NamedTuple):
 
 
 def size(fleet: Fleet, cost: Cost) -> Need:
-    """What a fleet needs."""
+    """Estimate what a fleet needs."""
     messages = fleet.devices * fleet.rate
     deliveries = messages * fleet.subscribers * fleet.share
     processors = (messages * cost.message_us + deliveries * cost.delivery_us) / 1e6
     gateways = max(1, math.ceil(processors / BUSY))
     memory = gateways * cost.idle_mib + (fleet.devices + fleet.subscribers) * cost.connection_bytes / 2**20
     kafka = messages * (fleet.size + RECORD_BYTES) * BATCHED / MB
-    # Each gateway writes to every partition; a consumer of a partition has one reader.
+    # Each gateway writes to every partition; each partition has one consumer.
     partitions = max(3, gateways, math.ceil(kafka / PARTITION_MB))
     out = deliveries * (fleet.size + RECORD_BYTES) / MB
     return Need(messages, deliveries, processors, gateways, memory, kafka, kafka * fleet.replicas, out, partitions)
 
 
 def cost_of(sending: Mapping[str, Any], receiving: Mapping[str, Any] | None = None) -> Cost:
-    """From results of runs: one that only sends, and one with readers beside.
+    """Return the costs from one result that only sends, and one with readers as well.
 
     Raises:
-        ValueError: the gateway was not on this machine, so its processor was not seen.
+        ValueError: the gateway was on another machine, so its CPU was not measured.
     """
     message = sending["summary"].get("cpu us")
     if message is None:
-        raise ValueError("the result does not say what a message cost: run it on the gateway's machine")
+        raise ValueError("the result has no CPU cost per message: run it on the gateway's machine")
     delivery = 0.0
     if receiving is not None:
         readers = sum(one["connections"] for one in receiving["scenario"]["receive"])
@@ -122,19 +122,19 @@ def cost_of(sending: Mapping[str, Any], receiving: Mapping[str, Any] | None = No
 
 
 def assumptions(fleet: Fleet, cost: Cost) -> list[str]:
-    """What the answer takes for granted."""
+    """Return the assumptions of the estimate."""
     told = [
         (
-            f"a message costs {cost.message_us:.1f} us of the gateway's processor, a connection"
+            f"a message costs {cost.message_us:.1f} us of the gateway's CPU, a connection"
             f" {cost.connection_bytes / 1024:.1f} KiB ({cost.source}, payloads of {cost.size} bytes)"
         ),
-        f"a gateway uses one processor, and is planned to be {BUSY:.0%} busy; the load is spread evenly over all",
+        f"a gateway uses one processor, planned to be {BUSY:.0%} busy, and the load is spread evenly",
         (
-            f"a record has {RECORD_BYTES} bytes beside its payload, and Kafka's protocol adds {BATCHED - 1:.0%};"
+            f"a record has {RECORD_BYTES} bytes besides its payload, and Kafka's protocol adds {BATCHED - 1:.0%};"
             f" nothing is compressed; {fleet.replicas} replicas"
         ),
-        f"a partition takes {PARTITION_MB:g} MB/s; as many partitions as gateways, at least 3",
-        "Kafka's own processors are not counted, and nor is TLS",
+        f"a partition carries {PARTITION_MB:g} MB/s; there are as many partitions as gateways, at least 3",
+        "the CPU of Kafka and of TLS is not included",
     ]
     if fleet.subscribers:
         told.append(
@@ -142,5 +142,5 @@ def assumptions(fleet: Fleet, cost: Cost) -> list[str]:
             f" {cost.delivery_us:.1f} us"
         )
     if max(fleet.size, cost.size) > 4 * min(fleet.size, cost.size):
-        told.append(f"{fleet.size} bytes are far from the {cost.size} that were measured: measure again with these")
+        told.append(f"{fleet.size} bytes differ much from the measured {cost.size}: measure again with this size")
     return told

@@ -118,7 +118,7 @@ async def test_the_knee_is_searched_as_fast_as_it_goes(gateway: GatewayProcess, 
         found = json.loads(result.read_text())
         assert found["knee"]["rate"] is None
         assert [one["rate"] for one in found["rounds"]] == [4, 2, 1]
-        assert "no rate was good" in err
+        assert "no rate was served well" in err
 
 
 async def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
