@@ -242,7 +242,7 @@ def test_a_partition_that_is_gone_gives_up_its_deliveries() -> None:
 
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
     inflight = InflightMessages([], {"t": {0: 10, 1: 4}})
-    inflight.fit({"t": {0: 2, 1: 4}})
+    inflight.reset_truncated({"t": {0: 2, 1: 4}})
     starts, _, _ = inflight.rewind(0, {"t": {0: 2, 1: 4}}, {})
     assert starts == {("t", 0): 0, ("t", 1): 4}
     assert not inflight.classify(record(0, 0)).finished

@@ -249,7 +249,7 @@ def test_each_message_is_stored_once_wherever_the_gateway_dies(rng: random.Rando
             elif step < 0.94:
                 await client.reconnect(gateway)
             elif step < 0.96:
-                if gateway.inbound_qos2.rest():
+                if gateway.inbound_qos2.drop_idle_offsets():
                     gateway.journal.save()
             else:
                 gateway.die()
