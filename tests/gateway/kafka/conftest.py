@@ -1,4 +1,4 @@
-"""What tests of several rooms share: a publisher with everything it needs, and readers wired as in the application."""
+"""Fixtures for tests of several rooms: a publisher with its dependencies, and readers wired as in the application."""
 
 from __future__ import annotations
 

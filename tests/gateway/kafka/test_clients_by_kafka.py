@@ -1,4 +1,4 @@
-"""Clients of three protocols whom Kafka's own users and ACLs rule: who comes in, who may what, and until when."""
+"""Clients of three protocols under Kafka's own users and ACLs: logins, rights, and their withdrawal."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ LENT: Final = f"lent-{RUN}"
 GROUPS: Final = f"team-{RUN}-"
 READ, WRITE = Operation.READ, Operation.WRITE
 MAY: Final = {  # a topic: whether ann may publish and subscribe, and bob
-    EXACT: ((True, True), (False, True)),  # an ACL for ann; bob may read all there is
-    PREFIXED: ((True, True), (True, True)),  # everybody, by how its name begins
-    CLOSED: ((False, False), (False, False)),  # allowed to ann and denied to everybody
+    EXACT: ((True, True), (False, True)),  # an ACL for ann; bob may read every topic
+    PREFIXED: ((True, True), (True, True)),  # everyone, by a prefixed ACL
+    CLOSED: ((False, False), (False, False)),  # allowed to ann and denied to everyone
     FAR: ((False, False), (False, True)),  # allowed to ann from another host
     OTHER: ((False, False), (False, True)),
 }
@@ -54,7 +54,7 @@ RECORDS: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
 class Gateway:
-    """A gateway that asks Kafka for everything, and its clients."""
+    """A gateway whose logins and rights come from Kafka, and its clients."""
 
     def __init__(self, process: GatewayProcess, password: str) -> None:
         self.process = process
@@ -131,7 +131,7 @@ def attached(make: Callable[[str], Any], address: str) -> bool:
     return True
 
 
-async def test_a_password_of_kafka_is_one_in_each_protocol_and_another_is_none(gateway: Gateway) -> None:
+async def test_a_password_of_kafka_is_valid_in_each_protocol_and_no_other_is(gateway: Gateway) -> None:
     for password, connack, status in ((None, 0, 200), ("wrong", 0x86, 401), ("", 0x86, 401)):
         client = await gateway.mqtt("ann", password)
         assert client.connack.value == connack
@@ -205,7 +205,7 @@ async def test_a_group_needs_read_on_the_group(gateway: Gateway) -> None:
 
 
 async def until(refused: Callable[[], Awaitable[bool]]) -> float:
-    """When something is refused, by the loop's clock."""
+    """Wait for a refusal; return the loop's time of it."""
     await wait_until(refused)
     return asyncio.get_running_loop().time()
 
@@ -253,7 +253,7 @@ async def test_a_right_that_is_withdrawn_ends_what_its_client_does(gateway: Gate
             except LinkDetached as detached:
                 return str(detached.condition) == "amqp:unauthorized-access"
             except SendException:
-                return address is not None  # a relay's link goes on: other messages may be for others
+                return address is not None  # a relay's link stays open: later messages may go to other topics
             return False
 
         async def amqp_refuses() -> bool:

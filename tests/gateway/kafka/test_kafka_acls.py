@@ -1,4 +1,4 @@
-"""Kafka's ACLs as the access list: the same verdicts as Kafka's own authorizer; what is not known lets nobody in."""
+"""Kafka's ACLs as the access list: same verdicts as Kafka's own authorizer, and unknown ACLs deny access."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.waiting import wait_until
 
 RUN: Final = uuid.uuid4().hex[:8]
 NAMES: Final = tuple(f"acl-{RUN}{end}" for end in ("", "-a", "-ab", "-b", ".c"))
-"""Topics, and names of groups."""
+"""Names of topics and groups."""
 PATTERNS: Final = [
     *((name, False) for name in (*NAMES, "*")),
     *((name[:-1], True) for name in NAMES),
@@ -63,14 +63,14 @@ class _DescribeGroups(Question):
 
 
 class User:
-    """One of Kafka's users, and what Kafka says that it may do."""
+    """One of Kafka's users, and the operations that Kafka allows it."""
 
     def __init__(self, name: str, queries: TopicQueries) -> None:
         self.name = name
         self._queries = queries
 
     async def topics(self) -> dict[str, int | None]:
-        """The operations that are allowed, a bit for each; None: not even to see it."""
+        """Return the allowed operations of each topic, one bit per operation; None when the topic is hidden."""
         answer = await self._queries.request(Rights(NAMES))
         return {name: None if error else operations for error, name, _, _, operations in answer.topics}
 
@@ -106,7 +106,7 @@ def kafka_of(cluster: Cluster, user: str) -> KafkaConfig:
 
 @pytest.fixture(scope="module")
 async def users(secured_broker: Cluster) -> AsyncIterator[list[User]]:
-    """Each logged in, on a broker that has the topics and keeps groups."""
+    """Yield users that are logged in to a broker with the topics and the groups."""
     admin = AIOKafkaAdminClient(bootstrap_servers=secured_broker.bootstrap_servers)
     await admin.start()
     await admin.create_topics([NewTopic(name, 1, 1) for name in NAMES])
@@ -114,7 +114,7 @@ async def users(secured_broker: Cluster) -> AsyncIterator[list[User]]:
         await until_led(admin, name)
     await admin.close()
     consumer = AIOKafkaConsumer(NAMES[0], bootstrap_servers=secured_broker.bootstrap_servers, group_id=f"make-{RUN}")
-    await consumer.start()  # Kafka makes its topic of groups
+    await consumer.start()  # so that Kafka creates its topic for groups' offsets
     await consumer.stop()
     tasks = Tasks(lambda _: None)
     clock = asyncio.get_running_loop().time
@@ -219,7 +219,7 @@ def test_a_host_is_the_same_however_it_is_written(host: str, peer: str, allowed:
     assert grant_by([acl("t", host=host)], "ann", peer=peer).publish("t") is allowed
 
 
-def test_what_no_acl_is_about_everybody_may_where_that_is_set() -> None:
+def test_topics_without_acls_are_open_where_configured() -> None:
     found = [
         acl("a", user="bob"), acl("b", user="bob", prefixed=True), acl("c"), acl("c", allow=False, operation=ALL),
         acl("g", kind=GROUP, user="bob", operation=Operation.READ),
@@ -235,7 +235,7 @@ def test_what_no_acl_is_about_everybody_may_where_that_is_set() -> None:
     assert not nobody.transacts("c1")
 
 
-def test_mqtt_topics_are_judged_by_where_they_lie_in_kafka() -> None:
+def test_mqtt_topics_have_the_rights_of_their_kafka_topic() -> None:
     rules = Rules([RuleText("plant/{site}/#", "plant-{site}", None)])
     access = AccessList(None, rules)
     found = [acl("plant-oslo"), acl("plant-", prefixed=True, operation=Operation.READ)]
@@ -249,7 +249,7 @@ def test_mqtt_topics_are_judged_by_where_they_lie_in_kafka() -> None:
 
 
 @pytest.mark.parametrize("name", ["#", "+", "a/b", "a/#", "+/x"])
-def test_a_name_that_no_topic_has_allows_nothing(name: str) -> None:
+def test_an_invalid_topic_name_allows_nothing(name: str) -> None:
     for prefixed in (False, True):
         grant = grant_by([acl(name, prefixed=prefixed)], "ann")
         assert not any(grant.publish(topic, key) for topic in ("a", "b", "x") for key in (None, "b", "x"))
@@ -266,7 +266,7 @@ def test_a_name_that_no_topic_has_allows_nothing(name: str) -> None:
         ("User:{name}", Identity("*", "certificate"), "User:*"),
     ],
 )
-def test_who_a_client_is_to_kafka(principal: str, identity: Identity, expected: str | None) -> None:
+def test_the_kafka_principal_of_a_client(principal: str, identity: Identity, expected: str | None) -> None:
     assert principal_of(identity, principal_template(SecurityConfig(access_principal=principal))) == expected
 
 
@@ -278,7 +278,7 @@ def test_a_principal_that_cannot_tell_clients_apart_stops_the_start(principal: s
         principal_template(SecurityConfig(access_principal=principal))
 
 
-async def test_grants_follow_in_place_and_who_has_changed_ones_is_told() -> None:
+async def test_grants_are_updated_in_place_and_changes_are_reported() -> None:
     access = AccessList(None)
     told: list[frozenset[Grant]] = []
     access.watch(lambda changed: told.append(frozenset(changed)))
@@ -300,7 +300,7 @@ async def test_grants_follow_in_place_and_who_has_changed_ones_is_told() -> None
 
 
 @pytest.mark.parametrize("user", ["bob", "*"])
-async def test_the_rules_that_come_at_once_reach_everybody_they_are_about(user: str) -> None:
+async def test_overlapping_changes_of_acls_reach_every_affected_client(user: str) -> None:
     access = AccessList(None)
     books = [AclBook([acl("t")], TEMPLATE, everyone=False)]
     for more in ([acl("t"), acl("u", user=user)], [acl("u", user=user)]):
@@ -320,7 +320,7 @@ async def test_the_rules_that_come_at_once_reach_everybody_they_are_about(user: 
 
 
 async def test_the_last_acls_stay_while_kafka_is_away(bootstrap: str, secured_broker: Cluster, acls: Acls) -> None:
-    """The shared broker has no authorizer; at the third address nobody is."""
+    """The shared broker has no authorizer; the third address has no broker."""
     tasks = Tasks(lambda _: None)
     clock = asyncio.get_running_loop().time
     with socket.socket() as nobody:
@@ -364,8 +364,8 @@ async def test_the_last_acls_stay_while_kafka_is_away(bootstrap: str, secured_br
         await tasks.close()
 
 
-async def test_who_asks_while_kafka_is_away_is_told_to_come_again(bootstrap: str) -> None:
-    """Kafka is at hand for messages; the one that checks passwords is away, and the ACLs are not known."""
+async def test_logins_while_kafka_is_away_are_asked_to_retry(bootstrap: str) -> None:
+    """Kafka is reachable for messages; the cluster that checks passwords is not, and the ACLs are unknown."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         servers = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -410,7 +410,7 @@ async def test_who_asks_while_kafka_is_away_is_told_to_come_again(bootstrap: str
 
 
 async def sasl_outcome(address: str, response: bytes) -> int:
-    """The code of a login by PLAIN."""
+    """Return the code of a login by PLAIN."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     fields = b"\xa3\x05PLAIN\xa0" + bytes([len(response)]) + response
@@ -424,7 +424,7 @@ async def sasl_outcome(address: str, response: bytes) -> int:
     return code[0]
 
 
-async def test_the_doctor_looks_whether_acls_can_be_read(bootstrap: str, secured_broker: Cluster) -> None:
+async def test_the_doctor_checks_whether_acls_can_be_read(bootstrap: str, secured_broker: Cluster) -> None:
     security = {"access_source": "kafka"}
     for servers, good, text in ((bootstrap, False, "no authorizer"), (secured_broker.bootstrap_servers, True, "read")):
         said: list[Finding] = []

@@ -1,4 +1,4 @@
-"""Logging in to a Kafka that asks who we are: each way, for each kind of client; renewed, refused, and told."""
+"""Logging in to a Kafka that requires it: each mechanism and kind of client, renewal, refusal and reports."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WAYS = {
 def way(
     request: pytest.FixtureRequest, secured_broker: Cluster, endpoint: TokenEndpoint, tmp_path: Path
 ) -> KafkaConfig:
-    """A configuration that logs in in one of these ways."""
+    """Return a configuration for one of these mechanisms."""
     secured = secured_of(secured_broker)
     listener, options = WAYS[request.param]
     if request.param == "certificate":
@@ -136,7 +136,7 @@ async def test_each_kind_of_client_logs_in(way: KafkaConfig, own_topic: Callable
 
 
 @pytest.mark.parametrize("way", ["token endpoint", "SCRAM-SHA-256"], indirect=True)
-async def test_a_login_is_renewed_before_it_ends_and_nobody_notices(
+async def test_a_login_is_renewed_in_time_without_interruption(
     way: KafkaConfig, kit: Any, own_topic: Callable[..., Any], endpoint: TokenEndpoint,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -175,7 +175,7 @@ async def test_a_login_is_renewed_before_it_ends_and_nobody_notices(
 
 
 def refused(cluster: Cluster, directory: Path) -> dict[str, tuple[KafkaConfig, str]]:
-    """What Kafka refuses, and what is told of it."""
+    """Return the configurations that Kafka refuses, each with the reported text."""
     secured = secured_of(cluster)
     other = Authority()
     key, certificate = other.issue(USER)
@@ -212,7 +212,7 @@ def refused(cluster: Cluster, directory: Path) -> dict[str, tuple[KafkaConfig, s
     }
 
 
-async def test_what_kafka_refuses_is_told_in_a_sentence(
+async def test_refusals_of_kafka_are_reported_in_a_sentence(
     secured_broker: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, (config, told) in refused(secured_broker, tmp_path).items():
@@ -228,7 +228,7 @@ async def test_what_kafka_refuses_is_told_in_a_sentence(
         lines = [one.getMessage() for one in caplog.records if one.name == "gateway.kafka.driver.login"]
         assert len([line for line in lines if login.problem in line]) == 1, name
         await client.close()
-        logins._logins.remove(login)  # the process has others' problems no more
+        logins._logins.remove(login)  # drop this login's problem from the process
     assert CANARY not in caplog.text
 
 
@@ -272,7 +272,7 @@ async def test_a_certificate_that_was_replaced_is_shown_from_then_on(secured_bro
     logins._logins.remove(login)
 
 
-def test_what_is_broken_at_the_start_is_told_with_its_key(tmp_path: Path) -> None:
+def test_invalid_login_settings_are_reported_with_their_key(tmp_path: Path) -> None:
     authority = Authority()
     names = ("good", "ended")
     for name, (key, certificate) in zip(names, (authority.issue("a"), authority.issue("a", days=-1)), strict=True):
