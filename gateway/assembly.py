@@ -253,7 +253,7 @@ async def open_log(
     catch_up_reader = CatchUpReader(consumer_settings(kafka, "replay"), spawn, lookup)
     stack.push_async_callback(catch_up_reader.stop)
     live_reader = LiveReader(consumer_settings(kafka, "tail"), spawn, lookup, catch_up_reader)
-    publisher.stored = live_reader.stored
+    publisher.stored = live_reader.note_stored
     await live_reader.start()
     stack.push_async_callback(live_reader.stop)
     groups = Groups(

@@ -48,11 +48,11 @@ REFRESH_S: Final = 0.5
 """Pause after the first sign that a topic was deleted: many signs follow, and one metadata request serves them all."""
 
 Apply = Callable[[Received], None]
-"""Receives each record; a value of None deletes its key. Must be cheap, and must not raise because of a record."""
+"""Called with each record; a value of None deletes its key. Must be cheap, and must not raise because of a record."""
 Restarted = Callable[[int], None]
-"""Receives a partition that is being re-read from its beginning: its former contents may no longer exist."""
+"""Called with a partition that will be re-read from its beginning: its former contents may no longer exist."""
 Reread = Callable[[int], None]
-"""Receives a partition that was re-read to its end: what did not come again no longer exists."""
+"""Called with a partition that was re-read to its end: keys that did not come again no longer exist."""
 
 
 def table_configs(largest_bytes: int, retention_ms: int | None) -> tuple[tuple[str, str], ...]:
@@ -75,9 +75,7 @@ class TopicStatistics(msgspec.Struct, frozen=True):
     """The counters of one table."""
 
     records_total: Annotated[int, counter("records read and applied")]
-    failed_total: Annotated[
-        int, counter("records that could not be applied, because of a bug in the gateway; see the log")
-    ]
+    failed_total: Annotated[int, counter("records not applied, because of a bug in the gateway; see the log")]
     restarted_total: Annotated[int, counter("how often a partition was re-read from its beginning")]
     written_total: Annotated[int, counter("records given to the publisher")]
     lag: Annotated[int, gauge("records stored and not applied yet, as of the last fetch")]
@@ -167,7 +165,7 @@ class StateTopic:
         """See `TopicStatistics`."""
         return TopicStatistics(self.records, self.failed, self.restarts, self._written, lag)
 
-    def take(self, record: Received) -> None:
+    def apply_record(self, record: Received) -> None:
         """Apply one record. A bug in `apply` must not stop the table."""
         self.records += 1
         try:
@@ -366,7 +364,7 @@ class StateTopics:
         for partition, records in batches.items():
             table = self._tables[partition.topic]
             for record in records:
-                table.take(record)
+                table.apply_record(record)
             self._positions[partition] = records[-1].offset + 1
         self._wake()
         if not self.loaded.is_set():

@@ -339,9 +339,9 @@ class OutgoingLink:
         return self._source.group is not None
 
     def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
-        """See `Membership.place`; `in_group` only."""
+        """See `Membership.locate`; `in_group` only."""
         membership = self._membership
-        return membership.place(record) if isinstance(membership, Membership) else None
+        return membership.locate(record) if isinstance(membership, Membership) else None
 
     def revert(self, record: Received) -> None:
         """Undo the peer's settlement of a record in a transaction that was rolled back: one failed attempt.

@@ -54,14 +54,14 @@ class CatchUp:
         self,
         readings: CatchUpReader,  # reads the log
         # returns the partition and pool of a record from the log; None when the partition is not assigned here
-        place: Callable[[Received], tuple[AssignedPartition, Pool] | None],
+        locate: Callable[[Received], tuple[AssignedPartition, Pool] | None],
         # called when a member has caught up, or unselected records were deleted
         changed: Callable[[], None],
         suspended: Callable[[], bool],  # whether nothing may be delivered now
     ) -> None:
         self.expired = 0  # how many unselected records retention has deleted
         self._readings = readings
-        self._place = place
+        self._locate = locate
         self._changed = changed
         self._suspended = suspended
 
@@ -115,11 +115,11 @@ class CatchUp:
 
     def _offer_from_log(self, member: Member, record: Received) -> bool:
         """Offer a record from the log to a member that is behind; False when it has no capacity."""
-        place = self._place(record)
-        reading = None if place is None else member.behind.get(place[0])
-        if place is None or reading is None:
+        located = self._locate(record)
+        reading = None if located is None else member.behind.get(located[0])
+        if located is None or reading is None:
             return True
-        assigned, pool = place
+        assigned, pool = located
         offset = record.offset
         if offset > reading.position:
             self.note_deleted(assigned, reading.position, offset)

@@ -22,6 +22,7 @@ from gateway.kafka.groups.dispatch import Dispatch
 log = logging.getLogger(__name__)
 
 COMMIT_TIMEOUT_S: Final = 3.0
+LEFT_GROUP: Final = "this member has left the group"
 RETENTION_S: Final = 60.0
 """Pause between two checks for unselected records that retention has deleted, so that the committed offset follows."""
 
@@ -141,7 +142,7 @@ class Commits:
         """
         consumer = self._consumer()
         if consumer is None:
-            raise KafkaError("this member has left the group")
+            raise KafkaError(LEFT_GROUP)
         await commit_offsets(consumer, offsets)
         self.count += 1
 

@@ -400,8 +400,8 @@ class Dispatch:
         if not takers:
             return False
         share, more = divmod(count, len(takers))
-        for place, member in enumerate(takers):
-            refused = self._offer_run(member, self.ready.take_all(pool, share + (place < more)))
+        for index, member in enumerate(takers):
+            refused = self._offer_run(member, self.ready.take_all(pool, share + (index < more)))
             for delivery in reversed(refused):
                 self.ready.add(delivery, first=True)  # for the next member, so that each gets its part in order
         return True

@@ -30,7 +30,7 @@ class GroupAdmin(AdminConnection):
         """Return a group's committed offsets in a topic, by partition."""
         client = await self.open()
         stored = await client.list_consumer_group_offsets(group)
-        return {place.partition: offset for place, offset in stored.items() if place.topic == topic}
+        return {tp.partition: offset for tp, offset in stored.items() if tp.topic == topic}
 
     @answered
     async def delete(self, group: str, topic: str) -> bool:

@@ -95,7 +95,7 @@ class Membership:
         delivery = self._member.delivery(record)
         return 0 if delivery is None else delivery.failures
 
-    def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
+    def locate(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
         """Return the reader and partition that settle a record; None when the subscriber no longer holds it.
 
         Used by a transaction that settles the record: `Commits.committing`, then `done`.

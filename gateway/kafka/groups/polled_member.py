@@ -202,8 +202,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Start fetching the partitions that the group has assigned."""
-        for partition, place in self.progress.restarted(self._consumer.assignment()):
-            self._consumer.seek(partition, place)
+        for partition, offset in self.progress.restarted(self._consumer.assignment()):
+            self._consumer.seek(partition, offset)
         self._joined.set()
         self._start_fetching()
 
@@ -264,7 +264,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
                     await self._sleep(tuple(self._consumer.assignment()))
                 while True:
                     # A partition with held records is not fetched: they stay within one chunk.
-                    wanted = [place for place in self._consumer.assignment() if place not in held]
+                    wanted = [tp for tp in self._consumer.assignment() if tp not in held]
                     if wanted or (not held and (self.topics or self.is_manual)):
                         left = max(0.0, min(QUIET_S, deadline - self._clock()))
                         await self._fetch(wanted, 0.0 if held else left)
@@ -281,15 +281,15 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
     async def _sleep(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching, since nothing came for a while, until a record is stored or the partitions change."""
         self._arrival.clear()
-        places: dict[TopicPartition, int] = {}
+        positions: dict[TopicPartition, int] = {}
         lacking = without_leader(self._consumer, partitions)
         if partitions:
             try:
                 for partition in partitions:
-                    place = await position(self._consumer, partition)
-                    if place is not None:
-                        places[partition] = place
-                if not await self._arrivals.wait_for(self._arrival, places):
+                    offset = await position(self._consumer, partition)
+                    if offset is not None:
+                        positions[partition] = offset
+                if not await self._arrivals.wait_for(self._arrival, positions):
                     self._resume_fetching()
                     return
             except IllegalStateError:  # a rebalance has intervened
@@ -298,16 +298,16 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             except KafkaError as error:
                 raise not_read(error) from error
             except Refused:  # Kafka is unreachable: fetching continues when it is back
-                places = {}
+                positions = {}
         self._pause()
         while True:
-            until = self._checked_at + self._recheck_s if places and not lacking else self._clock() + QUIET_S
+            until = self._checked_at + self._recheck_s if positions and not lacking else self._clock() + QUIET_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._arrival.wait()
-            if self._arrival.is_set() or not places or without_leader(self._consumer, partitions) != lacking:
+            if self._arrival.is_set() or not positions or without_leader(self._consumer, partitions) != lacking:
                 break
-            if self._arrivals.may_have_more({place: places[place] for place in places.keys() - lacking}):
+            if self._arrivals.may_have_more({tp: positions[tp] for tp in positions.keys() - lacking}):
                 break
             self._checked_at = self._clock()
         self._arrivals.forget(self._arrival)

@@ -89,12 +89,12 @@ class Progress:
     def restarted(self, partitions: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, int]]:
         """Yield the positions in partitions of recreated topics where the group has committed nothing since."""
         for partition in partitions if self._recreated else ():
-            place = self._recreated.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
-            if place is not None:
-                yield partition, place
+            offset = self._recreated.get(partition.topic, {partition.partition: None}).get(partition.partition, 0)
+            if offset is not None:
+                yield partition, offset
 
     def _note_position(self, partition: TopicPartition, offset: int | None) -> None:
         """Note the position in a recreated topic until the group has committed in it."""
-        places = self._recreated.get(partition.topic)
-        if places is not None and places.get(partition.partition, 0) is not None:
-            places[partition.partition] = offset
+        positions = self._recreated.get(partition.topic)
+        if positions is not None and positions.get(partition.partition, 0) is not None:
+            positions[partition.partition] = offset

@@ -40,7 +40,7 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, Commits, without_foreign_metadata
+from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, LEFT_GROUP, Commits, without_foreign_metadata
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
@@ -65,8 +65,6 @@ SPAN: Final = 50_000
 partition stay below, and so does a queue with 50 million records behind its first unselected one."""
 
 RETRY_S: Final = 0.5
-
-REPLACED: Final = "this member has left the group"
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -235,7 +233,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         await start_consumer(consumer, self._spawn)
         if self._closed:
             await close_consumer(consumer)
-            raise KafkaError(REPLACED)
+            raise KafkaError(LEFT_GROUP)
         follow_missing(consumer, lambda: self._spawn(self._lookup.refresh()))
         self._consumer = consumer
         return consumer
@@ -244,7 +242,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         await self._starts.find(consumer, topics - self.topics, self.dispatch.topics)
         await self.commits.commit()
         if consumer is not self._consumer:
-            raise KafkaError(REPLACED)
+            raise KafkaError(LEFT_GROUP)
         self._own_change = True
         self._assigned.clear()
         self.topics = topics
@@ -253,7 +251,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await subscribe(consumer, topics, self)
             await self._assigned.wait()
             if consumer is not self._consumer:
-                raise KafkaError(REPLACED)
+                raise KafkaError(LEFT_GROUP)
         except KafkaError:
             self.topics = frozenset()
             self._stale.set()
@@ -279,8 +277,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _await_leaders(self) -> None:
         """Start reading partitions that had no leader when the group was joined, as soon as they have one."""
         while True:
-            for place, offset in (await self._starts.await_leaders()).items():
-                assigned = self.dispatch.assignment.get(place)
+            for tp, offset in (await self._starts.await_leaders()).items():
+                assigned = self.dispatch.assignment.get(tp)
                 if assigned is not None and assigned.position is None:
                     self._start_reading(self._replace_partition(assigned, offset))
 
@@ -457,7 +455,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self.commits.commit()  # the start offsets, if the group is new
             # From now on a partition without a committed offset is a new partition.
             assignment = self.dispatch.assignment
-            self._starts.forget([place for place, assigned in assignment.items() if assigned.committed is not None])
+            self._starts.forget([tp for tp, assigned in assignment.items() if assigned.committed is not None])
             self._assigned.set()
             self._push_soon()
 

@@ -49,24 +49,24 @@ class StartOffsets:
             Refused: as for KafkaError.
         """
         existing = await self._lookup.existing(self._latest.intersection(topics))
-        partitions = [place for places in existing.values() for place in places]
-        old = {place.topic for place in await committed_positions(consumer, partitions)}
-        new = [place for place in partitions if place.topic not in old]
+        partitions = [tp for tps in existing.values() for tp in tps]
+        old = {tp.topic for tp in await committed_positions(consumer, partitions)}
+        new = [tp for tp in partitions if tp.topic not in old]
         if new:
             called = round(time.time() * 1000)
             ends = await self._lookup.ends(new, led=True)
             self._ends |= ends
-            self._note_leaderless([place for place in new if place not in ends and self._lookup.has(place)], called)
+            self._note_leaderless([tp for tp in new if tp not in ends and self._lookup.has(tp)], called)
         self._latest = (self._latest - topics) & set(wanted)
-        self._keep(lambda place: place.topic in wanted)
+        self._keep(lambda tp: tp.topic in wanted)
 
-    def _note_leaderless(self, places: Collection[TopicPartition], since: int) -> None:
-        if places:
+    def _note_leaderless(self, partitions: Collection[TopicPartition], since: int) -> None:
+        if partitions:
             log.warning(
                 "group %s: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
-                self._group, len(places), *next(iter(places)),
+                self._group, len(partitions), *next(iter(partitions)),
             )  # fmt: skip
-            self.leaderless |= dict.fromkeys(places, since)
+            self.leaderless |= dict.fromkeys(partitions, since)
             self._lacking.set()
 
     async def await_leaders(self) -> dict[TopicPartition, int]:
@@ -78,7 +78,7 @@ class StartOffsets:
                 found = await self._lookup.since_leaderless(self.leaderless)
             except Refused:
                 continue  # Kafka is unreachable: try later
-            found = {place: offset for place, offset in found.items() if self.leaderless.pop(place, None) is not None}
+            found = {tp: offset for tp, offset in found.items() if self.leaderless.pop(tp, None) is not None}
             self._ends |= found
             if not self.leaderless:
                 self._lacking.clear()
@@ -87,8 +87,8 @@ class StartOffsets:
 
     async def offsets_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the group starts in these partitions, as far as it can be found."""
-        starts = {place: self._ends[place] for place in partitions if place in self._ends}
-        others = [place for place in partitions if place not in starts and place not in self.leaderless]
+        starts = {tp: self._ends[tp] for tp in partitions if tp in self._ends}
+        others = [tp for tp in partitions if tp not in starts and tp not in self.leaderless]
         if others:
             try:
                 async with asyncio.timeout(BEGINNINGS_TIMEOUT_S):
@@ -100,12 +100,12 @@ class StartOffsets:
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Forget partitions in which the group has committed: if a commit vanishes, the partition counts as new."""
-        self._keep(lambda place: place not in partitions)
+        self._keep(lambda tp: tp not in partitions)
 
     def forget_topic(self, topic: str) -> None:
         """Forget a recreated topic, so that all of its records are read."""
-        self._keep(lambda place: place.topic != topic)
+        self._keep(lambda tp: tp.topic != topic)
 
     def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
-        self._ends = {place: offset for place, offset in self._ends.items() if wanted(place)}
-        self.leaderless = {place: since for place, since in self.leaderless.items() if wanted(place)}
+        self._ends = {tp: offset for tp, offset in self._ends.items() if wanted(tp)}
+        self.leaderless = {tp: since for tp, since in self.leaderless.items() if wanted(tp)}

@@ -21,11 +21,11 @@ def unread(
     if dispatch.suspended or consumer is None:
         return 1
     left = 0
-    for place in ends.keys() & dispatch.assignment.keys():
-        assigned = dispatch.assignment[place]
+    for tp in ends.keys() & dispatch.assignment.keys():
+        assigned = dispatch.assignment[tp]
         position = assigned.position or 0
         if assigned in member.behind:
             left += max(1, position - member.behind[assigned].position)
-        elif (next_offset(consumer, place) or 0) < ends[place]:
-            left += max(1, ends[place] - position)
+        elif (next_offset(consumer, tp) or 0) < ends[tp]:
+            left += max(1, ends[tp] - position)
     return left

@@ -61,7 +61,7 @@ class Arrivals:
                 if new != found:
                     raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
             ends = await self._lookup.ends(positions, led=True)
-            if gone := [place for place in positions if place not in ends and not self._lookup.has(place)]:
+            if gone := [tp for tp in positions if tp not in ends and not self._lookup.has(tp)]:
                 raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {gone[0].topic!r} does not exist any more")
         except BaseException:
             self.forget(sleeper)
@@ -84,11 +84,11 @@ class Arrivals:
         """Remove a sleeper."""
         self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
-            place = (partition.topic, partition.partition)
-            waiting = self._waiting[place]
+            key = (partition.topic, partition.partition)
+            waiting = self._waiting[key]
             waiting.discard(sleeper)
             if not waiting:
-                del self._waiting[place]
+                del self._waiting[key]
             self._counts[partition.topic] -= 1
             if not self._counts[partition.topic]:
                 self._lingering[partition.topic] = asyncio.get_running_loop().call_later(

@@ -43,7 +43,7 @@ class Distributor:
     def __init__(self, partitions: Mapping[TopicPartition, Partition], fall_behind: FallBehind) -> None:
         """`partitions` are those that are watched now; records that were fetched of others are dropped."""
         self.records = self.offers = self.dropped = 0
-        # receives topic, partition and next offset, each time after records were offered
+        # called with topic, partition and next offset after records were offered
         self.passed: Callable[[str, int, int], None] | None = None
         # waits until the offered records are written
         self.written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
@@ -53,23 +53,23 @@ class Distributor:
     async def hand_over(self, fetched: Fetched) -> None:
         """Offer all records, in order within each partition. Returns when they are written."""
         began = time.thread_time()
-        for place, part, records in fetched:
+        for tp, part, records in fetched:
             at = 0
-            while at < len(records) and self._partitions.get(place) is part:  # else it is no longer watched
-                at = self._offer_piece(place, part, records, at)
+            while at < len(records) and self._partitions.get(tp) is part:  # else it is no longer watched
+                at = self._offer_piece(tp, part, records, at)
                 if self.passed is not None:
-                    self.passed(place.topic, place.partition, part.position)
+                    self.passed(tp.topic, tp.partition, part.position)
                 if time.thread_time() - began >= TURN_S:
                     await self.written()
                     began = time.thread_time()
         await self.written()
 
-    def _offer_piece(self, place: TopicPartition, part: Partition, records: list[Received], at: int) -> int:
+    def _offer_piece(self, tp: TopicPartition, part: Partition, records: list[Received], at: int) -> int:
         """Offer the next records from index `at` on, as many as are little work; return the index behind them."""
         began = time.thread_time()
         piece = _piece(part, records, at)
         for watch in part.topic.watches if piece else ():
-            self._offer(watch, place, part, piece)
+            self._offer(watch, tp, part, piece)
         at += max(len(piece), 1)
         part.position = max(part.position, records[at - 1].offset + 1)
         self.records += len(piece)
@@ -80,7 +80,7 @@ class Distributor:
             part.topic.piece *= 2
         return at
 
-    def _offer(self, watch: Watch, place: TopicPartition, part: Partition, piece: list[Received]) -> None:
+    def _offer(self, watch: Watch, tp: TopicPartition, part: Partition, piece: list[Received]) -> None:
         """Offer a piece, run by run, to the subscribers that one fan-out selects."""
         select_run = watch.select_run
         at = 0
@@ -93,13 +93,13 @@ class Distributor:
                     else:
                         chosen, count = select_run(piece, at)
                 except Exception as error:  # our bug, in one record: deliver the others
-                    failures.tell("delivery", error, f"{place.topic}-{place.partition} offset {record.offset}")
+                    failures.tell("delivery", error, f"{tp.topic}-{tp.partition} offset {record.offset}")
                 else:
-                    self._offer_run(watch, place, part, piece[at : at + count], chosen)
+                    self._offer_run(watch, tp, part, piece[at : at + count], chosen)
             at += count
 
     def _offer_run(
-        self, watch: Watch, place: TopicPartition, part: Partition, run: list[Received], chosen: Chosen
+        self, watch: Watch, tp: TopicPartition, part: Partition, run: list[Received], chosen: Chosen
     ) -> None:
         """Offer a run of records to all of its subscribers."""
         behind, count = part.behind, len(run)
@@ -118,14 +118,14 @@ class Distributor:
                         taken += 1
             except Exception as error:  # our bug, in one subscriber: the others are not affected
                 # A record that must not be lost is retried by the catch-up reader.
-                failures.tell("delivery", error, f"{place.topic}-{place.partition} offset {run[taken].offset}")
+                failures.tell("delivery", error, f"{tp.topic}-{tp.partition} offset {run[taken].offset}")
             self.offers += taken
             if taken == count:
                 continue
             if subscriber.lossy:
                 self.dropped += count - taken
             else:
-                self._fall_behind(part, watch, subscriber, place, run[taken].offset)
+                self._fall_behind(part, watch, subscriber, tp, run[taken].offset)
 
 
 def _piece(part: Partition, records: list[Received], at: int) -> list[Received]:

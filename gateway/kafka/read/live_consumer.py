@@ -129,14 +129,14 @@ class LiveConsumer:
         """Return partitions of watched topics that may have records not handed over yet."""
         fetcher = self._fetcher
         if fetcher is None:
-            return [place for place in self._partitions if place.topic in topics]
-        unknown = {place for place in fetcher.unknown() if place.topic in topics}
-        for place in list(fetcher.news):
-            part = self._partitions.get(place)
-            if part is None or max(part.stored, self.end(place) or 0) <= part.position:
-                fetcher.news.discard(place)
-            elif place.topic in topics:
-                unknown.add(place)
+            return [tp for tp in self._partitions if tp.topic in topics]
+        unknown = {tp for tp in fetcher.unknown() if tp.topic in topics}
+        for tp in list(fetcher.news):
+            part = self._partitions.get(tp)
+            if part is None or max(part.stored, self.end(tp) or 0) <= part.position:
+                fetcher.news.discard(tp)
+            elif tp.topic in topics:
+                unknown.add(tp)
         return list(unknown)
 
     @property
@@ -205,13 +205,13 @@ class LiveConsumer:
         self._gather_s = min(GATHER * took, GATHER_MOST_S) if took >= GATHER_FROM_S else 0.0
 
     async def _skip_gap(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
-        missed = {place: part for place in positions if (part := self._partitions.get(place)) is not None}
+        missed = {tp: part for tp in positions if (part := self._partitions.get(tp)) is not None}
         try:
             firsts = await self._lookup.beginnings(missed, led=True)
         except Refused as refused:
             log.warning("live reader: %s", refused.reason)
             return
-        if any(first < missed[place].position for place, first in firsts.items()):
+        if any(first < missed[tp].position for tp, first in firsts.items()):
             await self._lookup.refresh()  # a recreated topic is then read from its beginning, in all partitions
         for partition, first in firsts.items():
             part = missed[partition]

@@ -104,11 +104,11 @@ class LiveReader:
         called = 0 if beginning else round(time.time() * 1000)
         ask = self._lookup.beginnings if beginning else self._lookup.ends
         offsets = await ask(partitions, led=True) if partitions else {}
-        lacking = [place for place in partitions if place not in offsets]
-        gone = {place.topic for place in lacking if not self._lookup.has(place)}  # deleted during the request
-        self._add(fanout, {place: offset for place, offset in offsets.items() if place.topic not in gone}, beginning)
-        waiting = [place for place in lacking if place.topic not in gone]
-        for topic in {place.topic for place in waiting}:
+        lacking = [tp for tp in partitions if tp not in offsets]
+        gone = {tp.topic for tp in lacking if not self._lookup.has(tp)}  # deleted during the request
+        self._add(fanout, {tp: offset for tp, offset in offsets.items() if tp.topic not in gone}, beginning)
+        waiting = [tp for tp in lacking if tp.topic not in gone]
+        for topic in {tp.topic for tp in waiting}:
             if fanout not in self._topic(topic).watching:
                 self._topic(topic).add(fanout, {})
         if waiting:
@@ -154,9 +154,8 @@ class LiveReader:
         Then the new watch starts at that position. Returns whether the partition is re-read.
         """
         if part.behind:
-            log.warning(
-                "live reader: %s-%d is read from offset %d on", partition.topic, partition.partition, part.position
-            )
+            text = "live reader: %s-%d cannot be re-read now; a new subscription starts at offset %d"
+            log.warning(text, partition.topic, partition.partition, part.position)
             return False
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
@@ -192,10 +191,10 @@ class LiveReader:
         for reading in watch.readings if watch is not None else ():
             del state.partitions[reading.partition].behind[reading.subscriber]
             self._catch_up_reader.cancel(reading)
-        for place in self._pending.keys() & state.leaderless.keys():
-            waiting = self._pending.pop(place)
+        for tp in self._pending.keys() & state.leaderless.keys():
+            waiting = self._pending.pop(tp)
             if left := {one: wanted for one, wanted in waiting.items() if wanted.fanout is not fanout}:
-                self._pending[place] = left
+                self._pending[tp] = left
         if not state.watching:
             del self._topics[topic]
             self._remove(state, list(state.partitions))
@@ -233,39 +232,39 @@ class LiveReader:
         Returns:
             Whether the partition is being read, or will be when it has a leader; False when the topic no longer has it.
         """
-        state, place = self._topics.get(topic), TopicPartition(topic, partition)
-        part = self._partitions.get(place)
+        state, tp = self._topics.get(topic), TopicPartition(topic, partition)
+        part = self._partitions.get(tp)
         watch = state.watching.get(fanout) if state else None
-        if part is None and state is not None and watch is not None and place in state.leaderless:
-            self._pending.setdefault(place, {})[subscriber] = PendingCatchUp(fanout, offset, gap)
+        if part is None and state is not None and watch is not None and tp in state.leaderless:
+            self._pending.setdefault(tp, {})[subscriber] = PendingCatchUp(fanout, offset, gap)
             return True
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
         goal = LaterGoal(part, since) if since > part.position else part
         if subscriber not in part.behind and offset < goal.position:
-            self._fall_behind(part, watch, subscriber, place, offset, gap, goal)
+            self._fall_behind(part, watch, subscriber, tp, offset, gap, goal)
         return True
 
-    def _catch_up_waiting(self, place: TopicPartition) -> None:
+    def _catch_up_waiting(self, tp: TopicPartition) -> None:
         """Start the waiting catch-ups of a partition that has a leader again, before any of it was fanned out."""
-        for subscriber, wanted in self._pending.pop(place, {}).items():
-            self.catch_up(place.topic, wanted.fanout, subscriber, place.partition, wanted.offset, wanted.gap)
+        for subscriber, wanted in self._pending.pop(tp, {}).items():
+            self.catch_up(tp.topic, wanted.fanout, subscriber, tp.partition, wanted.offset, wanted.gap)
 
     def leaderless(self, topic: str) -> list[int]:
         """Return the partitions of a watched topic that are not read until they have a leader."""
         state = self._topics.get(topic)
-        return [] if state is None else [place.partition for place in state.leaderless]
+        return [] if state is None else [tp.partition for tp in state.leaderless]
 
-    def places(self, topic: str, subscriber: Subscriber) -> dict[int, int]:
+    def positions(self, topic: str, subscriber: Subscriber) -> dict[int, int]:
         """Return a subscriber's position in each partition of a watched topic: all below was offered to it."""
         state = self._topics.get(topic)
         if state is None:
             return {}
         waiting = {
-            place.partition: self._pending[place][subscriber].offset
-            for place in state.leaderless
-            if subscriber in self._pending.get(place, ())
+            tp.partition: self._pending[tp][subscriber].offset
+            for tp in state.leaderless
+            if subscriber in self._pending.get(tp, ())
         }
         return waiting | {
             partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
@@ -291,7 +290,7 @@ class LiveReader:
         state = self._topics.get(topic)
         if state is None:
             return False
-        if any(subscriber in self._pending.get(place, ()) for place in state.leaderless):
+        if any(subscriber in self._pending.get(tp, ()) for tp in state.leaderless):
             return True
         return any(subscriber in part.behind for part in state.partitions.values())
 
@@ -307,23 +306,23 @@ class LiveReader:
     def unread(self, subscriber: Subscriber, ends: Mapping[TopicPartition, int]) -> int:
         """How many offsets below `ends` are still to be offered to a subscriber."""
         left = 0
-        for place, end in ends.items():
-            part = self._partitions.get(place)
+        for tp, end in ends.items():
+            part = self._partitions.get(tp)
             if part is None:
                 continue
             if subscriber in part.behind:
                 left += max(1, end - part.behind[subscriber][1].position)
-            elif part.position < part.fetched or (self._consumer.next_offset(place) or part.position) < end:
+            elif part.position < part.fetched or (self._consumer.next_offset(tp) or part.position) < end:
                 left += max(1, end - part.position)
         return left
 
-    def stored(self, topic: str, partition: int, end: int) -> None:
+    def note_stored(self, topic: str, partition: int, end: int) -> None:
         """Note that this process has stored records, so that a partition's log ends at `end` or further on."""
-        place = TopicPartition(topic, partition)
-        part = self._partitions.get(place)
+        tp = TopicPartition(topic, partition)
+        part = self._partitions.get(tp)
         if part is not None and end > part.position:
             part.stored = end
-            self._consumer.note_stored(place)
+            self._consumer.note_stored(tp)
 
     async def ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Find partitions of watched topics with records that were not fanned out yet.
@@ -338,32 +337,32 @@ class LiveReader:
             Refused: Kafka does not answer.
         """
         suspects = self._consumer.possibly_ahead(topics)
-        stored = {place: part.stored for place in suspects if (part := self._partitions.get(place)) is not None}
+        stored = {tp: part.stored for tp in suspects if (part := self._partitions.get(tp)) is not None}
         ends = await self._lookup.ends(suspects, led=True) if suspects else {}
         found: dict[tuple[str, int], int] = {}
-        for place in suspects:
-            part = self._partitions.get(place)
+        for tp in suspects:
+            part = self._partitions.get(tp)
             if part is None:
                 continue
-            if place in ends and part.stored == stored.get(place):  # nothing was stored during the request
-                part.stored = min(part.stored, ends[place])  # the topic may have been recreated
-            end = ends.get(place, self._known_end(place, part))  # without a leader nothing is stored
+            if tp in ends and part.stored == stored.get(tp):  # nothing was stored during the request
+                part.stored = min(part.stored, ends[tp])  # the topic may have been recreated
+            end = ends.get(tp, self._known_end(tp, part))  # without a leader nothing is stored
             if end > part.position:
-                found[place.topic, place.partition] = end
+                found[tp.topic, tp.partition] = end
         return found
 
     def known_ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Like `ahead`, without a request: from the last fetch and from what this process has stored."""
         return {
-            (place.topic, place.partition): end
+            (tp.topic, tp.partition): end
             for topic in topics
             if topic in self._topics
-            for place, part in self._topics[topic].partitions.items()
-            if (end := self._known_end(place, part)) > part.position
+            for tp, part in self._topics[topic].partitions.items()
+            if (end := self._known_end(tp, part)) > part.position
         }
 
-    def _known_end(self, place: TopicPartition, part: Partition) -> int:
-        return max(part.stored, self.end(place) or 0)
+    def _known_end(self, tp: TopicPartition, part: Partition) -> int:
+        return max(part.stored, self.end(tp) or 0)
 
     def statistics(self) -> LiveStatistics:
         """See `LiveStatistics`."""
@@ -421,8 +420,8 @@ class LiveReader:
         log.warning("live reader: %s was recreated; reading it from its beginning", topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
-        for place in topic.leaderless:
-            self._pending.pop(place, None)
+        for tp in topic.leaderless:
+            self._pending.pop(tp, None)
         topic.reset()
         for partition, part in topic.partitions.items():
             if partition in self._partitions:

@@ -28,7 +28,7 @@ STALLED_S: Final = 10.0
 """After this time without a record, the scan checks whether the topics still exist."""
 
 Collect = Callable[[Received], None]
-"""Receives each record, some of them twice if Kafka failed meanwhile."""
+"""Called with each record, with some of them twice if Kafka failed meanwhile."""
 
 
 async def scan_log(

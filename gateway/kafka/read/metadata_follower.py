@@ -70,24 +70,24 @@ class MetadataFollower:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def await_leaders(self, places: Collection[TopicPartition], since_ms: int) -> None:
+    def await_leaders(self, partitions: Collection[TopicPartition], since_ms: int) -> None:
         """Start reading partitions that have no leader at the start of a watch as soon as they have one.
 
         Records older than the watch (`since_ms`, epoch) are not read.
         """
-        for place in places:
-            topic = self._topics[place.topic]
-            if place not in topic.partitions:
-                topic.leaderless.setdefault(place, since_ms)
+        for tp in partitions:
+            topic = self._topics[tp.topic]
+            if tp not in topic.partitions:
+                topic.leaderless.setdefault(tp, since_ms)
         log.warning(
             "live reader: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
-            len(places), *next(iter(places)),
+            len(partitions), *next(iter(partitions)),
         )  # fmt: skip
         self._recheck()
 
     def check_consumer_metadata(self, cluster: Any) -> None:
         """Request the metadata of all topics, which is decisive, if the consumer's own metadata lacks one."""
-        if any(cluster.partitions_for_topic(topic) is None for topic in {place.topic for place in self._read}):
+        if any(cluster.partitions_for_topic(topic) is None for topic in {tp.topic for tp in self._read}):
             self._refresh()
 
     def suspect_deletion(self) -> None:
@@ -128,36 +128,36 @@ class MetadataFollower:
             if topic.identity.becomes(self._lookup.identity(topic.name)):
                 self._recreated(topic)
             found = cluster.partitions_for_topic(topic.name) or ()
-            for place, part in topic.partitions.items():
-                if place.partition in found:
+            for tp, part in topic.partitions.items():
+                if tp.partition in found:
                     part.missing_since = None
-                    if place not in self._read:
-                        self._include(place, part)
+                    if tp not in self._read:
+                        self._include(tp, part)
                     continue
                 missing = True
                 if part.missing_since is None:
-                    log.warning("live reader: %s-%d has disappeared", place.topic, place.partition)
+                    log.warning("live reader: %s-%d has disappeared", tp.topic, tp.partition)
                     part.missing_since = now
-                    self._read.pop(place, None)
+                    self._read.pop(tp, None)
                     self._changed()
                 elif now - part.missing_since > GONE_S:
                     self._deleted(part)
             for number in found:
-                place = TopicPartition(topic.name, number)
-                if place in topic.leaderless:
+                tp = TopicPartition(topic.name, number)
+                if tp in topic.leaderless:
                     missing = True
-                    if cluster.leader(*place) is not None:
-                        led[place] = topic.leaderless[place]
-                elif place not in topic.partitions:
+                    if cluster.leader(*tp) is not None:
+                        led[tp] = topic.leaderless[tp]
+                elif tp not in topic.partitions:
                     # It appeared after the watch started, and so did its first record.
-                    self._include(place, Partition(topic, 0))
+                    self._include(tp, Partition(topic, 0))
         if missing:
             self._recheck()
         if led and not self._stopped and (self._leading is None or self._leading.done()):
             self._leading = self._spawn(self._include_led(led))
 
-    def _include(self, place: TopicPartition, part: Partition) -> None:
-        part.topic.partitions[place] = self._read[place] = part
+    def _include(self, tp: TopicPartition, part: Partition) -> None:
+        part.topic.partitions[tp] = self._read[tp] = part
         self._changed()
 
     async def _include_led(self, led: Mapping[TopicPartition, int]) -> None:
@@ -167,8 +167,8 @@ class MetadataFollower:
         except Refused as refused:
             log.warning("live reader: partitions that have a leader again cannot be read yet: %s", refused.reason)
             return
-        for place, offset in offsets.items():
-            topic = self._topics.get(place.topic)
-            if topic is not None and topic.leaderless.pop(place, None) is not None:
-                self._include(place, Partition(topic, offset))
-                self._leader_found(place)
+        for tp, offset in offsets.items():
+            topic = self._topics.get(tp.topic)
+            if topic is not None and topic.leaderless.pop(tp, None) is not None:
+                self._include(tp, Partition(topic, offset))
+                self._leader_found(tp)

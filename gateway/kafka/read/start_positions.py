@@ -66,20 +66,20 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
         ends = await lookup.ends(partitions, led=True)
         firsts = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
         found = {}
-        for place, first in firsts.items():
-            wanted_offset = max(first, start.offsets.get(place.partition, first))
-            found[place] = min(wanted_offset, ends.get(place, wanted_offset))
+        for tp, first in firsts.items():
+            wanted_offset = max(first, start.offsets.get(tp.partition, first))
+            found[tp] = min(wanted_offset, ends.get(tp, wanted_offset))
     else:
         # The ends come first: records stored during the next request lie behind them.
         found = await lookup.ends(partitions)
         if start is Place.LAST:
             firsts = await lookup.beginnings(partitions)
-            found = {place: max(first, found[place] - 1) for place, first in firsts.items()}
+            found = {tp: max(first, found[tp] - 1) for tp, first in firsts.items()}
         elif isinstance(start, AtTime):
             found |= await lookup.since(partitions, start.timestamp)
         elif isinstance(start, AtOffset):
-            for place, end in found.items():
+            for tp, end in found.items():
                 if start.offset > end:
-                    raise BeyondEnd(f"the log of {topic} ends at offset {end} in partition {place.partition}")
+                    raise BeyondEnd(f"the log of {topic} ends at offset {end} in partition {tp.partition}")
             found = dict.fromkeys(partitions, start.offset)
-    return {place.partition: offset for place, offset in found.items()}
+    return {tp.partition: offset for tp, offset in found.items()}

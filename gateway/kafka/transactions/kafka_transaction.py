@@ -42,9 +42,9 @@ END_S: Final = 30.0
 successor makes Kafka end the transaction."""
 
 Settle = Callable[[Sequence[Any], Result], None]
-"""Receives the result of tokens, each once, in order for each partition; never called from inside `submit`."""
+"""Called with the result of tokens, each once, in order for each partition; never from inside `submit`."""
 
-Places = Iterable[tuple[GroupReader, AssignedPartition, int]]
+Retired = Iterable[tuple[GroupReader, AssignedPartition, int]]
 """Records of groups that a transaction settles: reader, partition and offset."""
 
 
@@ -172,7 +172,7 @@ class KafkaTransaction:
         while self._task is not None:
             await asyncio.wait({self._task})
 
-    async def commit(self, places: Places) -> None:
+    async def commit(self, retired: Retired) -> None:
         """Make the records and the groups' offsets visible together; wait for `stored` first.
 
         Raises:
@@ -181,7 +181,7 @@ class KafkaTransaction:
         if self.failure is not None:
             raise TransactionFailed(self.failure.reason)
         settled: dict[GroupReader, dict[AssignedPartition, set[int]]] = {}
-        for reader, part, offset in places:
+        for reader, part, offset in retired:
             settled.setdefault(reader, {}).setdefault(part, set()).add(offset)
         try:
             if len(settled) > 1:  # before the groups' locks, which other transactions with producers may hold

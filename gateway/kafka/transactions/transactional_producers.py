@@ -59,13 +59,13 @@ class TransactionalProducer(LeasedProducer):
         self._patience: asyncio.Timeout | None = None
         producer.client.cluster.add_listener(self._check_partitions)
 
-    async def stored(self, answers: Collection[asyncio.Future[Any]], places: Collection[tuple[str, int]]) -> None:
+    async def stored(self, answers: Collection[asyncio.Future[Any]], partitions: Collection[tuple[str, int]]) -> None:
         """Wait for the answers for batches that were handed over to these topics and partitions.
 
         Raises:
             UnknownTopicOrPartitionError: one of them no longer exists; aiokafka would retry forever.
         """
-        self._in_flight = places
+        self._in_flight = partitions
         try:
             async with asyncio.timeout(None) as self._patience:
                 while (await asyncio.wait(answers, timeout=REFRESH_S))[1]:

@@ -287,7 +287,7 @@ class Router:
         """Return the offsets up to which the filters' topics were offered; 0 in a partition without a leader."""
         live = self._live_reader
         return {
-            topic: dict.fromkeys(live.leaderless(topic), 0) | live.places(topic, outbox)
+            topic: dict.fromkeys(live.leaderless(topic), 0) | live.positions(topic, outbox)
             for topic in self._topics_of(filters)
         }
 
@@ -309,11 +309,13 @@ class Router:
         behind = [
             topic
             for topic in self._topics_of(filters)
-            if any(here < places.get(topic, {}).get(number, 0) for number, here in live.places(topic, outbox).items())
+            if any(
+                here < places.get(topic, {}).get(number, 0) for number, here in live.positions(topic, outbox).items()
+            )
         ]
         ahead = await live.ahead(behind) if behind else {}
         return {
-            topic: {number: ahead.get((topic, number), here) for number, here in live.places(topic, outbox).items()}
+            topic: {number: ahead.get((topic, number), here) for number, here in live.positions(topic, outbox).items()}
             for topic in self._topics_of(filters) & set(behind)  # the topics may have changed meanwhile
         }
 

@@ -160,7 +160,7 @@ class FeedSubscriber:
                 self._sink.send(self.feed.encoded(self._form))
             return True
         if not own:
-            own |= self._live_reader.places(self.feed.topic, self)
+            own |= self._live_reader.positions(self.feed.topic, self)
         partition = record.partition
         if record.offset < own.get(partition, 0):
             return True  # before the stream's start
@@ -188,7 +188,7 @@ class FeedSubscriber:
         """The position behind the last offered record."""
         if self._own is None:
             return self.feed.position
-        return format_position(self._own or self._live_reader.places(self.feed.topic, self))
+        return format_position(self._own or self._live_reader.positions(self.feed.topic, self))
 
     def leave(self) -> None:
         """End the stream."""
@@ -254,7 +254,7 @@ class Feeds:
             raise
         subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
         # No await from here on: the live reader must not pass a record meanwhile.
-        for number, offset in self.live_reader.places(topic, subscriber).items():
+        for number, offset in self.live_reader.positions(topic, subscriber).items():
             feed.offsets.setdefault(number, offset)
         feed.add(subscriber)
         for number, offset in start.items():

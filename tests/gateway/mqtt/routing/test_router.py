@@ -264,7 +264,7 @@ async def test_what_was_acknowledged_is_old_for_a_new_subscriber_though_kafka_is
     await until_led(admin, name)
     await parts.router.hold({f"{name}/#": None})
     await parts.lookup.stop()  # nobody can be asked how far the log reaches
-    parts.live_reader.stored(name, 0, 5)  # as Kafka has told the publisher; the fetch that brings it is slower
+    parts.live_reader.note_stored(name, 0, 5)  # as Kafka has told the publisher; the fetch that brings it is slower
     assert await parts.router.hold({f"{name}/x": None}) == {f"{name}/x": {(name, 0): 5}}
 
 
@@ -275,7 +275,7 @@ async def test_what_is_stored_while_the_live_reader_begins_is_asked_for(
     await admin.create_topics([NewTopic(name, 1, 1)])
     await until_led(admin, name)
     await parts.router.hold({f"{name}/#": None})
-    parts.live_reader.stored(name, 0, 5)  # its consumer is being started
+    parts.live_reader.note_stored(name, 0, 5)  # its consumer is being started
     while not parts.live_reader.statistics().fetches:
         assert parts.live_reader._consumer.possibly_ahead({name}) == [TopicPartition(name, 0)]
         await asyncio.sleep(0)
