@@ -262,7 +262,7 @@ async def open_log(
         lookup,
         catch_up_reader,
         random=process.rng.random,
-        patience=topics.queries.patience.bound,
+        patience=topics.queries.silence_limit.bound,
     )
     stack.push_async_callback(groups.stop)
     return Log(

@@ -38,7 +38,7 @@ from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0  # without progress; log recovery after a crash may take any time
-TELL_S = 15.0  # interval between log lines about a slow start
+LOG_INTERVAL_S = 15.0  # interval between log lines about a slow start
 STOP_LIMIT_S = 4.0  # SIGTERM to exit takes about one second; the whole gateway has ten
 SHORTEST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
@@ -249,7 +249,7 @@ class EmbeddedBroker:
                     f"the embedded broker hangs while starting: no progress for {self._patience_s:g} s, last log line:"
                     f" {progress.last_line or 'none'} (see {self.log_file})"
                 )
-            if now - told > TELL_S:
+            if now - told > LOG_INTERVAL_S:
                 told = now
                 log.warning(
                     "the embedded broker has been starting for %.0f s, its last progress was %.0f s ago: %s",

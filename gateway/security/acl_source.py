@@ -18,7 +18,7 @@ import structlog
 from gateway.config import SecurityConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
-from gateway.kafka.driver.wire import Question
+from gateway.kafka.driver.wire import EncodedRequest
 from gateway.security.authorization import AccessList
 from gateway.security.kafka_acls import AclBook, principal_template
 from gateway.statistics import counter, gauge
@@ -74,7 +74,7 @@ class AclSource:
         """Whether rules are loaded, so that clients can log in."""
         return self._access.is_known
 
-    async def run(self, ask: Callable[[Question], Awaitable[bytes]]) -> None:
+    async def run(self, ask: Callable[[EncodedRequest], Awaitable[bytes]]) -> None:
         """Read the ACLs periodically until cancelled. Returns immediately if they are not the access list.
 
         `ask` sends a request to any broker and raises Refused.
@@ -93,7 +93,7 @@ class AclSource:
         """Read the ACLs now."""
         self._again.set()
 
-    async def _read(self, ask: Callable[[Question], Awaitable[bytes]]) -> None:
+    async def _read(self, ask: Callable[[EncodedRequest], Awaitable[bytes]]) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await ask(all_acls())

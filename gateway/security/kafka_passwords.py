@@ -57,7 +57,7 @@ class KafkaPasswords:
         if "\0" in credentials.user or "\0" in credentials.password:
             return False  # NUL separates the fields of PLAIN
         try:
-            right = await self._trial.is_right(credentials.user, credentials.password)
+            right = await self._trial.accepts(credentials.user, credentials.password)
         except Refused as refused:
             self.errors += 1
             if refused.reason != self.problem:

@@ -6,14 +6,14 @@ import asyncio
 import socket
 import sys
 
-from gateway.kafka.cluster.rights import NEEDS, NOT_TOLD, Operation, Resource, lacking
+from gateway.kafka.cluster.rights import NEEDS, NOT_REPORTED, Operation, Resource, lacking
 
 
 def test_what_is_missing_of_the_rights_that_kafka_tells() -> None:
     need = next(one for one in NEEDS if one.resource is Resource.CLIENT_TOPICS and one.always)
     assert lacking(need, 1 << Operation.DESCRIBE | 1 << Operation.READ) == (Operation.WRITE,)
     assert lacking(need, 0) == need.operations
-    assert lacking(need, NOT_TOLD) == ()
+    assert lacking(need, NOT_REPORTED) == ()
     assert [str(operation) for operation in need.operations] == ["Describe", "Read", "Write"]
 
 

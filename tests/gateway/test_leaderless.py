@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.kafka.driver.fetching import LEADERS_AGAIN_S
+from gateway.kafka.driver.fetching import LEADERS_RETRY_S
 from gateway.kafka.driver.kafka_consumer import log_consumer, on_metadata
 from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
@@ -53,8 +53,8 @@ async def asked_seldom(bootstrap: str) -> None:
         on_metadata(consumer, lambda _: asked.append(time.monotonic()))
         consumer.assign([TopicPartition("read", LED), TopicPartition("read", LED_BY_SECOND)])
         await wait_until(lambda: len(asked) >= 5 and len(written) >= 9)
-    assert asked[-1] - asked[0] > 2 * LEADERS_AGAIN_S
-    assert written[8] - written[0] > 2 * LEADERS_AGAIN_S
+    assert asked[-1] - asked[0] > 2 * LEADERS_RETRY_S
+    assert written[8] - written[0] > 2 * LEADERS_RETRY_S
     await force_close(producer, asyncio.create_task)
 
 

@@ -16,7 +16,7 @@ from gateway.embedded.secured import USER, Secured
 from gateway.kafka.cluster.rights import NEEDS, Resource
 from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
 from gateway.kafka.driver.admin_client import AdminClient
-from gateway.kafka.driver.wire import Question
+from gateway.kafka.driver.wire import EncodedRequest
 from tests.support import hung
 from tests.support.waiting import wait_until
 
@@ -33,12 +33,12 @@ PLACES = {
 """Kafka's kind of resource, its name, and whether names only begin so."""
 
 
-class _CreateAcls(Question):
+class _CreateAcls(EncodedRequest):
     API_KEY = 30
     API_VERSION = 1
 
 
-class _DeleteAcls(Question):
+class _DeleteAcls(EncodedRequest):
     API_KEY = 31
     API_VERSION = 1
 
@@ -69,7 +69,7 @@ class Acls:
         await self._change(_DeleteAcls, acls)
         await wait_until(lambda: self._has(set(acls), none))
 
-    async def _change(self, request: type[Question], acls: Sequence[Acl]) -> None:
+    async def _change(self, request: type[EncodedRequest], acls: Sequence[Acl]) -> None:
         parts = [struct.pack(">i", len(acls))]
         for acl in acls:
             kind, pattern = struct.pack(">b", acl.kind), struct.pack(">b", 4 if acl.prefixed else 3)

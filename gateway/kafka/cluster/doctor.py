@@ -15,7 +15,7 @@ from aiokafka.protocol.admin import ApiVersionRequest
 from gateway.config import Config, ConfigError
 from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
 from gateway.kafka.cluster.topic_queries import TopicQueries
-from gateway.kafka.cluster.topic_safety import LEAST, ROUND, judged, look_at, why_unsafe
+from gateway.kafka.cluster.topic_safety import LEAST, ROUND, describe_topics, topics_to_check, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
 from gateway.kafka.driver.client_settings import client_settings
@@ -146,7 +146,7 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
 async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
     """Check our rights, and which topics are unsafe (`topic_safety`)."""
     metadata = await queries.everything()
-    kafkas, own, theirs = judged(metadata)
+    kafkas, own, theirs = topics_to_check(metadata)
     await _rights(queries, own, theirs, found)
     if len(metadata.brokers) < LEAST:
         required = config.kafka.require_safe_topics
@@ -154,7 +154,7 @@ async def _topics(config: Config, queries: TopicQueries, found: Callable[[Findin
         found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
         return
     names = [*kafkas, *own, *theirs]
-    unsafe = [why for info in await look_at(queries, names) if (why := why_unsafe(info)) is not None]
+    unsafe = [why for info in await describe_topics(queries, names) if (why := why_unsafe(info)) is not None]
     for why in unsafe[:SHOWN]:
         found(Finding(False, why))
     if len(unsafe) > SHOWN:

@@ -19,9 +19,9 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
-LED_S: Final = 2.0
+LEADER_TIMEOUT_S: Final = 2.0
 """How long a leader may take to answer a request with `led`, which can do without it."""
-AGAIN_S: Final = 0.1
+RETRY_S: Final = 0.1
 """Pause before a request is repeated whose partitions have no leader or a new one."""
 
 
@@ -102,7 +102,7 @@ class Lookup:
                         break
                     await self._update(client)
         except (TimeoutError, KafkaError) as error:
-            raise _silence(error) from error
+            raise _no_answer(error) from error
         return {
             topic: tuple(TopicPartition(topic, number) for number in numbers)
             for topic in topics
@@ -128,7 +128,7 @@ class Lookup:
         """Return the offsets after the last committed record, by a request that is sent after this call.
 
         `existing` leaves out partitions that no longer exist; `led` also those without a leader, or whose leader does
-        not answer within `LED_S`.
+        not answer within `LEADER_TIMEOUT_S`.
 
         Raises:
             Refused: Kafka does not answer in time, or a topic no longer exists.
@@ -140,7 +140,7 @@ class Lookup:
         answer = await asyncio.shield(batch.asking)  # other callers wait for it too
         if isinstance(answer, Refused):
             raise Refused(answer.outcome, answer.reason)
-        return _all_of(partitions, answer, existing=existing or led)
+        return _select(partitions, answer, existing=existing or led)
 
     async def _ask_ends(self, batch: _Batch, led: bool) -> dict[TopicPartition, int] | Refused:
         """Request a batch once the one before is answered. A refusal is returned: all callers of the batch share it."""
@@ -157,7 +157,7 @@ class Lookup:
         """Return the offsets of the first records still stored. Arguments and errors are those of `ends`."""
         async with self._asking:
             found = await self._ask(wire.EARLIEST, partitions, led=led)
-        return _all_of(partitions, found, existing=existing or led)
+        return _select(partitions, found, existing=existing or led)
 
     async def since_leaderless(self, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return start offsets for readers that joined while their partitions had no leader; only those led again.
@@ -190,8 +190,8 @@ class Lookup:
             Refused: Kafka does not answer in time, or a topic no longer exists.
         """
         async with self._asking:
-            found = _all_of(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
-        return {partition: offset for partition, offset in found.items() if offset != wire.NOWHERE}
+            found = _select(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
+        return {partition: offset for partition, offset in found.items() if offset != wire.NO_OFFSET}
 
     async def _ask(
         self, timestamp: int, partitions: Collection[TopicPartition], *, led: bool = False
@@ -201,13 +201,13 @@ class Lookup:
         left = set(partitions)
         lacking: set[TopicPartition] = set()
         now = asyncio.get_running_loop().time
-        soon = now() + LED_S
+        soon = now() + LEADER_TIMEOUT_S
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._client.get()
                 while True:
                     try:
-                        async with asyncio.timeout(LED_S if led else None):
+                        async with asyncio.timeout(LEADER_TIMEOUT_S if led else None):
                             await self._ask_leaders(client, timestamp, left, found)
                     except TimeoutError:
                         pass  # go on with the leaders that have answered
@@ -222,9 +222,9 @@ class Lookup:
                             left &= missing
                         if not left or (led and now() >= soon):
                             return found
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
         except (TimeoutError, KafkaError) as error:
-            raise _silence(error) from error
+            raise _no_answer(error) from error
 
     async def _ask_leaders(
         self,
@@ -243,7 +243,7 @@ class Lookup:
 
         async def ask(leader: int, places: list[TopicPartition]) -> None:
             try:
-                answer = await client.send(leader, wire.offsets_of(places, timestamp))
+                answer = await client.send(leader, wire.list_offsets_request(places, timestamp))
             except KafkaError:
                 return  # its partitions may have a new leader
             for place, error, offset in wire.read_offsets(answer):
@@ -279,11 +279,11 @@ def _exists(client: Brokers, place: TopicPartition) -> bool:
     return numbers is not None and place.partition in numbers
 
 
-def _silence(error: BaseException) -> Refused:
+def _no_answer(error: BaseException) -> Refused:
     return Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}")
 
 
-def _all_of(
+def _select(
     partitions: Collection[TopicPartition], found: Mapping[TopicPartition, int], *, existing: bool = False
 ) -> dict[TopicPartition, int]:
     """Return the offsets of `partitions`. Raises Refused when one is missing, unless `existing`."""

@@ -71,11 +71,11 @@ NEEDS: Final = (
 )
 """Kafka reports the authorized operations of topics and the cluster, but not of groups and transactional ids."""
 
-NOT_TOLD: Final = -(2**31)
+NOT_REPORTED: Final = -(2**31)
 
 
 def lacking(need: Need, operations: int) -> tuple[Operation, ...]:
     """Return the operations of a need that are missing in `operations`, Kafka's bit field with a bit for each code."""
-    if operations == NOT_TOLD:
+    if operations == NOT_REPORTED:
         return ()
     return tuple(operation for operation in need.operations if not operations >> operation & 1)

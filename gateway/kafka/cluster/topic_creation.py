@@ -156,7 +156,7 @@ class Creation:
 
     async def make_own(self, wanted: Wanted) -> Made:
         """Create one of the gateway's own topics, without limits and without queueing. Raises Refused."""
-        made = (await self._ask_for([wanted]))[wanted.name]
+        made = (await self._request([wanted]))[wanted.name]
         if isinstance(made, Refused):
             raise made
         return made
@@ -223,8 +223,8 @@ class Creation:
             planned += more
             wanted.append(order.wanted)
         if wanted:
-            answers |= await self._ask_for(wanted)
-        for name, found in (await self._led(there)).items():
+            answers |= await self._request(wanted)
+        for name, found in (await self._wait_for_leaders(there)).items():
             answers[name] = found if isinstance(found, Refused) else Made(found, new=False)
         return answers
 
@@ -239,12 +239,12 @@ class Creation:
         return None if why is None else self._full("capacity", why, "the broker's limit of open files")
 
     def _full(self, what: str, why: str, key: str) -> Refused:
-        self._tell_once(
+        self._warn_once(
             what, "no more topics are created: %s (%s); a mapping rule can map many MQTT topics to one", why, key
         )
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
-    async def _ask_for(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
+    async def _request(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
         """Send the CreateTopics request, and wait until all partitions have leaders."""
         config = self._config
         default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
@@ -272,7 +272,7 @@ class Creation:
                     self._uncounted[name] = (partitions[name], self._clock())  # counts even before it has leaders
                 continue
             if error is errors.InvalidTopicError:
-                self._tell_collision(name, message[0] if message else None)
+                self._warn_collision(name, message[0] if message else None)
             detail = f": {message[0]}" if message and message[0] else ""
             answers[name] = refused_by(code, f"topic {name} could not be created{detail}")
             if error is errors.InvalidReplicationFactorError and "fenced" in detail:
@@ -281,24 +281,24 @@ class Creation:
         if made:
             self._counts.topics_made_total += made
             log.info("created %d topics: %s", made, ", ".join(name for name in new if new[name]))
-        for name, found in (await self._led(set(new))).items():
+        for name, found in (await self._wait_for_leaders(set(new))).items():
             answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
         return answers
 
-    def _tell_collision(self, name: str, why: str | None) -> None:
+    def _warn_collision(self, name: str, why: str | None) -> None:
         """Log once how to avoid names that Kafka refuses since they differ from another only in `.` and `_`."""
         if why is not None and "collide" in why:
             text = "topic %s is not created (%s); mapping.dotted_topics or a mapping rule can map MQTT to another one"
-            self._tell_once(name, text, name, why)
+            self._warn_once(name, text, name, why)
 
-    def _tell_once(self, what: str, text: str, *arguments: str) -> None:
+    def _warn_once(self, what: str, text: str, *arguments: str) -> None:
         if what not in self._warned:
             if len(self._warned) >= self._config.max_topics:
                 self._warned.clear()
             self._warned.add(what)
             log.warning(text, *arguments)
 
-    async def _led(self, names: set[str]) -> dict[str, Partitions | Refused]:
+    async def _wait_for_leaders(self, names: set[str]) -> dict[str, Partitions | Refused]:
         """Wait until all partitions of these topics have leaders, and return them."""
         done: dict[str, Partitions | Refused] = {}
         deadline = self._clock() + CREATION_S

@@ -30,7 +30,7 @@ SILENT_S: Final = 8.0
 Kafka answers the heartbeat of `Topics` every five."""
 
 
-class Patience:
+class SilenceLimit:
     """Limits waits for Kafka: they end after `silence_s` without any answer, not while Kafka is merely slow.
 
     An answer may be slow by itself, such as one that waits for a group's members.
@@ -40,16 +40,16 @@ class Patience:
         """`clock` returns monotonic seconds."""
         self._clock = clock
         self._silence_s = silence_s
-        self._heard = -math.inf
+        self._last_answer = -math.inf
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """Note that Kafka has answered a request."""
-        self._heard = self._clock()
+        self._last_answer = self._clock()
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last answer; infinite before the first one."""
-        return self._clock() - self._heard
+        return self._clock() - self._last_answer
 
     @contextlib.asynccontextmanager
     async def bound(self, limit_s: float = math.inf) -> AsyncIterator[None]:
@@ -66,20 +66,22 @@ class Patience:
             finally:
                 wait.end()
 
-    def _left(self, begun: float, end: float) -> float:
-        """Return the seconds until a wait that started at `begun` ends, unless Kafka answers before; `end` is last."""
-        return min(max(begun, self._heard) + self._silence_s, end) - self._clock()
+    def _left(self, started: float, end: float) -> float:
+        """Return the seconds left to a wait since `started`, if Kafka stays silent; it ends at `end` at the latest."""
+        return min(max(started, self._last_answer) + self._silence_s, end) - self._clock()
 
 
 class _Wait:
     """Ends a timeout scope when its time is over, which Kafka's answers extend. Leaves no reference cycle."""
 
-    __slots__ = ("_begun", "_end", "_left", "_scope", "_timer")
+    __slots__ = ("_end", "_left", "_scope", "_started", "_timer")
 
-    def __init__(self, left: Callable[[float, float], float], end: float, begun: float, scope: asyncio.Timeout) -> None:
+    def __init__(
+        self, left: Callable[[float, float], float], end: float, started: float, scope: asyncio.Timeout
+    ) -> None:
         self._left = left
         self._end = end
-        self._begun = begun
+        self._started = started
         self._scope: asyncio.Timeout | None = scope
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,7 +89,7 @@ class _Wait:
         if self._scope is None:
             return
         loop = asyncio.get_running_loop()
-        left = self._left(self._begun, self._end)
+        left = self._left(self._started, self._end)
         if left > 0:
             self._timer = loop.call_later(left, self.look)
         else:
@@ -127,7 +129,7 @@ class TopicQueries:
 
     def __init__(self, config: KafkaConfig, spawn: Spawn, clock: Callable[[], float]) -> None:
         """Connect with the first request. `clock` returns monotonic seconds."""
-        self.patience = Patience(clock)  # notes every answer
+        self.silence_limit = SilenceLimit(clock)  # notes every answer
         self._client: OnDemand[Any] = OnDemand(
             lambda: AIOKafkaClient(**client_settings(config, "topics")), lambda client: client.bootstrap(), spawn
         )
@@ -144,7 +146,7 @@ class TopicQueries:
             if node is None:
                 await self._client.drop(client)
             raise Refused(Outcome.BUSY, f"Kafka does not answer ({type(error).__name__})") from error
-        self.patience.heard()
+        self.silence_limit.answered()
         return response
 
     async def heartbeat(self) -> None:
@@ -153,7 +155,7 @@ class TopicQueries:
 
     async def everything(self) -> wire.Metadata:
         """Return the metadata of all topics."""
-        metadata: wire.Metadata = await self.request(wire.metadata_of(None))
+        metadata: wire.Metadata = await self.request(wire.metadata_request(None))
         return metadata
 
     async def describe(self, names: Iterable[str], node: int | None = None) -> dict[str, Partitions | Refused]:
@@ -220,7 +222,7 @@ class TopicQueries:
     async def wait_for(self, answer: Awaitable[T], *, bounded: bool = True) -> T:
         """Await `answer`; if `bounded`, raise Refused (BUSY) once Kafka is silent for `SILENT_S`."""
         try:
-            async with self.patience.bound() if bounded else contextlib.nullcontext():
+            async with self.silence_limit.bound() if bounded else contextlib.nullcontext():
                 return await answer
         except TimeoutError:
             raise Refused(Outcome.BUSY, "Kafka does not answer") from None
@@ -234,30 +236,30 @@ def _is_unknown(found: Partitions | Refused) -> bool:
     return isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC
 
 
-class SharedQuestion:
+class SharedRequest:
     """A request with many callers: those that arrive while it is in flight share the next one."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]]) -> None:
         """`ask` may raise Refused, in all callers that share it."""
         self._ask = ask
         self._asking = asyncio.Lock()
-        self._begun = 0
+        self._started = 0
         self._refused: Refused | None = None  # by the last request
 
     async def answered(self) -> None:
         """Return when a request that started after this call has been answered."""
-        arrived = self._begun
+        arrived = self._started
         async with self._asking:
-            if self._begun > arrived:  # a request has started since, and ended
+            if self._started > arrived:  # a request has started since, and ended
                 if self._refused is not None:
                     raise Refused(self._refused.outcome, self._refused.reason)
                 return
-            self._begun, self._refused = self._begun + 1, None
+            self._started, self._refused = self._started + 1, None
             try:
                 await self._ask()
             except BaseException as error:
                 if isinstance(error, Refused):
                     self._refused = error
                 else:
-                    self._begun -= 1  # cancelled with its caller: the next caller sends its own
+                    self._started -= 1  # cancelled with its caller: the next caller sends its own
                 raise

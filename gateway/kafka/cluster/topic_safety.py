@@ -27,7 +27,7 @@ LEAST: Final = 2
 
 
 ROUND: Final = 500  # topics in one request
-KAFKAS: Final = ("__consumer_offsets", "__transaction_state")
+KAFKA_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 """Kafka's own topics that clients rely on: groups' offsets and transactions."""
 OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
@@ -70,15 +70,15 @@ class TopicsReport(msgspec.Struct, frozen=True):
     topics: list[TopicReport]  # Kafka's and the gateway's own first, then those of clients, by name
 
 
-def judged(metadata: wire.Metadata) -> tuple[list[str], list[str], list[str]]:
+def topics_to_check(metadata: wire.Metadata) -> tuple[list[str], list[str], list[str]]:
     """Return the topics whose safety matters: Kafka's own, the gateway's own, those of clients."""
     names = sorted(metadata.topics)
     own = [name for name in names if name.startswith(OWN)]
     theirs = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
-    return [name for name in KAFKAS if name in metadata.topics], own, theirs
+    return [name for name in KAFKA_TOPICS if name in metadata.topics], own, theirs
 
 
-async def look_at(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
+async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
     """Describe these topics, without those deleted meanwhile. Raises Refused when Kafka does not answer."""
     found: list[TopicInfo] = []
     for at in range(0, len(names), ROUND):
@@ -91,7 +91,7 @@ async def look_at(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo
 async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:
     """Report which topics are safe. Raises Refused when Kafka does not answer."""
     metadata = await queries.everything()
-    infos = await look_at(queries, [name for names in judged(metadata) for name in names])
+    infos = await describe_topics(queries, [name for names in topics_to_check(metadata) for name in names])
     reasons = [why_unsafe(info) for info in infos]
     topics = [
         TopicReport(info.name, info.partitions, info.copies, info.min_in_sync, why is None, why)
@@ -108,30 +108,30 @@ class TopicSafety:
         self.brokers = 0  # the largest number of brokers seen in the cluster
         self._required = required
         self._unsafe: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def judge(self, info: TopicInfo) -> Refused | None:
+    def check(self, info: TopicInfo) -> Refused | None:
         """Check a topic that is written to and warn once if it is unsafe. Returns why it must not be written to."""
         why = why_unsafe(info)
         if why is None:
             self._unsafe.pop(info.name, None)
-            self._told.discard(info.name)
+            self._warned.discard(info.name)
             return None
         self._unsafe[info.name] = why
         if self._required:
-            self._tell(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
+            self._warn_once(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
             return Refused(Outcome.UNSAFE, f"{why}, and kafka.require_safe_topics is set")
         if self.brokers >= LEAST:  # a single broker can never be safe, and its administrator knows that
-            self._tell(info.name, "acknowledged records may be lost with one broker: %s", why)
+            self._warn_once(info.name, "acknowledged records may be lost with one broker: %s", why)
         return None
 
     def forget(self, name: str) -> None:
         """Forget a deleted topic."""
         self._unsafe.pop(name, None)
 
-    def _tell(self, name: str, text: str, why: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
+    def _warn_once(self, name: str, text: str, why: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             log.warning(text, why)
 
     def statistics(self) -> Statistics:

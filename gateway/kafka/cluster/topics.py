@@ -18,7 +18,7 @@ from gateway.failures import failures
 from gateway.kafka.cluster.missing_topics import MissingTopics
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, copies_of, info_of, led_now
-from gateway.kafka.cluster.topic_queries import SharedQuestion, TopicQueries
+from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
 from gateway.kafka.cluster.topic_safety import LEAST, TopicSafety, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
@@ -82,12 +82,12 @@ class Topics:
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self.names: frozenset[str] = frozenset()  # the topics that clients may see, by the last refresh
-        self._learned: dict[str, float] = {}  # topics found since the last refresh, with the time
+        self._found_at: dict[str, float] = {}  # topics found since the last refresh, with the time
         self._watchers: list[Changed] = []
         self.updated: list[Updated] = []
         self.gone: list[Gone] = []
         self._wake = asyncio.Event()
-        self._refreshing = SharedQuestion(self._refresh)
+        self._refreshing = SharedRequest(self._refresh)
         self._configs_read = float("-inf")
 
     # Lifecycle
@@ -128,7 +128,7 @@ class Topics:
     @property
     def reachable(self) -> bool:
         """Whether Kafka has answered within the last `REACHABLE_S`."""
-        return self.queries.patience.silent_s < REACHABLE_S
+        return self.queries.silence_limit.silent_s < REACHABLE_S
 
     # Lookups
 
@@ -170,7 +170,7 @@ class Topics:
         if internal:
             if name not in self._internal:
                 raise ValueError(f"{name} was not declared")
-        elif (refused := _no_topic(name)) is not None:
+        elif (refused := _why_illegal(name)) is not None:
             raise refused
         info = self._known.get(name)
         if info is not None:
@@ -191,9 +191,9 @@ class Topics:
             raise Refused(missing.refused.outcome, missing.refused.reason)
         if not internal and not self._may_make(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{missing.refused.reason}, and {_not_chosen(name)}")
-        return await self._made(name, principal, bounded=bounded)
+        return await self._create_shared(name, principal, bounded=bounded)
 
-    async def _made(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
+    async def _create_shared(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
         """Create a missing topic. Callers share the result, except for a refusal by another principal's limit."""
         while True:
             making = self._making.get(name)
@@ -215,13 +215,13 @@ class Topics:
         Raises:
             Refused: BUSY, Kafka does not answer.
         """
-        refused = {name: why for name in names if (why := _no_topic(name)) is not None}
+        refused = {name: why for name in names if (why := _why_illegal(name)) is not None}
         asked = set(names) - self.names - refused.keys()
         if asked:
             described = await self.queries.search(asked)
             refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
             there = asked - refused.keys() - self.names
-            self._learned |= dict.fromkeys(there, self._clock())
+            self._found_at |= dict.fromkeys(there, self._clock())
             if there:
                 self._set_names(self.names | there)
         return refused
@@ -229,7 +229,7 @@ class Topics:
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
         """Note that Kafka has refused writes to `name` for good; lookups are refused for some seconds."""
         self._missing.add(name, Refused(outcome, reason))
-        self._lost(name, outcome)
+        self._forget(name, outcome)
 
     async def confirm(self, name: str) -> None:
         """Check whether the topic still exists unchanged after a write failed. Kafka's silence changes nothing."""
@@ -241,11 +241,11 @@ class Topics:
             found = (await self.queries.configured([found]))[0]  # re-created with fewer partitions: read it all again
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
-                self._lost(name, refused.outcome)
+                self._forget(name, refused.outcome)
             return
         self._changed([found])
 
-    def _lost(self, name: str, outcome: Outcome) -> None:
+    def _forget(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
         self.safety.forget(name)
         for callback in tuple(self.gone):
@@ -254,11 +254,11 @@ class Topics:
     async def _look_up(self, name: str) -> TopicInfo | Refused:
         """Look up `name` for all concurrent callers."""
         try:
-            return await self._settled(name, self.queries.find(name), Outcome.UNKNOWN_TOPIC, "looked up")
+            return await self._remember_result(name, self.queries.find(name), Outcome.UNKNOWN_TOPIC, "looked up")
         finally:
             del self._lookups[name]
 
-    async def _settled(
+    async def _remember_result(
         self, name: str, asked: Coroutine[Any, Any, TopicInfo], absent: Outcome, verb: str
     ) -> TopicInfo | Refused:
         """Await `asked` and cache its result: the topic with its configuration, or the refusal, which is returned.
@@ -274,14 +274,14 @@ class Topics:
         except Exception as error:  # contained: callers may try again
             failures.tell("topic", error, name)
             return Refused(Outcome.BUSY, f"topic {name} could not be {verb}")
-        self._learn(info)
+        self._remember(info)
         return info
 
-    def _learn(self, info: TopicInfo) -> None:
+    def _remember(self, info: TopicInfo) -> None:
         name = info.name
         self._missing.remove(name)
         self._known[name] = info
-        self._learned[name] = self._clock()
+        self._found_at[name] = self._clock()
         if name not in self.names and name not in self._hidden:
             self._set_names(self.names | {name})
 
@@ -289,7 +289,7 @@ class Topics:
         """Create a missing topic; a refusal is returned, as by `_look_up`."""
         try:
             # After FULL, a refusal that costs Kafka nothing, the next call may try again immediately.
-            return await self._settled(name, self._create_missing(name, principal), Outcome.FULL, "created")
+            return await self._remember_result(name, self._create_missing(name, principal), Outcome.FULL, "created")
         finally:
             del self._making[name]
 
@@ -317,7 +317,7 @@ class Topics:
                 authorization), FULL (a limit is reached), BUSY.
         """
         try:
-            if (illegal := _no_topic(name)) is not None:
+            if (illegal := _why_illegal(name)) is not None:
                 raise illegal
             made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
@@ -327,7 +327,7 @@ class Topics:
         if not made.new:
             return False
         self._missing.remove(name)
-        self._learned[name] = self._clock()
+        self._found_at[name] = self._clock()
         self._set_names(self.names | {name})
         return True
 
@@ -351,15 +351,15 @@ class Topics:
         await self.queries.wait_for(self._refreshing.answered())
 
     async def _refresh(self) -> None:
-        begun = self._clock()
+        started = self._clock()
         metadata = await self.queries.everything()
         seen = {
             name: topic
             for name, topic in metadata.topics.items()
             if not topic.error and (name in self._internal or (not topic.internal and is_topic_name(name)))
         }
-        self._learned = {name: when for name, when in self._learned.items() if when >= begun}
-        in_between = self._learned.keys() - seen.keys()  # found after the request was sent
+        self._found_at = {name: when for name, when in self._found_at.items() if when >= started}
+        in_between = self._found_at.keys() - seen.keys()  # found after the request was sent
         fewer = any(len(seen[name].leaders) < info.partitions for name, info in self._known.items() if name in seen)
         fresh = [
             msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=led_now(seen[name]))
@@ -369,7 +369,7 @@ class Topics:
         # A topic with fewer partitions was re-created: its configuration may have changed too.
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
-            fresh = await self._copied(await self.queries.configured(fresh))
+            fresh = await self._with_copies(await self.queries.configured(fresh))
         expected = self.names | self._internal.keys()
         absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
         found = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
@@ -377,13 +377,13 @@ class Topics:
             if not isinstance(there, Refused):
                 in_between.add(name)
             elif there.outcome is not Outcome.BUSY:
-                self._lost(name, there.outcome)
+                self._forget(name, there.outcome)
         self.safety.brokers = max(self.safety.brokers, len(metadata.brokers))
         self._changed(fresh)
-        self.creation.count(metadata, begun)
+        self.creation.count(metadata, started)
         self._set_names(frozenset((seen.keys() | in_between) - self._hidden))
 
-    async def _copied(self, infos: list[TopicInfo]) -> list[TopicInfo]:
+    async def _with_copies(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         """Return `infos` with the replication factor of unsafe topics updated."""
         unsafe = [info.name for info in infos if why_unsafe(info) is not None]
         if not unsafe or self.safety.brokers < LEAST:
@@ -419,7 +419,7 @@ def _not_chosen(name: str) -> str:
     )
 
 
-def _no_topic(name: str) -> Refused | None:
+def _why_illegal(name: str) -> Refused | None:
     """Return why a client's topic cannot have this name, or None."""
     if name.startswith(INTERNAL_TOPIC_PREFIX):
         return Refused(Outcome.DENIED, "topics that begin with __ are internal")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct as Layout
 from typing import Final, NamedTuple
 
-from gateway.kafka.driver.wire import Question, read_text
+from gateway.kafka.driver.wire import EncodedRequest, read_text
 
 TOPIC: Final = 2
 GROUP: Final = 3
@@ -42,14 +42,14 @@ class AclsUnknown(Exception):  # noqa: N818 - an answer of Kafka's
     """Kafka does not return its ACLs; the text says why, and what to do."""
 
 
-class _DescribeAcls(Question):
+class _DescribeAcls(EncodedRequest):
     """Version 1 (Kafka 2.0), the first with prefixed resource names."""
 
     API_KEY = 29
     API_VERSION = 1
 
 
-def all_acls() -> Question:
+def all_acls() -> EncodedRequest:
     """Request every ACL, from any broker. Decode the answer with `read_acls`; equal answers mean equal ACLs."""
     return _DescribeAcls(_ANYTHING)
 

@@ -48,15 +48,15 @@ from gateway.spawn import aside
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.5
+CHECK_S: Final = 2.5
 """Interval between checks for an unanswered request. One that is the oldest at three checks in a row, so for at least
 5 s, triggers a probe."""
-DOUBTS: Final = 2
+UNCHANGED_CHECKS: Final = 2
 PROBE_S: Final = 2.0
 """A broker that answers the probe within this time has had time to answer on the old connection."""
 SILENT_S: Final = 60.0
 """How long a probe waits for a broker."""
-TRUST_S: Final = 60.0
+GRACE_S: Final = 60.0
 """How long a connection that replaces a half-open one is not probed: a large request may be slow."""
 PATIENT: Final = frozenset({11, 14, 19, 20, 21, 37, 42})
 """API keys of requests that a broker answers only after others have acted: JoinGroup, SyncGroup, CreateTopics,
@@ -70,7 +70,7 @@ TLS_CLOSE_S: Final = 0.1
 LEAST_LIFE_S: Final = 1.0
 """A connection whose login expires sooner than this is not replaced ahead of time."""
 
-_found: Final[dict[tuple[str, int], float]] = {}
+_half_open_found: Final[dict[tuple[str, int], float]] = {}
 """By a broker's address, when a half-open connection to it was last found."""
 _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
 """By a broker's address, its last probe."""
@@ -79,11 +79,11 @@ _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
 class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka carries no types
     """aiokafka's connection with the changes that this module's docstring lists."""
 
-    looking: asyncio.TimerHandle | None = None
-    probing: asyncio.Task[None] | None = None
-    made = 0.0  # when it connected (loop time)
-    renewing: asyncio.TimerHandle | None = None
-    outlived = False  # to be closed as soon as no request is unanswered
+    check_timer: asyncio.TimerHandle | None = None
+    probe_task: asyncio.Task[None] | None = None
+    connected_at = 0.0  # loop time
+    renewal_timer: asyncio.TimerHandle | None = None
+    expiring = False  # to be closed as soon as no request is unanswered
 
     async def connect(self) -> Any:
         """Connect and log in.
@@ -98,8 +98,8 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         if client is not None and client._sync_task is None:
             self.close(reason=CloseReason.SHUTDOWN)
             raise KafkaConnectionError(f"the client of {self.host}:{self.port} is closed")
-        self.made = self._loop.time()
-        _look(ref(self), None, 0)
+        self.connected_at = self._loop.time()
+        _check_unanswered(ref(self), None, 0)
         return streams
 
     async def _log_in(self, login: Login) -> Any:
@@ -109,17 +109,17 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self._sasl_plain_password = login.password
             streams = await super().connect()
         except ConfigError as error:
-            login.refuse(str(error))
+            login.login_failed(str(error))
             raise LoginError(str(error)) from None
         except (KafkaError, OSError) as error:
-            why = self._why_refused(error)
+            why = self._login_problem(error)
             if why is not None:
-                login.refuse(f"{self._host}:{self._port}: {why}")
+                login.login_failed(f"{self._host}:{self._port}: {why}")
             raise
-        login.accept()
+        login.login_succeeded()
         return streams
 
-    def _why_refused(self, error: BaseException) -> str | None:
+    def _login_problem(self, error: BaseException) -> str | None:
         """Return the reason as text if the login or TLS has failed. None for other errors, which `outage` logs."""
         mechanism = self._sasl_mechanism
         if isinstance(error, LoginError):
@@ -140,7 +140,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             cause = cause.__cause__
         return None
 
-    async def _authenticated(self, answer: Any) -> Any:
+    async def _check_sasl_answer(self, answer: Any) -> Any:
         """Check the broker's answer to a SASL step and schedule the renewal. Raises LoginError for a refused token."""
         response = await answer
         if not response.error_code and self._sasl_mechanism == "OAUTHBEARER" and response.sasl_auth_bytes:
@@ -148,17 +148,17 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             raise LoginError(f"Kafka rejects the token: {_status(response.sasl_auth_bytes)}")
         lasts_s = getattr(response, "session_lifetime_ms", 0) / 1000
         if lasts_s >= LEAST_LIFE_S:
-            self.renewing = self._loop.call_later(RENEW * lasts_s, _outlive, ref(self))
+            self.renewal_timer = self._loop.call_later(RENEW * lasts_s, _renew, ref(self))
         return response
 
     def _handle_frame(self, resp: bytes) -> None:
         super()._handle_frame(resp)
-        if self.outlived:
+        if self.expiring:
             self.renew()
 
     def renew(self) -> None:
         """Close as soon as no request is unanswered; the client connects again for its next request."""
-        self.outlived = True
+        self.expiring = True
         if not self._requests and self._writer is not None:
             self._sasl_oauth_token_provider.renewed += 1
             self.close(reason=CloseReason.IDLE_DROP)
@@ -172,14 +172,14 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         Several callers may await the same end, such as one that stops a client that is already closing. It is shielded:
         otherwise one caller's cancellation would cancel the others too.
         """
-        if self.looking is not None:
-            self.looking.cancel()
-            self.looking = None
-        if self.renewing is not None:
-            self.renewing.cancel()
-            self.renewing = None
-        if self.probing is not None and self.probing is not asyncio.current_task():
-            self.probing.cancel()
+        if self.check_timer is not None:
+            self.check_timer.cancel()
+            self.check_timer = None
+        if self.renewal_timer is not None:
+            self.renewal_timer.cancel()
+            self.renewal_timer = None
+        if self.probe_task is not None and self.probe_task is not asyncio.current_task():
+            self.probe_task.cancel()
         if self._writer is not None:
             transport = self._writer.transport
             if transport.get_write_buffer_size():
@@ -189,7 +189,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         closed = super().close(reason=reason, exc=exc)
         return None if closed is None else asyncio.shield(closed)
 
-    def oldest(self) -> int | None:
+    def oldest_request(self) -> int | None:
         """Return the correlation id of the oldest unanswered request; None if there is none or it is `PATIENT`."""
         if not self._requests:
             return None
@@ -213,15 +213,15 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             return
         finally:
             other.close()
-        if self.oldest() == number and self._loop.time() - began <= PROBE_S:
+        if self.oldest_request() == number and self._loop.time() - began <= PROBE_S:
             log.warning("a connection to %s:%s is half-open: the broker answers on a new one", self.host, self.port)
-            _found[self._host, self._port] = self._loop.time()
+            _half_open_found[self._host, self._port] = self._loop.time()
             self.close(reason=CloseReason.CONNECTION_BROKEN)
 
-    def is_trusted(self, now: float) -> bool:
+    def has_replaced_half_open(self, now: float) -> bool:
         """Whether this connection has recently replaced a half-open one."""
-        found = _found.get((self._host, self._port))
-        return found is not None and found <= self.made and now - found < TRUST_S
+        found = _half_open_found.get((self._host, self._port))
+        return found is not None and found <= self.connected_at and now - found < GRACE_S
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """Send a request and return an awaitable of its answer. Raises KafkaConnectionError on a broken connection."""
@@ -232,10 +232,10 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         except RuntimeError as error:
             raise self._broken(error) from error
         if self._on_close_cb is None and expect_response:  # a client's first connection: the client does not track it
-            self._requests[-1][2].add_done_callback(self._given_up)
-        return self._authenticated(answer) if isinstance(request, SaslAuthenticateRequest) else answer
+            self._requests[-1][2].add_done_callback(self._close_if_cancelled)
+        return self._check_sasl_answer(answer) if isinstance(request, SaslAuthenticateRequest) else answer
 
-    def _given_up(self, answer: asyncio.Future[Any]) -> None:
+    def _close_if_cancelled(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             self.close()
 
@@ -250,23 +250,24 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}")
 
 
-def _look(weak: ref[BrokerConnection], before: int | None, doubts: int) -> None:
+def _check_unanswered(weak: ref[BrokerConnection], before: int | None, unchanged: int) -> None:
     """Check whether the same request is unanswered as at the last check. Holds no strong reference to a connection."""
     connection = weak()
     if connection is None or not connection.connected():
         return
-    oldest = connection.oldest()
+    oldest = connection.oldest_request()
     loop = asyncio.get_running_loop()
-    doubts = doubts + 1 if oldest is not None and oldest == before and not connection.is_trusted(loop.time()) else 0
-    if doubts >= DOUBTS and oldest is not None:
+    is_stuck = oldest is not None and oldest == before and not connection.has_replaced_half_open(loop.time())
+    unchanged = unchanged + 1 if is_stuck else 0
+    if unchanged >= UNCHANGED_CHECKS and oldest is not None:
         address = connection.host, connection.port
         probe = _probes.get(address)
         if probe is None or probe.done():
-            _probes[address] = connection.probing = aside(connection.probe(oldest), "connection to Kafka")
-    connection.looking = loop.call_later(LOOK_S, _look, weak, oldest, doubts)
+            _probes[address] = connection.probe_task = aside(connection.probe(oldest), "connection to Kafka")
+    connection.check_timer = loop.call_later(CHECK_S, _check_unanswered, weak, oldest, unchanged)
 
 
-def _outlive(weak: ref[BrokerConnection]) -> None:
+def _renew(weak: ref[BrokerConnection]) -> None:
     connection = weak()
     if connection is not None:
         connection.renew()

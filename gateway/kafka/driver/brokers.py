@@ -46,7 +46,7 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
             if connection is None:
                 continue
             try:
-                answer = await connection.send(wire.metadata_of(None))
+                answer = await connection.send(wire.metadata_request(None))
             except (KafkaError, TimeoutError):
                 continue
             if not answer.brokers:

@@ -100,7 +100,7 @@ class _Answer(msgspec.Struct, eq=False):
         return self.response
 
 
-class _Fetch(wire.FetchQuestion):
+class _Fetch(wire.FetchRequest):
     """A fetch in flight."""
 
     RESPONSE_TYPE: Any = None  # set for each instance
@@ -127,14 +127,14 @@ class SessionFetcher(PacedFetcher):
     only after a change of the assignment or of the leaders.
     """
 
-    def __init__(self, *arguments: Any, doubted: Callable[[], None], **settings: Any) -> None:
-        """`doubted` is called when a broker answers that it does not have a partition; the rest as aiokafka's."""
+    def __init__(self, *arguments: Any, on_missing: Callable[[], None], **settings: Any) -> None:
+        """`on_missing` is called when a broker answers that it does not have a partition; the rest as aiokafka's."""
         self._sessions: dict[int, FetchSession] = {}  # by node
         self._places: dict[int, list[TopicPartition]] = {}  # by leader
         self._leaders: dict[TopicPartition, int] = {}
         # by leader, the partitions whose position may differ from the one that the broker knows
         self._moved: dict[int, set[TopicPartition]] = {}
-        # the assignment, the metadata and `NearerCopies.moves` from which the above was made
+        # the assignment, the metadata and `NearerReplicas.moves` from which the above was made
         self._planned: tuple[Any, Any, int] = (None, None, 0)
         self._answered: dict[int, float] = {}  # by node, the time of its last answer (loop time)
         # partitions that were in an answer; a caller that has read one to its end may remove it
@@ -144,7 +144,7 @@ class SessionFetcher(PacedFetcher):
         self.gather_until = 0.0
         self._gathering: set[int] = set()  # nodes with such a fetch in flight
         self.leaderless = 0  # partitions without a leader, by the last metadata
-        self._doubted = doubted
+        self._on_missing = on_missing
         super().__init__(*arguments, **settings)
 
     def seek_to(self, tp: TopicPartition, offset: int) -> None:
@@ -193,7 +193,7 @@ class SessionFetcher(PacedFetcher):
             if node not in self._in_flight and node not in pauses
         ]
         wait = min(pauses.values()) if pauses else self._fetcher_timeout
-        lacking = bool(self.leaderless) and self.may_ask_for_leaders(assignment)
+        lacking = bool(self.leaderless) and self.may_request_leaders(assignment)
         return [fetch for fetch in fetches if fetch[1] is not None], {}, wait, lacking, []
 
     def _plan(self, assignment: Any) -> None:
@@ -235,7 +235,7 @@ class SessionFetcher(PacedFetcher):
         else:
             self._gathering.discard(node)
         fetch = _Fetch(
-            wire.fetch_of(
+            wire.fetch_body(
                 changes,
                 forgotten,
                 session=(session.id, session.epoch),
@@ -272,11 +272,11 @@ class SessionFetcher(PacedFetcher):
                         self.news.add(place)
                         unknown = unknown or error == UnknownTopicOrPartitionError.errno
                 if unknown:
-                    failures.guard("metadata", self._doubted)
+                    failures.guard("metadata", self._on_missing)
 
 
-async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) -> SessionFetcher:
-    """Make a consumer that was just started use a `SessionFetcher`; see there for its conditions and for `doubted`."""
+async def use_sessions(consumer: AIOKafkaConsumer, on_missing: Callable[[], None]) -> SessionFetcher:
+    """Make a consumer that was just started use a `SessionFetcher`; see there for its conditions and `on_missing`."""
     before, task = consumer._fetcher, asyncio.current_task()
     assert task is not None
     cancelled = task.cancelling()
@@ -295,7 +295,7 @@ async def use_sessions(consumer: AIOKafkaConsumer, doubted: Callable[[], None]) 
         auto_offset_reset="none",
         client_rack=before._client_rack,
         isolation_level="read_committed" if before._isolation_level == READ_COMMITTED else "read_uncommitted",
-        doubted=doubted,
+        on_missing=on_missing,
     )
     convert_arrivals(consumer)
     return fetcher

@@ -29,18 +29,18 @@ NUDGE_S: Final = 0.2
 something else wakes the fetcher, aiokafka still counts it as in flight, and would send no other until its own pause is
 over."""
 
-LEADERS_AGAIN_S: Final = 1.0
+LEADERS_RETRY_S: Final = 1.0
 """Interval between metadata requests while a partition has no leader."""
 
-TELL_S: Final = 60.0
+LOG_INTERVAL_S: Final = 60.0
 """Interval between log lines about partitions without a leader."""
 
 
-class NearerCopies(dict[TopicPartition, tuple[int, float]]):
+class NearerReplicas(dict[TopicPartition, tuple[int, float]]):
     """Partitions that are read from a follower instead of their leader: its node, and until when (KIP-392)."""
 
     moves = 0  # how often the broker to read a partition from has changed
-    left: TopicPartition | None = None  # the partition of the last `pop`, if it was read from a follower until then
+    popped: TopicPartition | None = None  # the partition of the last `pop`, if it was read from a follower until then
 
     def __setitem__(self, place: TopicPartition, copy: tuple[int, float]) -> None:
         if self.get(place, (None,))[0] != copy[0]:
@@ -49,7 +49,7 @@ class NearerCopies(dict[TopicPartition, tuple[int, float]]):
 
     def pop(self, place: TopicPartition, *default: Any) -> Any:
         """See `dict`."""
-        self.left = place if place in self else None
+        self.popped = place if place in self else None
         self.moves += place in self
         return super().pop(place, *default)
 
@@ -58,13 +58,13 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
     """aiokafka's fetcher, with a pause between metadata requests while a partition has no leader."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        self._asked_for_leaders = float("-inf")
+        self._leaders_requested = float("-inf")
         super().__init__(*arguments, **settings)
-        self._preferred_read_replica = NearerCopies()
+        self._preferred_read_replica = NearerReplicas()
 
     def _set_error(self, place: TopicPartition, error: KafkaError) -> None:
         """Record that a partition cannot be read, unless only a follower lacks the offset: the leader is asked next."""
-        if not (isinstance(error, OffsetOutOfRangeError) and self._preferred_read_replica.left == place):
+        if not (isinstance(error, OffsetOutOfRangeError) and self._preferred_read_replica.popped == place):
             super()._set_error(place, error)
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[list[Any], dict[int, Any], float, bool, list[Any]]:
@@ -72,15 +72,15 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         fetches, resets, wait, lacking, resumed = super()._get_actions_per_node(assignment)
         if not lacking:
             return fetches, resets, wait, False, resumed
-        return fetches, resets, min(wait, LEADERS_AGAIN_S), self.may_ask_for_leaders(assignment), resumed
+        return fetches, resets, min(wait, LEADERS_RETRY_S), self.may_request_leaders(assignment), resumed
 
-    def may_ask_for_leaders(self, assignment: Any) -> bool:
+    def may_request_leaders(self, assignment: Any) -> bool:
         """Whether it is time to request metadata for partitions without a leader; also logs that there are any."""
         now = asyncio.get_running_loop().time()
-        if now < self._asked_for_leaders + LEADERS_AGAIN_S:
+        if now < self._leaders_requested + LEADERS_RETRY_S:
             return False
-        self._asked_for_leaders = now
-        _notice.leaderless(self._client, assignment.tps, now)
+        self._leaders_requested = now
+        _leaderless_log.leaderless(self._client, assignment.tps, now)
         return True
 
     async def _proc_offset_request(self, node_id: int, topic_data: Any) -> Any:
@@ -93,22 +93,22 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
             raise
 
 
-class _Notice:
+class _LeaderlessLog:
     """Logs once a minute for the whole process: there may be thousands of consumers."""
 
     def __init__(self) -> None:
-        self._told = float("-inf")
+        self._logged_at = float("-inf")
 
     def leaderless(self, client: Any, partitions: Collection[TopicPartition], now: float) -> None:
-        lacking = _leaderless(client, partitions) if now >= self._told + TELL_S else ()
+        lacking = _leaderless(client, partitions) if now >= self._logged_at + LOG_INTERVAL_S else ()
         for topic, number in sorted(lacking)[:1]:
-            self._told = now
+            self._logged_at = now
             log.warning(
                 "%d partitions have no leader, such as %s-%d; the others are being read", len(lacking), topic, number
             )
 
 
-_notice: Final = _Notice()
+_leaderless_log: Final = _LeaderlessLog()
 
 
 def _leaderless(client: Any, partitions: Collection[TopicPartition]) -> set[TopicPartition]:

@@ -180,10 +180,10 @@ def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> 
     consumer._client.cluster.add_listener(partial(failures.guard, "metadata", listener))
 
 
-def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | None = None) -> None:
+def follow_missing(consumer: AIOKafkaConsumer, on_missing: Callable[[], object] | None = None) -> None:
     """Refresh the metadata every `MISSING_S` while a topic of the subscription is missing: it may be re-created.
 
-    aiokafka itself would refresh them only at their maximum age. `doubted` is called with each refresh.
+    aiokafka itself would refresh them only at their maximum age. `on_missing` is called with each refresh.
     """
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.TimerHandle] = []
@@ -192,8 +192,8 @@ def follow_missing(consumer: AIOKafkaConsumer, doubted: Callable[[], object] | N
         waiting.clear()
         if not consumer._closed:
             consumer._client.force_metadata_update()
-            if doubted is not None:
-                doubted()
+            if on_missing is not None:
+                on_missing()
 
     def look(cluster: Any) -> None:
         missing = any(cluster.partitions_for_topic(topic) is None for topic in consumer.subscription())

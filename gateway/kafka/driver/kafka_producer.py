@@ -27,7 +27,7 @@ FORCE_CLOSE_S: Final = 1.0
 
 
 FIRST_PAUSE_S: Final = 0.02
-LEADERS_AGAIN_S: Final = 1.0
+LEADERS_RETRY_S: Final = 1.0
 """First and longest pause between metadata requests while a partition has no leader; the pause doubles."""
 
 
@@ -47,7 +47,7 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         fence = self.fence
         if fence is not None and not fence.is_open:
             muted_partitions = muted_partitions | {place for place in self._batches if place.topic != fence.exempt}
-            fence.then(self._go_on)
+            fence.then(self._wake)
         batches, lacking = super().drain_by_nodes(ignore_nodes, muted_partitions)
         if not lacking:
             self._pause = FIRST_PAUSE_S
@@ -58,10 +58,10 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
             self._wakeup_handle = loop.call_later(left, self._wakeup, self._waiter_future)
             return batches, False
         self._ask_at = loop.time() + self._pause
-        self._pause = min(2 * self._pause, LEADERS_AGAIN_S)
+        self._pause = min(2 * self._pause, LEADERS_RETRY_S)
         return batches, True
 
-    def _go_on(self) -> None:
+    def _wake(self) -> None:
         if not self._waiter_future.done():
             self._waiter_future.set_result(None)
 
@@ -110,17 +110,17 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
             accumulator._pending_batches.update(queued)
         accumulator.fail_all(errors.ProducerClosed())
         for failed in accumulator._pending_batches:
-            _mark_seen(failed._drain_waiter)
-            _mark_seen(failed.future)
+            _retrieve_exception(failed._drain_waiter)
+            _retrieve_exception(failed.future)
     _, unfinished = await asyncio.wait({stopping}, timeout=FORCE_CLOSE_S)
     for task in unfinished:
         task.cancel()
     manager = producer._txn_manager
     if manager is not None:
-        _mark_seen(manager._transaction_waiter)
-        _mark_seen(manager._pid_waiter)
+        _retrieve_exception(manager._transaction_waiter)
+        _retrieve_exception(manager._pid_waiter)
         for *_, waiter in manager._pending_txn_offsets:
-            _mark_seen(waiter)
+            _retrieve_exception(waiter)
 
 
 def forget_group(producer: AIOKafkaProducer) -> None:
@@ -134,7 +134,7 @@ def has_failed(producer: AIOKafkaProducer) -> bool:
     return bool(producer._txn_manager.is_fatal_error())
 
 
-def _mark_seen(waiter: asyncio.Future[Any] | None) -> None:
+def _retrieve_exception(waiter: asyncio.Future[Any] | None) -> None:
     """Retrieve a future's exception, or asyncio would log that it was never retrieved."""
     if waiter is not None and waiter.done() and not waiter.cancelled():
         waiter.exception()

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 2.0
 """Pause after a failed token request, since many clients may want a token."""
-TELL_S: Final = 60.0
+LOG_INTERVAL_S: Final = 60.0
 """Interval between two identical log lines."""
 
 
@@ -63,12 +63,12 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         self.problem: str | None = None
         self.tokens = self.token_failures = self.refused = self.renewed = self.reloads = self.failed_reloads = 0
         self.certificate_ends = 0.0
-        self._told: tuple[str | None, float] = (None, 0.0)
+        self._last_logged: tuple[str | None, float] = (None, 0.0)
         self._tls: ssl.SSLContext | None = None
         self._stamps: tuple[object, ...] = ()
         if config.security_protocol.endswith("SSL"):
-            self._stamps = self._look()
-            self._tls = self._loaded()
+            self._stamps = self._file_stamps()
+            self._tls = self._load_tls()
         self._tokens = None
         self._token: Token | None = None
         self._failed: tuple[LoginError, float] | None = None
@@ -87,10 +87,10 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
     def context(self) -> ssl.SSLContext | None:
         """The TLS context of the current files. Unusable files are logged, and the former context stays in use."""
         if self._tls is not None:
-            stamps = self._look()
+            stamps = self._file_stamps()
             if stamps != self._stamps:
                 self._stamps = stamps
-                self._load_again()
+                self._reload_tls()
         return self._tls
 
     @property
@@ -136,23 +136,22 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         finally:
             self._fetching = None
 
-    def _look(self) -> tuple[object, ...]:
+    def _file_stamps(self) -> tuple[object, ...]:
         """Return values that change when one of the files does."""
         files = (self.config.ssl_cafile, self.config.ssl_certfile, self.config.ssl_keyfile)
         return tuple(_stamp(path) for path in files)
 
-    def _load_again(self) -> bool:
+    def _reload_tls(self) -> None:
         try:
-            self._tls = self._loaded()
+            self._tls = self._load_tls()
         except ConfigError as error:
             self.failed_reloads += 1
             log.error("could not reload the certificates for Kafka, the old ones stay in use: %s", error)
-            return False
+            return
         self.reloads += 1
         log.info("reloaded the certificates for Kafka")
-        return True
 
-    def _loaded(self) -> ssl.SSLContext:
+    def _load_tls(self) -> ssl.SSLContext:
         config = self.config
         for key in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
             path: Path | None = getattr(config, key)
@@ -176,33 +175,33 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             except ssl.SSLError as error:
                 what = error.reason or "not PEM, or another password"
                 raise ConfigError(f"kafka.ssl_certfile, kafka.ssl_keyfile: cannot be used together ({what})") from None
-            self.certificate_ends = _end_of(config.ssl_certfile)
+            self.certificate_ends = _expiry_of(config.ssl_certfile)
         return context
 
     # Results of a login
 
-    def refuse(self, why: str) -> None:
+    def login_failed(self, why: str) -> None:
         """Record and log that a login failed."""
         self.refused += 1
         self.problem = why
-        told, when = self._told
+        reason, when = self._last_logged
         now = time.monotonic()
-        if told != why or now - when >= TELL_S:
-            self._told = (why, now)
+        if reason != why or now - when >= LOG_INTERVAL_S:
+            self._last_logged = (why, now)
             log.error("cannot log in to Kafka: %s", why)
 
-    def accept(self) -> None:
+    def login_succeeded(self) -> None:
         """Record that a login succeeded."""
         if self.problem is not None:
             self.problem = None
-            self._told = (None, 0.0)
+            self._last_logged = (None, 0.0)
             log.info("logging in to Kafka works again")
 
     def reload(self) -> None:
         """Reload everything for future connections; open ones are not affected."""
         if self._tls is not None:
-            self._stamps = self._look()
-            self._load_again()
+            self._stamps = self._file_stamps()
+            self._reload_tls()
         if self._token is not None:
             self._token = Token(self._token.value, self._token.ends, fresh_until=0.0)
         self._failed = None
@@ -267,7 +266,7 @@ def _stamp(path: Path | None) -> object:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _end_of(path: Path) -> float:
+def _expiry_of(path: Path) -> float:
     """Return when the first certificate of a file expires. Raises ConfigError when it has expired already."""
     try:
         ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc

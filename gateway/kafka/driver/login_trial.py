@@ -36,7 +36,7 @@ class LoginTrial:
         nobody = {"sasl_username": "", "sasl_password": SecretStr(""), "sasl_password_file": None}
         self._tls = Login(kafka.model_copy(update=nobody))
 
-    async def is_right(self, user: str, password: str) -> bool:
+    async def accepts(self, user: str, password: str) -> bool:
         """Whether Kafka accepts the login. Raises Refused (BUSY) when no server answers."""
         problem = ""
         for host, port, _ in random.sample(self._servers, len(self._servers)):

@@ -9,7 +9,7 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-TELL_S: Final = 60.0
+LOG_INTERVAL_S: Final = 60.0
 LASTS_S: Final = 120.0
 """How long Kafka counts as away after the last failed attempt, unless it answers. A frozen Kafka lets each attempt run
 into two timeouts, of the connection and of the answer, 30 s each."""
@@ -21,9 +21,9 @@ class Outage:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
         self._clock = clock
-        self._told = self._noticed = float("-inf")
+        self._logged_at = self._noticed = float("-inf")
         self._since = 0.0
-        self._is_told = False  # of this outage
+        self._is_logged = False  # of this outage
         self._parts: set[str] = set()
 
     def notice(self, part: str, reason: str) -> None:
@@ -31,12 +31,12 @@ class Outage:
         now = self._clock()
         if not self.lasts:
             self._since = now
-            self._is_told = False
+            self._is_logged = False
         self._noticed = now
         self._parts.add(part)
-        if now - self._told >= TELL_S:
-            self._told = now
-            self._is_told = True
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            self._is_logged = True
             log.warning(
                 "Kafka has not answered for %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
             )
@@ -44,9 +44,9 @@ class Outage:
 
     def end(self) -> None:
         """Note that Kafka answers; called by a part that asks it regularly."""
-        if self._is_told:
+        if self._is_logged:
             log.info("Kafka answers again, after %.0f s", self._clock() - self._since)
-        self._noticed, self._is_told = float("-inf"), False
+        self._noticed, self._is_logged = float("-inf"), False
 
     @property
     def lasts(self) -> bool:

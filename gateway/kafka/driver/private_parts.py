@@ -37,7 +37,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_notify": "`fetch` wakes the fetcher, which may have missed that a reader waits",
         "_proc_offset_request": "metadata are refreshed when the lookup of a position shows that they are outdated",
         "_proc_fetch_request": "`SessionFetcher` sends its own requests, and reads the session from the answer",
-        "_preferred_read_replica": "replaced by `NearerCopies`, which counts moves of partitions",
+        "_preferred_read_replica": "replaced by `NearerReplicas`, which counts moves of partitions",
         "_select_read_replica": "tells `SessionFetcher` which replica to read",
         "_set_error": "an offset that a follower lacks is no error before the leader was asked",
         "_records": "fetched records become `Received` on arrival, and are freed when the consumer closes",

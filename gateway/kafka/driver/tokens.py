@@ -75,7 +75,7 @@ def read_secret(key: str, path: Path) -> str:
     return text
 
 
-def end_of(token: str) -> float | None:
+def expiry_of(token: str) -> float | None:
     """Return the `exp` of a JSON Web Token, or None if it has none. The signature is for Kafka to check."""
     try:
         part = token.split(".")[1]
@@ -102,7 +102,7 @@ class FileTokens:
             value = self._read()
         except ConfigError as error:
             raise LoginError(str(error)) from None
-        ends, now = end_of(value), time.time()
+        ends, now = expiry_of(value), time.time()
         if ends is not None and ends <= now:
             raise LoginError(f"kafka.oauth.token_file: the token in {self._path} expired {now - ends:.0f} s ago")
         return Token(value, ends, fresh_until=0.0)
@@ -156,10 +156,10 @@ class EndpointTokens:
             raise LoginError(str(error)) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise LoginError(f"no token: {url} does not answer ({type(error).__name__})") from None
-        return _granted(str(url), status, body, time.time())
+        return _parse_answer(str(url), status, body, time.time())
 
 
-def _granted(url: str, status: int, body: bytes, now: float) -> Token:
+def _parse_answer(url: str, status: int, body: bytes, now: float) -> Token:
     """Return the token in an endpoint's answer (RFC 6749, part 5). Raises LoginError."""
     try:
         answer = json.loads(body) if len(body) <= LARGEST else None
@@ -173,7 +173,7 @@ def _granted(url: str, status: int, body: bytes, now: float) -> Token:
         raise LoginError(f"no token: {url} answers {status}{words}{', without one' if status == 200 else ''}")
     if isinstance(life, int | float) and not isinstance(life, bool) and life > 0:
         return Token(value, now + life, now + FRESH * life)
-    ends = end_of(value)
+    ends = expiry_of(value)
     return Token(value, ends, now + FRESH * (UNKNOWN_LIFE_S if ends is None else max(0.0, ends - now)))
 
 

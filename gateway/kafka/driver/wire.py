@@ -21,17 +21,19 @@ LATEST: Final = -1
 """Requests the end of a partition's log."""
 EARLIEST: Final = -2
 """Requests the offset of a partition's first record."""
-NOWHERE: Final = -1
+NO_OFFSET: Final = -1
 """The offset in an answer when no record is as new as the requested time."""
 NO_LEADER: Final = -1
 
 _READ_COMMITTED: Final = 1
 _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
-_PLACE: Final = Layout(">iq")  # of ListOffsets: partition, time
+_LIST_PARTITION: Final = Layout(">iq")  # of ListOffsets: partition, time
 _OFFSET: Final = Layout(">ihqq")  # partition, error, time, offset
-_WANTED: Final = Layout(">iiqqi")  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
-_LIMITS: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
+_FETCH_PARTITION: Final = Layout(
+    ">iiqqi"
+)  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
+_FETCH_HEAD: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, number of replicas
 _NULL_LENGTH: Final = b"\0"
 _NO_TAGS: Final = b"\0"
@@ -48,7 +50,7 @@ class Topic(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """The answer to `metadata_of`."""
+    """The answer to `metadata_request`."""
 
     brokers: list[tuple[int, str, int, str | None]]  # node, host, port, rack
     controller: int  # the controller's node
@@ -63,7 +65,7 @@ class _Answer:
         return frame.read()
 
 
-class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
+class EncodedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
     """A request of one version whose body is encoded here; aiokafka's connections send it like one of its own."""
 
     API_KEY = -1
@@ -75,7 +77,7 @@ class Question(RequestStruct):  # type: ignore[misc]  # aiokafka carries no type
         """`body` is the request without its header."""
         self._body = body
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Question:
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> EncodedRequest:
         """See aiokafka's `Request`. Raises IncompatibleBrokerVersion."""
         least, most = versions.get(self.API_KEY, (0, -1))
         if not least <= self.API_VERSION <= most:
@@ -103,14 +105,14 @@ class _MetadataAnswerWithIds:
         return read_metadata_with_ids(frame.read())
 
 
-class _MetadataQuestionWithIds(Question):
+class _MetadataRequestWithIds(EncodedRequest):
     API_KEY = 3
     API_VERSION = 10
     FLEXIBLE_VERSION = True
     RESPONSE_TYPE = _MetadataAnswerWithIds
 
 
-class _MetadataQuestion(Question):
+class _MetadataRequest(EncodedRequest):
     API_KEY = 3
     API_VERSION = 4
     RESPONSE_TYPE = _MetadataAnswer
@@ -122,37 +124,37 @@ class _MetadataQuestion(Question):
             super().__init__(b"".join([_INT32.pack(len(topics)), *map(_text, topics), b"\0"]))
         self._topics = topics
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Question:
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> EncodedRequest:
         """Use the version with topic ids if the broker has it."""
-        if versions.get(self.API_KEY, (0, -1))[1] < _MetadataQuestionWithIds.API_VERSION:
+        if versions.get(self.API_KEY, (0, -1))[1] < _MetadataRequestWithIds.API_VERSION:
             return super().prepare(versions)
         asked = [_NULL_LENGTH]
         if self._topics is not None:
             asked = [_length(len(self._topics))]
             asked += [b"".join((_NO_ID, _compact_text(topic), _NO_TAGS)) for topic in self._topics]
         # No topic is created, no authorized operations are requested.
-        return _MetadataQuestionWithIds(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
+        return _MetadataRequestWithIds(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
 
 
-class _OffsetsQuestion(Question):
+class _ListOffsetsRequest(EncodedRequest):
     API_KEY = 2
     API_VERSION = 2
 
 
-class FetchQuestion(Question):
+class FetchRequest(EncodedRequest):
     """A fetch with sessions (KIP-227, version 7); the answer may name a nearer replica (KIP-392, version 11)."""
 
     API_KEY = 1
     API_VERSION = 11
 
 
-def metadata_of(topics: Collection[str] | None) -> Question:
+def metadata_request(topics: Collection[str] | None) -> EncodedRequest:
     """Request the metadata of some topics, or of all (None), without creating any. The answer is a `Metadata`."""
-    return _MetadataQuestion(topics)
+    return _MetadataRequest(topics)
 
 
 def read_metadata_with_ids(data: bytes) -> Metadata:
-    """Decode the answer to `metadata_of` in version 10."""
+    """Decode the answer to `metadata_request` in version 10."""
     brokers: list[tuple[int, str, int, str | None]] = []
     count, at = _read_length(data, 4)
     for _ in range(count):
@@ -161,7 +163,7 @@ def read_metadata_with_ids(data: bytes) -> Metadata:
         (port,) = _INT32.unpack_from(data, at)
         rack, at = _read_compact_text(data, at + 4)
         brokers.append((node, host or "", port, rack))
-        at = _behind_tags(data, at)
+        at = _skip_tags(data, at)
     _, at = _read_compact_text(data, at)  # the cluster's id
     (controller,) = _INT32.unpack_from(data, at)
     count, at = _read_length(data, at + 4)
@@ -183,16 +185,16 @@ def read_metadata_with_ids(data: bytes) -> Metadata:
                 else:
                     nodes, at = _read_length(data, at)
                     at += 4 * nodes
-            at = _behind_tags(data, at) if data[at] else at + 1
+            at = _skip_tags(data, at) if data[at] else at + 1
             found[number] = leader
         leaders = tuple(found.get(number, NO_LEADER) for number in range(max(found, default=-1) + 1))
         topics[name or ""] = Topic(error, internal, leaders, topic_id)
-        at = _behind_tags(data, at + 4)  # after the authorized operations
+        at = _skip_tags(data, at + 4)  # after the authorized operations
     return Metadata(brokers, controller, topics)
 
 
 def read_metadata(data: bytes) -> Metadata:
-    """Decode the answer to `metadata_of` in version 4, which has no topic ids."""
+    """Decode the answer to `metadata_request` in version 4, which has no topic ids."""
     brokers: list[tuple[int, str, int, str | None]] = []
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
@@ -224,7 +226,7 @@ def read_metadata(data: bytes) -> Metadata:
     return Metadata(brokers, controller, topics)
 
 
-def offsets_of(partitions: Iterable[TopicPartition], timestamp: int) -> Question:
+def list_offsets_request(partitions: Iterable[TopicPartition], timestamp: int) -> EncodedRequest:
     """Request the offsets for a time: ms since the epoch, `LATEST` or `EARLIEST`. To be sent to the partitions' leader.
 
     Records of open transactions do not count (`read_committed`).
@@ -235,12 +237,12 @@ def offsets_of(partitions: Iterable[TopicPartition], timestamp: int) -> Question
     parts = [b"\xff\xff\xff\xff", bytes((_READ_COMMITTED,)), _INT32.pack(len(topics))]
     for topic, numbers in topics.items():
         parts += (_text(topic), _INT32.pack(len(numbers)))
-        parts += [_PLACE.pack(number, timestamp) for number in numbers]
-    return _OffsetsQuestion(b"".join(parts))
+        parts += [_LIST_PARTITION.pack(number, timestamp) for number in numbers]
+    return _ListOffsetsRequest(b"".join(parts))
 
 
 def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
-    """Decode the answer to `offsets_of`: partition, error code, and offset or `NOWHERE`."""
+    """Decode the answer to `list_offsets_request`: partition, error code, and offset or `NO_OFFSET`."""
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
         topic, at = read_text(data, at)
@@ -251,7 +253,7 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
         at = end
 
 
-def fetch_of(
+def fetch_body(
     positions: Mapping[TopicPartition, int],
     forgotten: Iterable[TopicPartition],
     *,
@@ -263,7 +265,7 @@ def fetch_of(
     committed: bool,
     rack: str = "",
 ) -> bytes:
-    """Encode the body of a `FetchQuestion`.
+    """Encode the body of a `FetchRequest`.
 
     `session` is the session's id and the epoch of this fetch. `positions` are the offsets of partitions that are new
     to the session or whose offset has changed, `forgotten` those to remove from it. The broker may wait `wait_ms` for
@@ -272,8 +274,8 @@ def fetch_of(
     """
     topics: dict[str, list[bytes]] = {}
     for (topic, number), offset in positions.items():
-        topics.setdefault(topic, []).append(_WANTED.pack(number, -1, offset, -1, most_each))
-    parts = [_LIMITS.pack(-1, wait_ms, least, most, _READ_COMMITTED if committed else 0, *session)]
+        topics.setdefault(topic, []).append(_FETCH_PARTITION.pack(number, -1, offset, -1, most_each))
+    parts = [_FETCH_HEAD.pack(-1, wait_ms, least, most, _READ_COMMITTED if committed else 0, *session)]
     for named in (topics, _packed_numbers(forgotten)):
         parts.append(_INT32.pack(len(named)))
         for topic, packed in named.items():
@@ -352,7 +354,7 @@ def _read_compact_text(data: bytes, at: int) -> tuple[str | None, int]:
     return data[at : at + size - 1].decode(), at + size - 1
 
 
-def _behind_tags(data: bytes, at: int) -> int:
+def _skip_tags(data: bytes, at: int) -> int:
     if not data[at]:
         return at + 1
     count, at = _read_unsigned(data, at)

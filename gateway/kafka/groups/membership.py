@@ -140,7 +140,7 @@ class Groups:
         session_timeout_ms: int = 10_000,
         # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
         join_timeout_s: float = 30.0,
-        # bounds a join; `Patience.bound` ends it sooner when Kafka is silent
+        # bounds a join; `SilenceLimit.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
     ) -> None:
         """Connect to Kafka with the first `join`."""

@@ -331,7 +331,7 @@ class Publisher:
 
     def unsafe(self, info: TopicInfo) -> Refused | None:
         """Return why a topic must not be written to, or None: too few brokers would have an acknowledged record."""
-        return self._topics.safety.judge(info)
+        return self._topics.safety.check(info)
 
     def known_topic(self, name: str) -> TopicInfo | None:
         """Return the cached `TopicInfo` of a topic that clients may write, or None."""

@@ -28,7 +28,7 @@ from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from gateway.kafka.driver.rights_requests import Rights
-from gateway.kafka.driver.wire import Question
+from gateway.kafka.driver.wire import EncodedRequest
 from gateway.listeners import make_servers
 from gateway.security.acl_source import AclSource
 from gateway.security.authorization import AccessList, Grant
@@ -57,7 +57,7 @@ OF_GROUPS: Final = [Operation.READ, Operation.DELETE, Operation.DESCRIBE, ALL]
 TEMPLATE: Final = principal_template(SecurityConfig())
 
 
-class _DescribeGroups(Question):
+class _DescribeGroups(EncodedRequest):
     API_KEY = 15
     API_VERSION = 3
 
@@ -334,7 +334,7 @@ async def test_the_last_acls_stay_while_kafka_is_away(bootstrap: str, secured_br
         config = SecurityConfig.model_validate({"access_source": "kafka", "access_refresh_s": 0.1})
         source = AclSource(config, access, clock=clock)
 
-        async def ask(question: Question) -> bytes:
+        async def ask(question: EncodedRequest) -> bytes:
             return await asked[-1].request(question)
 
         running = tasks.spawn(source.run(ask))

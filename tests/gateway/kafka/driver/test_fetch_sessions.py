@@ -66,7 +66,7 @@ def test_the_broker_reads_what_is_wanted_after_each_answered_fetch(steps: Any, f
         if session.is_new:
             assert changes == wanted
             assert forgotten == []
-        body = wire.fetch_of(
+        body = wire.fetch_body(
             changes, forgotten, session=(session.id, session.epoch), wait_ms=1, least=1, most=9, most_each=5,
             committed=True, rack="here",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from gateway.config import ConfigError, KafkaConfig
 from gateway.kafka.driver.login import Login
-from gateway.kafka.driver.tokens import LoginError, end_of
+from gateway.kafka.driver.tokens import LoginError, expiry_of
 from tests.support.secured import TokenEndpoint, endpoint
 
 __all__ = ["endpoint"]
@@ -189,4 +189,4 @@ async def test_msk_tokens_are_signed_with_the_credentials_that_aws_s_library_fin
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJleHAiOiJ4In0.c", "a.eyJleHAiOjFlOTk5fQ.c"])
 def test_a_token_without_an_end(text: str) -> None:
-    assert end_of(text) in {None, float("inf")}
+    assert expiry_of(text) in {None, float("inf")}

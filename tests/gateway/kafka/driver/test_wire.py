@@ -17,8 +17,8 @@ class Older:
     def __init__(self, topics: list[str] | None) -> None:
         self._topics = topics
 
-    def prepare(self, versions: Any) -> wire.Question:
-        return wire.metadata_of(self._topics).prepare({3: (0, 9)})
+    def prepare(self, versions: Any) -> wire.EncodedRequest:
+        return wire.metadata_request(self._topics).prepare({3: (0, 9)})
 
 
 async def test_topics_have_ids_where_the_broker_tells_them(
@@ -32,7 +32,7 @@ async def test_topics_have_ids_where_the_broker_tells_them(
     try:
         (node,) = [broker.nodeId for broker in client.cluster.brokers()]
         for asked in ([few, long, "there-is-none"], None):
-            told = await client.send(node, wire.metadata_of(asked))
+            told = await client.send(node, wire.metadata_request(asked))
             older = await client.send(node, Older(asked))
             assert (told.brokers, told.controller) == (older.brokers, older.controller)
             for name in (few, long):
