@@ -1,7 +1,7 @@
-"""What Prometheus wakes somebody for: the rules that `tools.dashboards` writes.
+"""The Prometheus alert rules, which `tools.dashboards` writes.
 
-A rule is what clients notice, or will notice if nobody acts. What it means, and what to do, stands under its name in
-docs/operations.md.
+A rule covers a condition that clients notice, or will notice without action. docs/operations.md explains each rule
+under its name and says what to do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ NUMBER: Final = "{{ $value | humanize }}"
 
 
 def grew(window: str, *counters: str) -> str:
-    """One of these counters has grown. Prometheus' `increase` does not see the growth that a new series begins with.
+    """Return a query that is true if one of the counters has grown within `window`.
 
-    A series of counters with labels begins when there is something to count.
+    A labelled counter's series starts with its first event, which Prometheus' `increase` does not see.
     """
     parts = []
     for counter in counters:
@@ -34,12 +34,12 @@ LABELLED: Final = {
 
 
 class Alert(NamedTuple):
-    """A rule. `summary` is a template of Prometheus; the instance stands in front of it."""
+    """A rule. `summary` is a Prometheus template, which the instance's name precedes."""
 
     name: str
     severity: Literal["critical", "warning"]  # critical: clients notice it now
     expr: str
-    lasts: str  # how long it must hold
+    lasts: str  # how long the condition must hold
     summary: str
 
 
@@ -314,16 +314,16 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
     ),
 }
-"""By group of rules."""
+"""The alerts by rule group."""
 
 
 def rules() -> dict[str, Any]:
-    """The file of rules."""
+    """Return the content of the rules file."""
     return {"groups": [{"name": group, "rules": [rule(one) for one in alerts]} for group, alerts in ALERTS.items()]}
 
 
 def rule(alert: Alert) -> dict[str, Any]:
-    """A rule as Prometheus reads it."""
+    """Return a rule in Prometheus' format."""
     whose = "{{ $labels.query }}" if "query" in alert.expr else "{{ $labels.instance }}"
     return {
         "alert": alert.name,

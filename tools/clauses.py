@@ -1,8 +1,8 @@
-"""Write the clause list of MQTT into docs/conformance-mqtt.md: every statement, and the tests that cover it.
+"""Write the clause list of MQTT into docs/conformance-mqtt.md: every statement and the tests that cover it.
 
-The statements are in `tests/conformance/clauses_*.toml`; what covers them is read from the tests: the mark
-`pytest.mark.clause("MQTT-2.2.1-3")`, on a test or on one of its parameters, and `clauses` in the vectors. Called as
-`python -m tools.clauses` (`make clauses`); tests/conformance/test_clauses.py fails while the page is out of date.
+The statements are in `tests/conformance/clauses_*.toml`. The coverage is read from the tests: from
+`pytest.mark.clause("MQTT-2.2.1-3")` on a test or one of its parameters, and from `clauses` in the vectors. Called as
+`python -m tools.clauses` (`make clauses`); tests/conformance/test_clauses.py fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BEGIN: Final = "<!-- clauses: written by `make clauses` from the marks in the te
 END: Final = "<!-- end of clauses -->\n"
 CATALOGUES: Final = {"MQTT 5.0": "clauses_5_0.toml", "MQTT 3.1.1": "clauses_3_1_1.toml"}
 VECTORS: Final = {"packets.toml": "test_packet", "faults.toml": "test_fault"}
-"""Files of vectors, and the test of tests/protocols/mqtt/test_vectors.py that runs each."""
+"""Vector files, and the test in tests/protocols/mqtt/test_vectors.py that runs each."""
 MENTION: Final = re.compile(r"\bMQTT(?:311)?-\d[\w.]*-\d[\w.]*")
 
 
@@ -30,8 +30,8 @@ class Clause(NamedTuple):
 
     Attributes:
         binds: server, client or both.
-        says: what it asks for.
-        reason: why no test covers it; empty where one must.
+        says: the requirement.
+        reason: why no test covers it; empty if a test must.
     """
 
     binds: str
@@ -54,11 +54,11 @@ def load(name: str) -> dict[str, Clause]:
 
 
 def collect(tests: Path = ROOT / "tests") -> list[Mark]:
-    """Read every mark of an MQTT clause below `tests`, in the order of files and lines."""
+    """Return every mark of an MQTT clause below `tests`, in order of files and lines."""
     marks: list[Mark] = []
     for path in sorted(tests.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        if ".clause(" in text:  # most have none, and parsing takes its time
+        if ".clause(" in text:  # most files have none, and parsing is slow
             marks += (Mark(clause, path.name, test) for test, clause in _marks(ast.parse(text)))
     for name, test in VECTORS.items():
         cases = tomllib.loads((tests / "vectors" / "mqtt" / name).read_text(encoding="utf-8"))["case"]
@@ -71,7 +71,7 @@ def collect(tests: Path = ROOT / "tests") -> list[Mark]:
 
 
 def mentions() -> Iterator[tuple[str, str]]:
-    """Give the clauses that the product's code and pages name, each with the file."""
+    """Yield each clause that the product's code and documents mention, with the file."""
     for folder in ("gateway", "mapping", "protocols", "flowcontrol", "loadtest", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".md") and path != PAGE:
@@ -80,7 +80,7 @@ def mentions() -> Iterator[tuple[str, str]]:
 
 
 def render() -> str:
-    """Return the section's text."""
+    """Return the text of the section."""
     covering: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for mark in collect():
         covering[mark.clause][mark.file].append(mark.test)
@@ -106,7 +106,7 @@ def update(page: str, section: str) -> str:
     """Return the page with the section between its markers replaced.
 
     Raises:
-        ValueError: the page does not have the two markers.
+        ValueError: a marker is missing.
     """
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Give (test, clause) of a module; a table of parameters counts for the tests whose decorators name it."""
+    """Yield (test, clause) of a module; the marks in a parameter table count for the tests whose decorators use it."""
     tables: dict[str, list[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -141,7 +141,7 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _clauses(node: ast.AST) -> Iterator[str]:
-    """Give the arguments of every `pytest.mark.clause(...)` inside."""
+    """Yield the arguments of every `pytest.mark.clause(...)` in a node."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "clause":
             for argument in call.args:

@@ -1,7 +1,7 @@
-"""Write the dashboards of Grafana and the rules of Prometheus in `deploy`, from the metrics' declarations.
+"""Write the Grafana dashboards and the Prometheus rules in `deploy` from the metrics' declarations.
 
-Called as `python -m tools.dashboards` (`make tables`); a test fails while a file is out of date.
-A panel names metrics; how each is asked for, its unit and its description follow from how it is declared.
+Called as `python -m tools.dashboards` (`make tables`); a test fails if a file is out of date. A panel names metrics;
+their queries, units and descriptions follow from their declarations.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PROCESS: Final = (
     Described("process_resident_memory_bytes", "gauge", (), "memory that is resident"),
     Described("process_open_fds", "gauge", (), "files that are open"),
 )
-"""Told by Prometheus' own library."""
+"""Metrics of Prometheus' Python client."""
 KNOWN: Final = {**DECLARED, **{metric.name: metric for metric in PROCESS}}
 QUANTILE: Final = 0.99
 
 
 class Panel(NamedTuple):
-    """Some metrics in one picture. One of them may be taken apart by a label of its own, `by`."""
+    """Some metrics in one graph, optionally split by a label of theirs, `by`."""
 
     title: str
-    metrics: tuple[str, ...]  # without `trivium_`, except those of the process
+    metrics: tuple[str, ...]  # without `trivium_`, except those of `PROCESS`
     by: tuple[str, ...] = ()
 
 
 class Board(NamedTuple):
-    """A dashboard: rows of panels, and the label by which what is seen is chosen."""
+    """A dashboard: rows of panels, and the label of its selection variable."""
 
     uid: str
     title: str
@@ -205,7 +205,7 @@ BOARDS: Final = (
 
 
 def metric_of(name: str) -> Described:
-    """What a panel means; ValueError: nothing is called so."""
+    """Find a metric by its name in a panel; raises ValueError if there is none."""
     found = KNOWN.get(f"trivium_{name}", KNOWN.get(name))
     if found is None:
         raise ValueError(f"there is no metric {name}")
@@ -213,7 +213,7 @@ def metric_of(name: str) -> Described:
 
 
 def query(metric: Described, chosen: str, by: tuple[str, ...]) -> str:
-    """How a metric is asked for, by the instances or queries that are chosen."""
+    """Return the PromQL query for a metric, restricted to the selected instances or queries."""
     if not set(by) <= set(metric.labels):
         raise ValueError(f"{metric.name} has the labels {metric.labels}, not {by}")
     labels = ", ".join((chosen, *by))
@@ -228,22 +228,22 @@ def query(metric: Described, chosen: str, by: tuple[str, ...]) -> str:
 
 
 def unit(metric: Described) -> str:
-    """Grafana's name of its unit."""
+    """Return Grafana's name of the metric's unit."""
     if metric.name.endswith("_ends"):
         return "dateTimeFromNow"
     if "bytes" in metric.name:
         return "bytes"
     if "seconds" in metric.name:
-        return "percentunit" if metric.kind == "counter" else "s"  # seconds in a second
+        return "percentunit" if metric.kind == "counter" else "s"  # seconds per second
     return "cps" if metric.kind == "counter" else "short"
 
 
 def panel(one: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[str, Any]:
-    """A panel as Grafana has it."""
+    """Return a panel in Grafana's format."""
     metrics = [metric_of(name) for name in one.metrics]
     words = {metric.name: metric.name.removeprefix("trivium_").removesuffix("_total") for metric in metrics}
     labels = " ".join(f"{{{{{label}}}}}" for label in (*one.by, chosen))
-    scale = 1000 if unit(metrics[0]) == "dateTimeFromNow" else 1  # Grafana's times are milliseconds
+    scale = 1000 if unit(metrics[0]) == "dateTimeFromNow" else 1  # Grafana expects milliseconds
     return {
         "id": number,
         "type": "timeseries" if scale == 1 else "stat",
@@ -265,7 +265,7 @@ def panel(one: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[s
 
 
 def dashboard(board: Board) -> dict[str, Any]:
-    """A dashboard as Grafana imports it: three panels beside each other."""
+    """Return a dashboard for import into Grafana, with three panels per line."""
     panels: list[dict[str, Any]] = []
     down = 0
     for title, row in board.rows.items():
@@ -307,18 +307,18 @@ def dashboard(board: Board) -> dict[str, Any]:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Each file with the text that it should have."""
+    """Yield each file with its text."""
     for board in BOARDS:
         name = board.uid.removeprefix("trivium-")
         yield DEPLOY / "grafana" / f"{name}.json", json.dumps(dashboard(board), indent=1) + "\n"
     text = HEADER + yaml.safe_dump(alerts.rules(), sort_keys=False, width=200, allow_unicode=True)
     yield DEPLOY / "prometheus" / "alerts.yaml", text
-    # A chart takes files from below itself only.
+    # A chart can only include files from its own directory.
     yield DEPLOY / "helm" / "trivium" / "files" / "alerts.yaml", text
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all files."""
     for path, text in files():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

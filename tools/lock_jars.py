@@ -1,9 +1,9 @@
-"""Write the locks of jars: resolve the sets with Ivy and note every jar with its SHA-256.
+"""Write the lock files of jars: resolve the sets with Ivy and record every jar with its SHA-256.
 
-`gateway/embedded/jars.lock` holds the product's, `tests/interop/jars.lock` what only tests need.
+`gateway/embedded/jars.lock` has the product's jars, `tests/interop/jars.lock` those that only tests need.
 
-Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's own
-checksum while it fetches; the lock pins what it found from then on.
+Called as `python -m tools.lock_jars` (part of `make lock`). Ivy checks each file against the repository's checksum when
+it downloads it; from then on the lock file pins the jar.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ HEAD = """\
 # gateway/embedded/jars.py fetches exactly these.
 """
 
-Wish = tuple[str, bool]  # coordinate, whether with all that it needs at run time
+Wish = tuple[str, bool]  # coordinate, whether to include its run-time dependencies
 
 WISHES: dict[str, list[Wish]] = {
     "kafka": [
         ("org.apache.kafka:kafka_2.13:4.3.1", True),
-        ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4", True),  # the broker's log; not among Kafka's own
+        (
+            "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+            True,
+        ),  # for the broker's log; not among Kafka's dependencies
     ],
-    # These work with pyspark 4.3.0, which brings all else; the token provider and Avro exist in no newer version.
+    # These work with pyspark 4.3.0, which contains the rest; the token provider and Avro have no newer version.
     "spark": [
         ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", False),
         ("org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0", False),
@@ -50,7 +53,7 @@ TESTS_WISHES: dict[str, list[Wish]] = {
         ("com.fasterxml.jackson.core:jackson-databind:2.21.2", True),
     ],
     "qpid-jms": [
-        # All that it needs, but for netty's native transports, whose jars have a name for each platform.
+        # All dependencies except netty's native transports, whose jars differ between platforms.
         ("org.apache.qpid:qpid-jms-client:2.10.0", False),
         ("org.apache.qpid:proton-j:0.34.1", False),
         ("jakarta.jms:jakarta.jms-api:3.1.0", False),
@@ -63,7 +66,7 @@ TESTS_WISHES: dict[str, list[Wish]] = {
 
 
 def resolve(wishes: list[Wish], work: Path) -> dict[str, str]:
-    """Return the chosen modules of a set, each with its file's SHA-256, sorted by coordinate."""
+    """Return the resolved modules of a set with the SHA-256 of their files, sorted by coordinate."""
     root = ET.Element("ivy-module", version="2.0")
     ET.SubElement(root, "info", organisation="trivium", module="lock")
     ET.SubElement(ET.SubElement(root, "configurations"), "conf", name="default")
@@ -77,7 +80,7 @@ def resolve(wishes: list[Wish], work: Path) -> dict[str, str]:
         )
     work.mkdir()
     ET.ElementTree(root).write(work / "ivy.xml")
-    # The file name carries the coordinate; a colon stands in no part of one.
+    # The file name contains the coordinate, whose parts contain no colon.
     pattern = f"{work}/files/[organisation]:[artifact]:[revision].jar"
     command = [str(find_java().path), "-jar", str(jars.ivy_jar()), "-ivy", str(work / "ivy.xml")]
     command += ["-warn", "-cache", str(work / "cache"), "-retrieve", pattern, "-types", "jar", "bundle"]
@@ -86,7 +89,7 @@ def resolve(wishes: list[Wish], work: Path) -> dict[str, str]:
 
 
 def render(sets: dict[str, dict[str, str]]) -> str:
-    """Return the lock's text."""
+    """Return the text of a lock file."""
     parts = [HEAD]
     for name, modules in sets.items():
         names = [coordinate.split(":", 1)[1] for coordinate in modules]
@@ -97,7 +100,7 @@ def render(sets: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Resolve all sets and write the locks."""
+    """Resolve all sets and write the lock files."""
     for lock, wished in ((LOCK, WISHES), (TESTS_LOCK, TESTS_WISHES)):
         with tempfile.TemporaryDirectory() as work:
             sets = {name: resolve(wishes, Path(work, name)) for name, wishes in wished.items()}

@@ -1,6 +1,6 @@
-"""Draw docs/architecture.svg from docs/architecture.toml: rows of boxes, and arrows between boxes above each other.
+"""Draw docs/architecture.svg from docs/architecture.toml: rows of boxes, and vertical arrows between boxes.
 
-Called as `python -m tools.picture` (`make picture`); tests/packaging/test_docs.py fails while it is out of date.
+Called as `python -m tools.picture` (`make picture`); tests/packaging/test_docs.py fails if the picture is out of date.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ SOURCE: Final = ROOT / "docs" / "architecture.toml"
 PICTURE: Final = ROOT / "docs" / "architecture.svg"
 
 COLUMNS: Final = 12
-COLUMN: Final = 80  # wide, the space between boxes included
-GAP: Final = 16  # between boxes of a row
+COLUMN: Final = 80  # width, including the gap
+GAP: Final = 16  # between the boxes of a row
 MARGIN: Final = 20
-GUTTER: Final = 120  # on the left, for what a row is
-BETWEEN: Final = 40  # rows, for the arrows
+GUTTER: Final = 120  # left margin for the labels of rows
+BETWEEN: Final = 40  # between rows, for the arrows
 FOOT: Final = 40  # for the legend
 LINE: Final = 16
 COLOURS: Final = {"io": "#dbe9f6", "pure": "#e3f1dd", "outside": "#f1ece0"}
@@ -30,7 +30,7 @@ LEGEND: Final = (("io", "does I/O or waits"), ("pure", "pure: no socket, clock o
 
 
 class Box(msgspec.Struct, forbid_unknown_fields=True):
-    """One box; `code` is what it stands for in the repository."""
+    """One box; `code` lists the files and directories that it represents."""
 
     id: str
     columns: tuple[int, int]
@@ -41,14 +41,14 @@ class Box(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """Boxes side by side, and what they are, in lines."""
+    """Boxes side by side, and the lines of their label."""
 
     label: tuple[str, ...]
     box: tuple[Box, ...]
 
 
 class Arrow(msgspec.Struct, forbid_unknown_fields=True):
-    """From the lower edge of the first box to the upper edge of the second."""
+    """An arrow from the lower edge of the first box to the upper edge of the second."""
 
     between: tuple[str, str]
     label: str = ""
@@ -56,14 +56,14 @@ class Arrow(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Drawing(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole text source."""
+    """The text source."""
 
     row: tuple[Row, ...]
     arrow: tuple[Arrow, ...]
 
 
 class _Place(msgspec.Struct):
-    """Where a box is drawn."""
+    """Position and size of a box."""
 
     left: int
     top: int
@@ -72,12 +72,12 @@ class _Place(msgspec.Struct):
 
 
 def read(source: Path = SOURCE) -> Drawing:
-    """Read the text source; msgspec.ValidationError names what is wrong in it."""
+    """Read the text source; raises msgspec.ValidationError."""
     return msgspec.convert(tomllib.loads(source.read_text(encoding="utf-8")), Drawing)
 
 
 def draw(drawing: Drawing) -> str:
-    """The picture as SVG; ValueError when boxes overlap, or an arrow has no two boxes above each other."""
+    """Return the picture as SVG; raises ValueError if boxes overlap or an arrow's boxes are not above each other."""
     places, labels, height = _layout(drawing.row)
     width = 2 * MARGIN + GUTTER + COLUMNS * COLUMN - GAP
     parts = [
@@ -99,7 +99,7 @@ def draw(drawing: Drawing) -> str:
 
 
 def _layout(rows: Sequence[Row]) -> tuple[dict[str, _Place], list[tuple[str, int]], int]:
-    """Where each box is, each line of the labels with its height, and the picture's height."""
+    """Return the position of each box, the labels' lines with their heights, and the picture's height."""
     places: dict[str, _Place] = {}
     labels = []
     top = MARGIN

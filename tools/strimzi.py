@@ -1,6 +1,6 @@
-"""Write deploy/strimzi: the rights that the gateway needs as a `KafkaUser`, and its own topics as `KafkaTopic`s.
+"""Write deploy/strimzi: the rights that the gateway needs as a `KafkaUser`, and its internal topics as `KafkaTopic`s.
 
-Called as `python -m tools.strimzi` (`make tables`); a test fails while a file is out of date.
+Called as `python -m tools.strimzi` (`make tables`); a test fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ RESOURCES: Final[dict[Resource, dict[str, str]]] = {
     Resource.TRANSACTIONS: {"type": "transactionalId", "name": "trivium-", "patternType": "prefix"},
 }
 USER_HEADER: Final = """\
-# Written by `make tables` from the list that `trivium doctor` goes through (gateway/kafka/cluster/rights.py).
-# Replace my-cluster. Where clients' topics or groups have a common prefix, put it in the place of "*", with the pattern
-# type prefix. Strimzi before 0.49 calls the version v1beta2.
+# Written by `make tables` from the list that `trivium doctor` checks (gateway/kafka/cluster/rights.py).
+# Replace my-cluster. If clients' topics or groups have a common prefix, use it instead of "*", with the pattern type
+# prefix. Strimzi before 0.49 has the version v1beta2.
 """
 TOPICS_HEADER: Final = """\
-# Written by `make tables`: the gateway's own topics as it makes them itself, for clusters where it may not (or where
-# the topic operator should know of them). Replace my-cluster. Never change the number of partitions of one that exists.
+# Written by `make tables`: the gateway's internal topics as it creates them, for clusters where it may not create topics
+# (or where the topic operator should manage them). Replace my-cluster. Never change an existing topic's partitions.
 """
 
 
 def user() -> dict[str, Any]:
-    """The gateway in Kafka, with all rights that anything of it needs."""
+    """Return the gateway's Kafka user with all rights that it needs."""
     allowed: dict[Resource, list[Operation]] = {resource: [] for resource in RESOURCES}
     for need in NEEDS:
         allowed[need.resource] += need.operations
@@ -67,7 +67,7 @@ def user() -> dict[str, Any]:
 
 
 def own_topics(config: Config) -> Iterator[InternalTopic]:
-    """The topics that a gateway of this configuration keeps for itself."""
+    """Yield the internal topics of a gateway with this configuration."""
     largest = config.mqtt.max_packet_bytes + MEBIBYTE
     kept_ms = int(config.http.idempotency_window_s * 1000) + RETENTION_MARGIN_MS
     tables = {session_registry.TOPIC: None, RETAINED: None, group_names.TOPIC: None, REQUESTS: kept_ms}
@@ -77,7 +77,7 @@ def own_topics(config: Config) -> Iterator[InternalTopic]:
 
 
 def topic(one: InternalTopic) -> dict[str, Any]:
-    """A topic for the topic operator."""
+    """Return a topic as a manifest for the topic operator."""
     configs = {name: int(value) if value.isdecimal() else value for name, value in one.configs}
     return {
         "apiVersion": API,
@@ -93,7 +93,7 @@ def topic(one: InternalTopic) -> dict[str, Any]:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Each file with the text that it should have."""
+    """Yield each file with its text."""
     yield DEPLOY / "kafkauser.yaml", USER_HEADER + _text(user())
     yield DEPLOY / "kafkatopics.yaml", TOPICS_HEADER + "---\n".join(_text(topic(one)) for one in own_topics(Config()))
 
@@ -103,14 +103,14 @@ def _text(manifest: dict[str, Any]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Nothing is written as a reference to what was written above."""
+    """Writes no YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all files."""
     for path, text in files():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

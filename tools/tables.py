@@ -1,6 +1,6 @@
-"""Write what the documents repeat of the code and of other files: settings, metrics, QoS 2, the ADRs' index.
+"""Write the generated parts of the documents: settings, metrics, state diagrams, the ADRs' index and other tables.
 
-Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails while a page is out of date.
+Called as `python -m tools.tables` (`make tables`); tests/packaging/test_docs.py fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     },
     "Spark jobs": {"spark": QueryStatistics},
 }
-"""What `gateway.app` and a Spark job give to the metrics, by chapter and name; tests compare it with what they tell."""
+"""The metric sources of `gateway.app` and of Spark jobs, by chapter and name; tests compare them with real scrapes."""
 
 
 def replace(page: str, name: str, table: str) -> str:
-    """Put `table` in its place on a page; ValueError where the page has no such place."""
+    """Insert `table` between its markers on a page; raises ValueError if they are missing."""
     begin, end = BEGIN.format(name), END.format(name)
     before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
@@ -120,7 +120,7 @@ def replace(page: str, name: str, table: str) -> str:
 
 
 def decisions() -> str:
-    """The table of the ADRs; ValueError when one has no date or status, or another number than its file."""
+    """Return the table of ADRs; raises ValueError if one lacks date or status, or its number is not its file's."""
     rows = []
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
         number = path.name[:4]
@@ -134,7 +134,7 @@ def decisions() -> str:
 
 
 def settings(section: str) -> str:
-    """The table of a section and of those inside it; ValueError for a key without a description."""
+    """Return the table of a section, including nested ones; raises ValueError for a key without a description."""
     if section == "general":
         rows = [row for row in _settings(Config, "") if "." not in row.partition("`")[2].partition("`")[0]]
     else:
@@ -155,7 +155,7 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 @functools.cache
 def _descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The texts below a model's fields, in one line each. Pydantic would read them in every process that starts."""
+    """Return the texts below a model's fields, one line each. Pydantic would parse them at every start of a process."""
     found = {}
     for kind in reversed([kind for kind in model.__mro__ if issubclass(kind, BaseModel)]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -174,7 +174,7 @@ def _default(value: Any) -> str:
 
 
 def entry(model: type[BaseModel], prefix: str = "", omit: Collection[str] = ("job", "name")) -> str:
-    """The table of a part of a job file, or of an entry of a list, without the keys of `omit`.
+    """Return the table of a part of a job file, or of a list's entry, without the keys of `omit`.
 
     Raises:
         ValueError: a key without a description.
@@ -182,7 +182,7 @@ def entry(model: type[BaseModel], prefix: str = "", omit: Collection[str] = ("jo
     rows = ["| key | default | meaning |\n|---|---|---|\n"]
     for name, field in model.model_fields.items():
         if name not in _descriptions(model) or name in omit:
-            continue  # a part with a table of its own, or what every kind has
+            continue  # a part with its own table, or a key that every kind has
         default = "needed" if field.is_required() else _default_of_part(field.get_default(call_default_factory=True))
         rows.append(f"| `{prefix}{name}` | {default} | {_descriptions(model)[name]} |\n")
     return "".join(rows)
@@ -195,13 +195,13 @@ def _default_of_part(value: Any) -> str:
 
 
 def aggregates() -> str:
-    """The table of the functions that a window's readings are put into."""
+    """Return the table of a window's aggregate functions."""
     rows = (f"| `{name}` | {of} |\n" for name, of in AGGREGATES.items())
     return "".join(["| function | of |\n|---|---|\n", *rows])
 
 
 def decoders() -> str:
-    """The table of the decoders of job files."""
+    """Return the table of the decoders in job files."""
     rows = (
         f"| `{name}` | {value} | {columns} | {'micro-batch' if name in parts.PYTHON_DECODERS else 'both'} |\n"
         for name, (value, columns) in parts.DECODERS.items()
@@ -210,7 +210,7 @@ def decoders() -> str:
 
 
 def metrics() -> str:
-    """The tables of all metrics, from the structs that declare them."""
+    """Return the tables of all metrics, from the structs that declare them."""
     parts = []
     for chapter, sources in SOURCES.items():
         parts.append(f"## {chapter}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n")
@@ -223,7 +223,7 @@ def metrics() -> str:
 
 
 def mutations() -> str:
-    """The table of the mistakes that TLC finds in the models, and tests in the code."""
+    """Return the table of the mutations that TLC finds in the models and tests find in the code."""
     rows = ["| model | mistake | property | the same in the code | found by |\n|---|---|---|---|---|\n"]
     for one in tomllib.loads((MODELS / "mutations.toml").read_text(encoding="utf-8"))["mutation"]:
         found = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in one["tests"])
@@ -232,9 +232,9 @@ def mutations() -> str:
 
 
 def diagram(table: Mapping[Any, Mapping[Any, tuple[Any, Any]]], first: str, *, idle: bool) -> str:
-    """A table of states as a Mermaid state diagram; an action follows its event behind a slash.
+    """Return a state table as a Mermaid diagram; an action follows its event after a slash.
 
-    `idle`: events without an action are drawn too.
+    `idle`: include events without an action.
     """
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
     for state, row in table.items():
@@ -272,7 +272,7 @@ JOB_PARTS: Final[dict[str, type[BaseModel]]] = {
     "bridge-audit": audit.AuditSource,
     "run of an audit": audit.AuditRun,
 }
-"""Parts of a job file, by their place on its page."""
+"""Parts of a job file, by the names of their markers."""
 SECTIONS: Final = [name for name, field in Config.model_fields.items() if isinstance(field.default, BaseModel)]
 PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     *((CONFIGURATION, section, functools.partial(settings, section)) for section in ("general", *SECTIONS)),
@@ -288,11 +288,11 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     (DECISIONS / "README.md", "decisions", decisions),
     (MODELS / "README.md", "mutations", mutations),
 )
-"""Pages, the name of the place on it, and what stands there."""
+"""Page, name of the markers on it, and the function that returns the text."""
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Each page with the text that it should have."""
+    """Yield each page with its text."""
     for path in dict.fromkeys(path for path, _, _ in PLACES):
         page = path.read_text(encoding="utf-8")
         for place, name, table in PLACES:
@@ -301,7 +301,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all pages."""
     for path, page in pages():
         path.write_text(page, encoding="utf-8")
 

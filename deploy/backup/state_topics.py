@@ -1,7 +1,7 @@
-"""Save what gateways keep in Kafka (sessions, retained messages, ...), and bring it back: see docs/operations.md.
+"""Save and restore the gateways' state in Kafka (sessions, retained messages, ...): see docs/operations.md.
 
 python state_topics.py save trivium.toml FILE       # gateways may run
-python state_topics.py restore trivium.toml FILE    # no gateway may run; the topics are there, and empty
+python state_topics.py restore trivium.toml FILE    # no gateway may run; the topics must exist and be empty
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.kafka.driver.client_settings import client_settings
 
 PREFIX: Final = "__trivium_"
 GATEWAYS: Final = b"gateway/"
-"""Keys of what a gateway says of itself while it runs."""
+"""Prefix of the keys of running gateways' own records."""
 
 
 async def save(settings: dict[str, Any], prefix: str = PREFIX) -> list[str]:
-    """The last record of each key in the topics that begin so, a line for each, in the order of offsets."""
+    """Return one line for the last record of each key in the topics with this prefix, in order of offsets."""
     last: dict[tuple[str, int, bytes | None], Any] = {}
     partitions = [one for one in await there(settings) if one.topic.startswith(prefix)]
     consumer = AIOKafkaConsumer(**settings, auto_offset_reset="earliest", isolation_level="read_committed")
@@ -46,13 +46,13 @@ async def save(settings: dict[str, Any], prefix: str = PREFIX) -> list[str]:
 
 
 def line(record: Any) -> str:
-    """A record as a line of the file."""
+    """Format a record as a line of the file."""
     headers = [[name, text(value)] for name, value in record.headers]
     return json.dumps([record.topic, record.partition, record.timestamp, text(record.key), text(record.value), headers])
 
 
 async def restore(settings: dict[str, Any], lines: list[str]) -> None:
-    """Write them again, each into its partition. SystemExit: a topic is missing, or not empty."""
+    """Write the records to their partitions; raises SystemExit if a topic is missing or not empty."""
     rows = [json.loads(one) for one in lines]
     partitions = await there(settings)
     for topic, partition in sorted({(row[0], row[1]) for row in rows}, reverse=True):
@@ -76,7 +76,7 @@ async def restore(settings: dict[str, Any], lines: list[str]) -> None:
 
 
 async def there(settings: dict[str, Any]) -> list[TopicPartition]:
-    """All partitions of all topics."""
+    """Return all partitions of all topics."""
     admin = AIOKafkaAdminClient(**settings)
     await admin.start()
     try:
@@ -87,17 +87,17 @@ async def there(settings: dict[str, Any]) -> list[TopicPartition]:
 
 
 def text(content: bytes | None) -> str | None:
-    """Bytes as JSON can hold them."""
+    """Encode bytes for JSON."""
     return None if content is None else base64.b64encode(content).decode("ascii")
 
 
 def content(text: str | None) -> bytes | None:
-    """The other way."""
+    """Decode what `text` encoded."""
     return None if text is None else base64.b64decode(text)
 
 
 def main(command: str, config: str, file: str) -> None:
-    """Do it, as the gateway of this configuration logs in to Kafka."""
+    """Save or restore, with the Kafka login of this configuration."""
     path, kafka = Path(file), load(Path(config)).kafka
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What spark-submit starts in a container: a job of this project, named by the arguments."""
+"""Started by spark-submit in a container: runs the Trivium job that the arguments name."""
 
 import sys
 
