@@ -201,7 +201,7 @@ class App:
     def _give_up(self, error: BaseException) -> None:
         """Shut down cleanly after the failure of an essential part; `run` raises the reason."""
         if self._failure is None and not self._hurry.is_set():
-            log.error("the gateway cannot go on", reason=str(error) or repr(error))
+            log.error("the gateway stops after a fatal failure", reason=str(error) or repr(error))
             self._failure = error
         self._on_stop()
 
@@ -311,7 +311,7 @@ class App:
                 await broker.watch()
                 return
             except BrokerError as error:
-                log.error("starting the embedded broker again", reason=str(error))
+                log.error("restarting the embedded broker", reason=str(error))
             await asyncio.sleep(RESTART_S)
             await broker.start()
             if self._ready_file is not None and self._ready_file.exists():

@@ -162,7 +162,7 @@ def compile_rules(config: Config) -> Rules:
     }
     for key, name in own.items():
         if tenant_of(name) is not None:
-            raise RuleError(f"{key}: where there are tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
+            raise RuleError(f"{key}: with tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
     return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
 
 

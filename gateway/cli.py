@@ -24,13 +24,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Look at and check the configuration.", no_args_is_help=True)
+config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 spark_app = typer.Typer(help="Spark jobs on the topics.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spark_app, name="spark")
 operating.add_to(app)
 
-Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: a free one.")]
+Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0: any free port.")]
 
 
 @app.command()
@@ -43,19 +43,20 @@ def up(
     http: Listen = None,
     management: Listen = None,
     bootstrap_servers: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka; without it an embedded broker is started.")
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Kafka's brokers; without them an embedded broker is started."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the embedded broker keeps its data.")] = None,
-    kafka_port: Annotated[int | None, typer.Option(help="The embedded broker's port; 0: a free one.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory for the embedded broker's data.")] = None,
+    kafka_port: Annotated[int | None, typer.Option(help="The embedded broker's port; 0: any free port.")] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Written (JSON: addresses, process ids) once every listener accepts.")
+        Path | None, typer.Option(help="File to write once every listener accepts (JSON: addresses, process ids).")
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Listen beyond loopback without authentication.")
     ] = None,
 ) -> None:
-    """Run the gateway until SIGTERM, which sends its clients away first (`trivium drain`), or Ctrl-C."""
-    from gateway.observe.collector import calm  # noqa: PLC0415 - other commands leave the collector to Python
+    """Run the gateway until Ctrl-C, or SIGTERM, which first disconnects the clients gradually (see `trivium drain`)."""
+    from gateway.observe.collector import calm  # noqa: PLC0415 - other commands use Python's own thresholds
 
     calm()
     flags: dict[str, Any] = {
@@ -85,7 +86,7 @@ def doctor(
         str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka (default: that of the configuration).")
     ] = None,
 ) -> None:
-    """Look whether Kafka and this machine have what the gateway needs; exit code 1: something has to be done."""
+    """Check whether Kafka and this machine meet the gateway's requirements; exit code 1 if not."""
     settings = read_config(config, {"kafka": {"bootstrap_servers": bootstrap_servers}})
     from gateway.kafka.cluster.doctor import examine  # noqa: PLC0415 - aiokafka loads slowly
 
@@ -98,7 +99,7 @@ def doctor(
 
 @config_app.command("check")
 def config_check(config: ConfigFile = None) -> None:
-    """Check the configuration and say what is wrong with it."""
+    """Check the configuration and print its errors."""
     settings = read_config(config)
     from gateway.app import StartError, check  # noqa: PLC0415
 
@@ -106,12 +107,12 @@ def config_check(config: ConfigFile = None) -> None:
         check(settings)
     except StartError as error:
         raise fail(without_secrets(str(error), settings)) from error
-    typer.echo("The configuration is good.")
+    typer.echo("The configuration is valid.")
 
 
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
-    """Print the configuration in force, as JSON; secrets are blanked."""
+    """Print the effective configuration as JSON; secrets are blanked."""
     typer.echo(json.dumps(read_config(config).model_dump(mode="json"), indent=2))
 
 
@@ -123,10 +124,10 @@ def password_line(
     ] = False,
     mechanism: Annotated[str, typer.Option(help="With --scram: SCRAM-SHA-256 or SCRAM-SHA-512.")] = "SCRAM-SHA-256",
     iterations: Annotated[
-        int, typer.Option(help="With --scram: each login costs the client so many hashes; at least 4096.")
+        int, typer.Option(help="With --scram: hashes that each login costs the client; at least 4096.")
     ] = 16384,
 ) -> None:
-    """Print a user's line for the password file; the password is asked for, or read from standard input."""
+    """Print a user's line for the password file; prompts for the password or reads it from standard input."""
     from gateway.security.user_files import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
 
     password = read_password(confirm=True)
@@ -139,7 +140,7 @@ def password_line(
 
 @spark_app.command("list")
 def spark_list() -> None:
-    """Show the kinds of jobs: those that a file declares, and those that are started by their name."""
+    """List the kinds of jobs: those declared in a job file, and those started by name."""
     from spark_sinks.spec.jobs import KINDS, NAMED  # noqa: PLC0415
 
     typer.echo("In a job file (docs/spark.md):")
@@ -154,7 +155,7 @@ def spark_list() -> None:
 def spark_check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files, .toml or .py.")],
 ) -> None:
-    """Check job files and say what is wrong with them; neither Kafka nor Java is needed."""
+    """Check job files and print their errors; neither Kafka nor Java is needed."""
     from spark_sinks.job_file import JobFileError, read  # noqa: PLC0415
 
     wrong = []
@@ -164,7 +165,7 @@ def spark_check(
         except JobFileError as error:
             wrong.append(str(error))
         else:
-            typer.echo(f"{file}: good: {spec.SUMMARY}")
+            typer.echo(f"{file}: valid: {spec.SUMMARY}")
     if wrong:
         raise fail("\n".join(wrong))
 
@@ -207,7 +208,7 @@ def spark_run(
 def spark_maintain(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files of archives.")],
 ) -> None:
-    """Merge an archive's small files, delete what is too old and what dead jobs left; its job may run meanwhile."""
+    """Merge an archive's small files, delete expired files and leftovers of crashed jobs; its job may be running."""
     from spark_sinks.archive.contract import ArchiveError  # noqa: PLC0415
     from spark_sinks.archive.upkeep import described, maintain  # noqa: PLC0415
     from spark_sinks.job_file import JobFileError, read  # noqa: PLC0415
@@ -217,7 +218,7 @@ def spark_maintain(
         try:
             spec = read(file).spec
             if not isinstance(spec, Archive):
-                raise fail(f"{file}: job: only an archive is maintained, not {spec.job}")
+                raise fail(f"{file}: job: only archives can be maintained, not {spec.job}")
             done = maintain(spec)
         except (JobFileError, ArchiveError) as error:
             raise fail(str(error)) from error
@@ -297,11 +298,11 @@ def spark_status(
         str | None, typer.Argument(help="A job file or a job's name (default: all of this machine).")
     ] = None,
     at: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="Also the job whose metrics are there, elsewhere.")
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Also the job with metrics at this address.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Show the Spark jobs that you have started on this machine; exit code 1: the one named does not run or answer."""
+    """Show the Spark jobs that you started on this machine; exit code 1 if a named job does not run or answer."""
     from spark_sinks import runs, status  # noqa: PLC0415
     from spark_sinks.spec.values import Listen  # noqa: PLC0415
 
@@ -326,9 +327,9 @@ def spark_status(
 @spark_app.command("stop")
 def spark_stop(
     job: Annotated[str, typer.Argument(help="A job file, or a job's name.")],
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until it has stopped.")] = 60.0,
 ) -> None:
-    """Ask a Spark job of this machine to end, as Ctrl-C does, and wait; exit code 1: it does not run, or goes on."""
+    """Stop a Spark job on this machine like Ctrl-C, and wait; exit code 1 if it does not run or does not stop."""
     from spark_sinks import runs  # noqa: PLC0415
 
     try:
@@ -336,9 +337,9 @@ def spark_stop(
     except (runs.RunsError, TimeoutError) as error:
         raise fail(str(error), LOST) from error
     if ended.error is not None:
-        raise fail(f"{ended.job} has failed while it ended: {ended.error}", LOST)
+        raise fail(f"{ended.job} failed while stopping: {ended.error}", LOST)
     typer.echo(
-        f"{ended.job} has stopped." if ended.ended is not None else f"{ended.job} has ended without a last word."
+        f"{ended.job} has stopped." if ended.ended is not None else f"{ended.job} has ended without a final status."
     )
 
 

@@ -60,8 +60,8 @@ class Leavable(Protocol):
 class DrainStatistics(msgspec.Struct, frozen=True):
     """Progress of draining."""
 
-    connections: Annotated[int, gauge("connections that are still to leave a gateway that stops")]
-    sent_away_total: Annotated[int, counter("connections that were told to leave")]
+    connections: Annotated[int, gauge("connections that a draining gateway has still to close")]
+    sent_away_total: Annotated[int, counter("connections closed by draining")]
 
 
 class Drain:

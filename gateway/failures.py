@@ -35,8 +35,8 @@ class ForeseenError(Exception):
 class FailureStatistics(msgspec.Struct, frozen=True):
     """Counts of contained failures and current retries."""
 
-    contained_total: Annotated[dict[str, int], counter("failures that nobody foresaw, by the part they ended", "place")]
-    retrying: Annotated[dict[str, int], gauge("parts that wait for their next attempt", "place")]
+    contained_total: Annotated[dict[str, int], counter("unexpected failures, by the part that they affected", "place")]
+    retrying: Annotated[dict[str, int], gauge("parts waiting for their next attempt", "place")]
 
 
 class Failures:

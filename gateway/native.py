@@ -22,7 +22,7 @@ EXTENSIONS: Final = (
 class NativeStatistics(msgspec.Struct):
     """Whether the C extensions run."""
 
-    in_use: Annotated[int, gauge("1 when the C extensions are in use, 0 when the slower Python code is")]
+    in_use: Annotated[int, gauge("1 if the C extensions are in use, 0 if the slower Python code is")]
 
 
 def why_not() -> str:

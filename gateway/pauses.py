@@ -52,9 +52,9 @@ APART_S: Final = 1.0  # minimum gap between two episodes of the same kind
 class PauseStatistics(msgspec.Struct, frozen=True):
     """Pauses since the start, and current ones."""
 
-    pauses_total: Annotated[dict[str, int], counter("pauses that are over", "reason")]
-    paused_s_total: Annotated[dict[str, float], counter("how long they have lasted, in sum", "reason")]
-    paused: Annotated[dict[str, int], gauge("pauses that go on", "reason")]
+    pauses_total: Annotated[dict[str, int], counter("finished pauses", "reason")]
+    paused_s_total: Annotated[dict[str, float], counter("total duration of finished pauses", "reason")]
+    paused: Annotated[dict[str, int], gauge("current pauses", "reason")]
 
 
 class Pause(msgspec.Struct, frozen=True):

@@ -79,13 +79,13 @@ def _listed(config: Config) -> Iterator[ListenerSettings]:
         for key in ("address", "websocket_address", "proxy_protocol"):
             if getattr(section, key, None) != getattr(usual, key, None):
                 name = type(section).__name__.removesuffix("Config").lower()
-                raise ConfigError(f"{name}.{key}: there are [[listeners]], so it has to be said there")
+                raise ConfigError(f"{name}.{key}: there are [[listeners]], so it must be set there")
     names: set[str] = set()
     for one in config.listeners:
         key = f"listeners.{one.name}"
         if one.name in names or one.name in RESERVED:
-            what = "is there twice" if one.name in names else "is not free"
-            raise ConfigError(f"{key}: the name {what}: give it another")
+            what = "is used twice" if one.name in names else "is reserved"
+            raise ConfigError(f"{key}: the name {what}: choose another")
         names.add(one.name)
         tls = None if one.plain else one.tls or config.security.tls
         logins = _logins(config.security, tls, proxied=one.proxy_protocol)
@@ -121,7 +121,7 @@ def check_ports(config: Config) -> None:
         taken.append(("embedded.port", Address(f"{HOST}:{config.embedded.port}")))
         taken.append(("embedded.controller_port", Address(f"{HOST}:{config.embedded.controller_port}")))
     clashes = [
-        f"{one_key} and {other_key} are both on port {one.port}: give one of them another"
+        f"{one_key} and {other_key} are both on port {one.port}: change one of them"
         for (one_key, one), (other_key, other) in combinations(taken, 2)
         if one.port and one.port == other.port and _meet(one.host, other.host)
     ]
@@ -182,4 +182,4 @@ def check_exposure(config: Config) -> list[str]:
             " security.password_source, security.plugins or security.oauth, or security.tls_require_client_cert;"
             " for one of [[listeners]], logins without anonymous; or allow it with security.insecure or --insecure)"
         )
-    return warnings + [f"{key}: {address} takes {what} unencrypted: it has no TLS" for key, address, what in in_clear]
+    return warnings + [f"{key}: {address} accepts {what} unencrypted: it has no TLS" for key, address, what in in_clear]

@@ -51,14 +51,14 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "critical",
             'trivium_flow_paused{reason="Kafka unreachable"} > 0',
             "30s",
-            "Kafka answers nothing",
+            "Kafka is unreachable",
         ),
         Alert(
             "TriviumKafkaSilent",
             "critical",
             'trivium_flow_paused{reason="Kafka silent"} > 0',
             "1m",
-            "Kafka has records and acknowledges none",
+            "Kafka does not acknowledge records",
         ),
         Alert(
             "TriviumKafkaSlow",
@@ -66,21 +66,21 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "histogram_quantile(0.99, sum by (instance, le)"
             " (rate(trivium_publisher_batch_latency_seconds_bucket[5m]))) > 1",
             "5m",
-            f"Kafka takes {SECONDS} for a batch (p99)",
+            f"a batch takes {SECONDS} in Kafka (p99)",
         ),
         Alert(
             "TriviumSendersPaused",
             "critical",
             'trivium_flow_paused{reason="process budget"} > 0',
             "30s",
-            "reads from no sender: budget.process_bytes is on its way to Kafka",
+            "no sender is read: budget.process_bytes are in flight to Kafka",
         ),
         Alert(
             "TriviumReceiversWaiting",
             "warning",
             "trivium_budget_outgoing_waiting > 0",
             "5m",
-            f"{NUMBER} receivers wait: others hold budget.outgoing_bytes and do not settle",
+            f"{NUMBER} receivers wait: others use up budget.outgoing_bytes without settling",
         ),
         Alert(
             "TriviumNotStored",
@@ -99,7 +99,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
                 "trivium_live_reader_catch_up_gaps_total",
             ),
             "0m",
-            f"Kafka has deleted {NUMBER} records before they were delivered",
+            f"Kafka deleted {NUMBER} records before they were delivered",
         ),
         Alert(
             "TriviumPartitionsWithoutLeader",
@@ -119,18 +119,18 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
                 "trivium_http_streams_refused_total",
             ),
             "5m",
-            f"has answered {NUMBER} requests with 503: too many at once",
+            f"answered {NUMBER} requests with 503: too many at a time",
         ),
         Alert(
             "TriviumListenerFull",
             "critical",
             grew("5m", "trivium_listener_refused_total"),
             "0m",
-            f"listener {{{{ $labels.listener }}}} is full, and has closed {NUMBER} connections",
+            f"listener {{{{ $labels.listener }}}} is full and closed {NUMBER} connections",
         ),
     ),
     "trivium-state": (
-        Alert("TriviumStateNotLoaded", "critical", "trivium_state_loaded == 0", "2m", "is still reading its sessions"),
+        Alert("TriviumStateNotLoaded", "critical", "trivium_state_loaded == 0", "2m", "is still loading its sessions"),
         Alert(
             "TriviumStateBehind",
             "warning",
@@ -150,21 +150,21 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "warning",
             "trivium_replication_unsafe_topics > 0",
             "10m",
-            f"{NUMBER} topics may lose what is acknowledged with one broker",
+            f"{NUMBER} topics may lose acknowledged records with a single broker",
         ),
         Alert(
             "TriviumTopicsRefused",
             "warning",
             grew("15m", "trivium_topics_topics_refused_total"),
             "0m",
-            f"has refused to make {NUMBER} topics: a limit is reached",
+            f"refused to create {NUMBER} topics: a limit is reached",
         ),
         Alert(
             "TriviumRetainedFull",
             "warning",
             grew("15m", "trivium_retained_refused_total"),
             "0m",
-            f"has refused {NUMBER} retained messages: mqtt.max_retained or its bytes are reached",
+            f"refused {NUMBER} retained messages: mqtt.max_retained or mqtt.max_retained_bytes is reached",
         ),
     ),
     "trivium-receivers": (
@@ -174,14 +174,14 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "sum by (instance, group) (trivium_kafka_group_lag) > 10000"
             " and sum by (instance, group) (deriv(trivium_kafka_group_lag[15m])) > 0",
             "15m",
-            f"group {{{{ $labels.group }}}} is {NUMBER} records behind, and falls back",
+            f"group {{{{ $labels.group }}}} is {NUMBER} records behind and falling further behind",
         ),
         Alert(
             "TriviumGroupStalled",
             "warning",
             "trivium_kafka_group_stalled > 0",
             "5m",
-            "group {{ $labels.group }} does not read on: a record is not settled",
+            "group {{ $labels.group }} does not advance: a record is not settled",
         ),
         Alert(
             "TriviumSubscribersBehind",
@@ -195,7 +195,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "warning",
             grew("15m", "trivium_amqp_dead_letters_total", "trivium_mqtt_messages_dead_letters_total"),
             "0m",
-            f"has put {NUMBER} messages aside as dead letters",
+            f"stored {NUMBER} messages as dead letters",
         ),
         Alert(
             "TriviumDeadLettersFailed",
@@ -211,14 +211,14 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "critical",
             grew("5m", "trivium_kafka_login_refused_total", "trivium_kafka_login_token_failures_total"),
             "1m",
-            "Kafka refuses the gateway's login, or its token cannot be got",
+            "Kafka refuses the gateway's login, or no token can be obtained",
         ),
         Alert(
             "TriviumKafkaCertificateEnds",
             "warning",
             "trivium_kafka_login_certificate_ends > 0 and trivium_kafka_login_certificate_ends - time() < 14 * 86400",
             "0m",
-            "its client certificate for Kafka ends within 14 days",
+            "its client certificate for Kafka expires within 14 days",
         ),
         Alert(
             "TriviumKafkaCertificateUnusable",
@@ -246,7 +246,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "warning",
             grew("5m", "trivium_proxy_protocol_untrusted_total", "trivium_proxy_protocol_broken_total"),
             "5m",
-            f"has closed {NUMBER} connections without a good PROXY header",
+            f"closed {NUMBER} connections without a valid PROXY header",
         ),
     ),
     "trivium-process": (
@@ -255,28 +255,28 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "warning",
             "trivium_event_loop_worst_lag_seconds > 0.5",
             "2m",
-            f"everybody has waited {SECONDS} for the processor",
+            f"the event loop was {SECONDS} late: all clients waited",
         ),
         Alert(
             "TriviumFailures",
             "warning",
             grew("15m", "trivium_failures_contained_total"),
             "0m",
-            "{{ $labels.place }} has failed in a way that nobody foresaw",
+            "unexpected failure in {{ $labels.place }}",
         ),
         Alert(
             "TriviumFilesRunOut",
             "critical",
             "trivium_descriptors_paused > 0 or process_open_fds > 0.9 * trivium_descriptors_limit",
             "0m",
-            "has nearly as many files open as it may: connections wait",
+            "has almost reached its limit of open files: connections wait",
         ),
         Alert(
             "TriviumDrainLong",
             "warning",
             "trivium_drain_connections > 0",
             "10m",
-            f"is stopping, and {NUMBER} connections have not left",
+            f"is draining, and {NUMBER} connections are still open",
         ),
         Alert("TriviumSlowCode", "warning", "trivium_native_in_use == 0", "5m", "runs without its C extensions"),
         Alert(
@@ -284,7 +284,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "warning",
             grew("15m", "trivium_scrape_failures_total"),
             "0m",
-            "the figures of {{ $labels.source }} cannot be read",
+            "the metrics of {{ $labels.source }} cannot be read",
         ),
     ),
     "trivium-spark": (
@@ -295,7 +295,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "time() - max by (job, query) (trivium_spark_last_batch_timestamp_seconds) > 600"
             " and sum by (job, query) (trivium_spark_lag) > 0",
             "1m",
-            f"job {{{{ $labels.job }}}} has records to read, and has finished no batch for {SECONDS}",
+            f"job {{{{ $labels.job }}}} has records to read but finished no batch for {SECONDS}",
         ),
         Alert(
             "TriviumSparkBehind",
@@ -303,14 +303,14 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "sum by (job, query) (trivium_spark_lag) > 10000"
             " and sum by (job, query) (deriv(trivium_spark_lag[15m])) > 0",
             "15m",
-            f"job {{{{ $labels.job }}}} is {NUMBER} records behind, and falls back",
+            f"job {{{{ $labels.job }}}} is {NUMBER} records behind and falling further behind",
         ),
         Alert(
             "TriviumSparkDeadLetters",
             "warning",
             grew("15m", "trivium_spark_dead_letters_total"),
             "0m",
-            f"job {{{{ $labels.job }}}} has sent {NUMBER} records to its dead letters",
+            f"job {{{{ $labels.job }}}} stored {NUMBER} records as dead letters",
         ),
     ),
 }

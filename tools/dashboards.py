@@ -26,9 +26,9 @@ DECLARED: Final = {
     for metric in describe(name, struct)
 }
 PROCESS: Final = (
-    Described("process_cpu_seconds_total", "counter", (), "processor time"),
-    Described("process_resident_memory_bytes", "gauge", (), "memory that is resident"),
-    Described("process_open_fds", "gauge", (), "files that are open"),
+    Described("process_cpu_seconds_total", "counter", (), "CPU time"),
+    Described("process_resident_memory_bytes", "gauge", (), "resident memory"),
+    Described("process_open_fds", "gauge", (), "open files"),
 )
 """Metrics of Prometheus' Python client."""
 KNOWN: Final = {**DECLARED, **{metric.name: metric for metric in PROCESS}}
@@ -58,20 +58,20 @@ BOARDS: Final = (
         "Trivium: fleet",
         "instance",
         {
-            "Who is connected": (
+            "Connections": (
                 Panel("Connections", ("mqtt_connections", "amqp_open_connections", "http_connections")),
                 Panel("New connections", ("mqtt_connections_total", "amqp_connections_total", "http_requests_total")),
-                Panel("Sessions of MQTT", ("mqtt_sessions_connected", "mqtt_sessions_stored", "mqtt_subscriptions")),
-                Panel("Links of AMQP", ("amqp_senders", "amqp_receivers", "amqp_transactions")),
+                Panel("MQTT sessions", ("mqtt_sessions_connected", "mqtt_sessions_stored", "mqtt_subscriptions")),
+                Panel("AMQP links", ("amqp_senders", "amqp_receivers", "amqp_transactions")),
                 Panel(
                     "Open streams and WebSockets", ("http_streams_open", "http_live_open", "http_consumers_instances")
                 ),
                 Panel("Connections by listener", ("listener_connections",), ("listener",)),
-                Panel("Still to leave", ("drain_connections",)),
+                Panel("Still to be drained", ("drain_connections",)),
             ),
             "Messages": (
-                Panel("From clients of MQTT", ("mqtt_messages_published_total", "mqtt_messages_acknowledged_total")),
-                Panel("From peers of AMQP", ("amqp_incoming_total",), ("outcome",)),
+                Panel("From MQTT clients", ("mqtt_messages_published_total", "mqtt_messages_acknowledged_total")),
+                Panel("From AMQP clients", ("amqp_incoming_total",), ("outcome",)),
                 Panel("Records over HTTP", ("http_produce_records_total", "http_uploads_records_total")),
                 Panel(
                     "To clients",
@@ -82,7 +82,7 @@ BOARDS: Final = (
                         "http_streams_events_total",
                     ),
                 ),
-                Panel("Answers of HTTP", ("http_answers_total",), ("status",)),
+                Panel("HTTP responses", ("http_answers_total",), ("status",)),
                 Panel(
                     "Refused and dropped",
                     (
@@ -105,11 +105,11 @@ BOARDS: Final = (
                 ),
             ),
             "Processes": (
-                Panel("Processor time", ("process_cpu_seconds_total",)),
+                Panel("CPU time", ("process_cpu_seconds_total",)),
                 Panel("Memory", ("process_resident_memory_bytes", "retained_bytes")),
                 Panel("Open files", ("process_open_fds", "descriptors_limit")),
-                Panel("How late the event loop is", ("event_loop_worst_lag_seconds", "event_loop_lag_seconds")),
-                Panel("Failures that nobody foresaw", ("failures_contained_total",), ("place",)),
+                Panel("Event loop delay", ("event_loop_worst_lag_seconds", "event_loop_lag_seconds")),
+                Panel("Unexpected failures", ("failures_contained_total",), ("place",)),
             ),
         },
     ),
@@ -118,26 +118,26 @@ BOARDS: Final = (
         "Trivium: flow",
         "instance",
         {
-            "Who waits": (
+            "Pauses": (
                 Panel("Paused now, by reason", ("flow_paused",), ("reason",)),
                 Panel("Time paused", ("flow_paused_seconds_total",), ("reason",)),
                 Panel("Pauses", ("flow_pauses_total",), ("reason",)),
             ),
             "Budgets": (
-                Panel("On the way to Kafka", ("publisher_bytes_in_flight", "budget_limit_bytes")),
+                Panel("In flight to Kafka", ("publisher_bytes_in_flight", "budget_limit_bytes")),
                 Panel("By topic", ("budget_topic_bytes",), ("topic",)),
-                Panel("On the way to clients", ("budget_outgoing_bytes", "budget_outgoing_limit_bytes")),
+                Panel("In flight to clients", ("budget_outgoing_bytes", "budget_outgoing_limit_bytes")),
                 Panel("Receivers", ("budget_outgoing_receivers", "budget_outgoing_waiting")),
             ),
-            "What waits for an answer": (
+            "Unanswered": (
                 Panel(
                     "From clients",
                     ("mqtt_unanswered", "amqp_unanswered", "http_produce_active", "http_live_unanswered"),
                 ),
                 Panel("To clients", ("mqtt_unacknowledged", "amqp_unsettled")),
-                Panel("Credit of AMQP's senders", ("amqp_credit", "amqp_window", "amqp_waiting_links")),
+                Panel("Credit of AMQP senders", ("amqp_credit", "amqp_window", "amqp_waiting_links")),
                 Panel(
-                    "Rates and loads refused",
+                    "Refused by rate and load limits",
                     ("limits_refused_total", "http_load_refused_total", "http_load_refused_clients_total"),
                 ),
             ),
@@ -151,29 +151,27 @@ BOARDS: Final = (
             "Into Kafka": (
                 Panel("Answered by Kafka", ("publisher_records_total",), ("outcome",)),
                 Panel("Stored, by topic", ("publisher_stored_total",), ("topic",)),
-                Panel("A batch takes", ("publisher_batch_latency_seconds",)),
+                Panel("Batch latency", ("publisher_batch_latency_seconds",)),
                 Panel("Batches", ("publisher_batches_total", "publisher_producers_total")),
-                Panel("Topics made and refused", ("topics_topics_made_total", "topics_topics_refused_total")),
+                Panel("Topics created and refused", ("topics_topics_made_total", "topics_topics_refused_total")),
                 Panel("Unsafe topics", ("replication_unsafe_topics",)),
             ),
             "From Kafka": (
-                Panel("Behind: live", ("live_reader_lag",), ("topic",)),
-                Panel("Behind: groups", ("kafka_group_lag",), ("group",)),
-                Panel("Behind: the gateway's own topics", ("state_table_lag",), ("table",)),
-                Panel("Records handed out", ("live_reader_records_total", "live_reader_catch_up_offered_total")),
-                Panel(
-                    "Subscribers that are behind", ("live_reader_catch_up_subscribers", "live_reader_fell_behind_total")
-                ),
-                Panel("Without a leader", ("live_reader_leaderless", "http_consumers_leaderless")),
+                Panel("Lag: live reader", ("live_reader_lag",), ("topic",)),
+                Panel("Lag: groups", ("kafka_group_lag",), ("group",)),
+                Panel("Lag: internal topics", ("state_table_lag",), ("table",)),
+                Panel("Records delivered", ("live_reader_records_total", "live_reader_catch_up_offered_total")),
+                Panel("Subscribers catching up", ("live_reader_catch_up_subscribers", "live_reader_fell_behind_total")),
+                Panel("Partitions without a leader", ("live_reader_leaderless", "http_consumers_leaderless")),
                 Panel("Redelivered", ("kafka_group_redelivered_total",), ("group",)),
-                Panel("Deleted before they were read", ("live_reader_gaps_total", "live_reader_catch_up_gaps_total")),
+                Panel("Deleted before delivery", ("live_reader_gaps_total", "live_reader_catch_up_gaps_total")),
             ),
             "Login": (
                 Panel(
                     "Connections to Kafka",
                     ("kafka_login_refused_total", "kafka_login_renewed_total", "kafka_login_token_failures_total"),
                 ),
-                Panel("The client certificate ends", ("kafka_login_certificate_ends",)),
+                Panel("Client certificate expires", ("kafka_login_certificate_ends",)),
             ),
         },
     ),
@@ -184,11 +182,11 @@ BOARDS: Final = (
         {
             "Progress": (
                 Panel("Records read", ("spark_rows_total", "spark_rows_per_second")),
-                Panel("Behind", ("spark_lag",), ("topic",)),
-                Panel("A batch takes", ("spark_batch_duration_seconds",)),
-                Panel("Event time is behind", ("spark_watermark_lag_seconds",)),
+                Panel("Lag", ("spark_lag",), ("topic",)),
+                Panel("Batch duration", ("spark_batch_duration_seconds",)),
+                Panel("Event-time delay", ("spark_watermark_lag_seconds",)),
             ),
-            "What went wrong": (
+            "Problems": (
                 Panel(
                     "Dead letters",
                     ("spark_dead_letters_total", "spark_malformed_total", "spark_late_total", "spark_late_rows_total"),

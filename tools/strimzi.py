@@ -40,7 +40,7 @@ USER_HEADER: Final = """\
 # prefix. Strimzi before 0.49 has the version v1beta2.
 """
 TOPICS_HEADER: Final = """\
-# Written by `make tables`: the gateway's internal topics as it creates them, for clusters where it may not create topics
+# Written by `make tables`: the gateway's internal topics as it creates them, for clusters where it may create none
 # (or where the topic operator should manage them). Replace my-cluster. Never change an existing topic's partitions.
 """
 

@@ -57,7 +57,7 @@ async def restore(settings: dict[str, Any], lines: list[str]) -> None:
     partitions = await there(settings)
     for topic, partition in sorted({(row[0], row[1]) for row in rows}, reverse=True):
         if not any(one.topic == topic for one in partitions):
-            raise SystemExit(f"{topic} is not there: let a gateway make it, then stop the gateway")
+            raise SystemExit(f"{topic} does not exist: let a gateway create it, then stop the gateway")
         if TopicPartition(topic, partition) not in partitions:
             raise SystemExit(f"{topic} has no partition {partition}: it had more")
     for name in {row[0] for row in rows}:

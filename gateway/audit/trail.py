@@ -63,9 +63,11 @@ class AuditStatistics(msgspec.Struct):
     """Counts of lines since the start."""
 
     lines_total: Annotated[int, counter("lines of the audit trail")] = 0
-    left_out_total: Annotated[int, counter("refusals that were counted and not told, because there were too many")] = 0
-    dropped_total: Annotated[int, counter("lines that the file or Kafka did not take in time, or never")] = 0
-    write_errors_total: Annotated[int, counter("writes to the audit file that failed")] = 0
+    left_out_total: Annotated[
+        int, counter("refusals that were counted but not written, because there were too many")
+    ] = 0
+    dropped_total: Annotated[int, counter("lines lost because the file or Kafka was too slow or failed")] = 0
+    write_errors_total: Annotated[int, counter("failed writes to the audit file")] = 0
 
 
 class Sink(Protocol):

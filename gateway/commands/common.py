@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A TOML file (default: trivium.toml where it exists).")
 ]
-Url = Annotated[str | None, typer.Option(metavar="URL", help="The management address; else that of the configuration.")]
-User = Annotated[str | None, typer.Option(help="Log in; the password is asked for, or read from standard input.")]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Management address (default: from the configuration).")]
+User = Annotated[
+    str | None, typer.Option(help="User to log in; prompts for the password or reads it from standard input.")
+]
 
 NOT_STARTED = 2  # the exit code of a wrong option: the user must change something
 LOST = 1  # failed after a successful start: a restart may help
@@ -62,5 +64,5 @@ def management(config: Path | None, url: str | None, user: str | None) -> Manage
         tls = settings.security.tls_cert is not None and not address.is_loopback
         url = f"{'https' if tls else 'http'}://{address}"
     if not url.startswith(("http://", "https://")):
-        raise fail(f"--url: {url} is no address of HTTP")
+        raise fail(f"--url: {url} is not an HTTP URL")
     return ManagementClient(url, None if user is None else (user, read_password(confirm=False)))

@@ -20,10 +20,10 @@ def drain(
     config: ConfigFile = None,
     url: Url = None,
     user: User = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the gateway has stopped.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
 ) -> None:
-    """Send the clients of a gateway away at a rate, then stop it (section `drain` of its configuration)."""
+    """Disconnect a gateway's clients at a limited rate, then stop it (section `drain` of its configuration)."""
     from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
 
     gateway = management(config, url, user)
@@ -39,12 +39,12 @@ def flow(
     config: ConfigFile = None,
     url: Url = None,
     user: User = None,
-    client: Annotated[str, typer.Option(help="Only clients in whose name or address this stands.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Clients that are asked for.")] = 100,
+    client: Annotated[str, typer.Option(help="Only clients whose name or address contains this text.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of clients.")] = 100,
     once: Annotated[bool, typer.Option("--once", help="Print it once, for scripts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
 ) -> None:
-    """Show live who is on the way to Kafka, who waits and for what. Ctrl-C ends it."""
+    """Show live what is in flight, which clients are paused, and why. Ctrl-C ends it."""
     from gateway.observe.flow_view import Source, print_once, watch  # noqa: PLC0415
     from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
 
@@ -62,16 +62,16 @@ def flow(
 
 def clients(
     client: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One client in detail, by its id; an AMQP container id will do.")
+        str | None, typer.Argument(metavar="ID", help="One client in detail, by its id or AMQP container id.")
     ] = None,
     config: ConfigFile = None,
     url: Url = None,
     user: User = None,
-    protocol: Annotated[str, typer.Option(metavar="mqtt|amqp|http", help="Only those of a protocol.")] = "",
-    principal: Annotated[str, typer.Option(help="Only those that have logged in by this name.")] = "",
-    prefix: Annotated[str, typer.Option(help="Only those whose names begin so.")] = "",
-    after: Annotated[str, typer.Option(metavar="ID", help="Only those behind this id.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many at most.")] = 100,
+    protocol: Annotated[str, typer.Option(metavar="mqtt|amqp|http", help="Only clients of a protocol.")] = "",
+    principal: Annotated[str, typer.Option(help="Only clients with this login name.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only clients whose names have this prefix.")] = "",
+    after: Annotated[str, typer.Option(metavar="ID", help="Only clients after this id.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of clients.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/operations.md).")] = False,
 ) -> None:
     """Show the clients of all protocols, or one of them in detail."""
@@ -91,12 +91,12 @@ def clients(
 
 
 def kick(
-    client: Annotated[str, typer.Argument(metavar="ID", help="As `trivium clients` shows it.")],
+    client: Annotated[str, typer.Argument(metavar="ID", help="The id, as `trivium clients` shows it.")],
     config: ConfigFile = None,
     url: Url = None,
     user: User = None,
 ) -> None:
-    """Close a client's connections, or delete an HTTP consumer; it may come back."""
+    """Close a client's connections, or delete an HTTP consumer; the client may reconnect."""
     from gateway.observe.client_view import closed_in  # noqa: PLC0415
     from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
 
@@ -112,24 +112,24 @@ def _path(client: str) -> str:
 
 
 def trace(
-    client: Annotated[str, typer.Option(metavar="ID", help="The client of this id, also when it comes later.")] = "",
-    topic: Annotated[str, typer.Option(help="What all clients say of this topic.")] = "",
-    address: Annotated[str, typer.Option(metavar="HOST[:PORT]", help="All connections from there.")] = "",
+    client: Annotated[str, typer.Option(metavar="ID", help="The client with this id, also if it connects later.")] = "",
+    topic: Annotated[str, typer.Option(help="All traffic about this topic.")] = "",
+    address: Annotated[str, typer.Option(metavar="HOST[:PORT]", help="All connections from this address.")] = "",
     config: ConfigFile = None,
     url: Url = None,
     user: User = None,
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="For so long.")] = 30.0,
-    lines: Annotated[int, typer.Option(min=1, max=10_000, help="So many at most.")] = 10_000,
-    payload: Annotated[int, typer.Option(min=0, max=1024, help="Bytes of each payload that are shown.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Duration in seconds.")] = 30.0,
+    lines: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of lines.")] = 10_000,
+    payload: Annotated[int, typer.Option(min=0, max=1024, help="Bytes of each payload to show.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines (docs/operations.md).")] = False,
 ) -> None:
-    """Show what clients and the gateway say to each other: packets, frames, requests. Ctrl-C ends it."""
+    """Show the traffic between clients and the gateway: packets, frames, requests. Ctrl-C ends it."""
     from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
     from gateway.observe.trace_view import print_trace  # noqa: PLC0415
 
     chosen = {name: text for name, text in (("client", client), ("topic", topic), ("address", address)) if text}
     if len(chosen) != 1:
-        raise fail("one of --client, --topic and --address is needed")
+        raise fail("exactly one of --client, --topic and --address is needed")
     wanted = {**chosen, "seconds": seconds, "lines": lines, "payload": payload}
     try:
         print_trace(management(config, url, user).stream("/trace", wanted, seconds), as_json=as_json)

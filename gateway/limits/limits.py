@@ -33,12 +33,12 @@ Kind = Literal["connections", "connects"]
 class LimitStatistics(msgspec.Struct, frozen=True):
     """Shares and refusals; waiting clients are counted in `gateway.pauses`."""
 
-    shares: Annotated[dict[str, int], gauge("what has limits in common, as far as it is remembered", "per")]
+    shares: Annotated[dict[str, int], gauge("shares of limits that are in memory", "per")]
     refused_connections_total: Annotated[
-        dict[str, int], counter("logins refused by limits: of connections at a time, of connects a second", "limit")
+        dict[str, int], counter("logins refused by the limit of connections, or of connects a second", "limit")
     ]
-    refused_total: Annotated[int, counter("requests answered 429 because their client owes for messages")]
-    disconnected_total: Annotated[int, counter("MQTT clients sent away because they have published too much")]
+    refused_total: Annotated[int, counter("requests answered with 429 because the client is above its rate")]
+    disconnected_total: Annotated[int, counter("MQTT clients disconnected because they were above their rate")]
 
 
 class LimitExceeded(Exception):  # noqa: N818 - an answer, not an error of anybody

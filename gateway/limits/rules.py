@@ -29,7 +29,7 @@ class LimitRules:
         for number, rule in enumerate(rules):
             if rule.listener is not None and rule.listener not in known:
                 raise ConfigError(
-                    f"limits.rules.{number}.listener: there is no listener {rule.listener!r}, but"
+                    f"limits.rules.{number}.listener: there is no listener {rule.listener!r}; expected one of"
                     f" {', '.join(sorted(known))}"
                 )
         # By kind. A rule without any limit counts too: it is an exception to the rules after it.

@@ -87,9 +87,9 @@ def _session(view: ClientView) -> str:
     assert session is not None
     if not session.kept:
         return "ends with the connection"
-    parts = ["kept for ever" if session.expiry_s is None else f"kept for {session.expiry_s:,} s without a connection"]
+    parts = ["kept forever" if session.expiry_s is None else f"kept for {session.expiry_s:,} s without a connection"]
     if session.gone_at is not None:
-        parts.append(f"without one since {_when(session.gone_at)}")
+        parts.append(f"disconnected since {_when(session.gone_at)}")
     parts.append(f"{session.in_flight:,} in flight")
     if session.lag is not None:
         parts.append(f"{session.lag:,} records behind")
@@ -106,4 +106,4 @@ def _decoded(document: bytes, kind: type[Document]) -> Document:
     try:
         return msgspec.json.decode(document, type=kind)
     except msgspec.DecodeError as error:
-        raise NoAnswer(f"this is no gateway of this version: {error}") from error
+        raise NoAnswer(f"not a gateway of this version: {error}") from error

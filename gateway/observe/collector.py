@@ -33,11 +33,11 @@ FULL_SHARE: Final = 500  # and this multiple of the last one's duration: large h
 class CollectorStatistics(msgspec.Struct):
     """The collector's work since the start; its pauses block the event loop."""
 
-    collections_total: Annotated[int, counter("times that Python looked for reference cycles")] = 0
-    idle_collections_total: Annotated[int, counter("looks for cycles because there was nothing else to do")] = 0
-    found_total: Annotated[int, counter("objects found in cycles")] = 0
-    paused_s_total: Annotated[float, counter("time spent looking for cycles")] = 0.0
-    longest_pause_s: Annotated[float, gauge("the longest look for cycles since the start")] = 0.0
+    collections_total: Annotated[int, counter("garbage collections")] = 0
+    idle_collections_total: Annotated[int, counter("garbage collections because the process was idle")] = 0
+    found_total: Annotated[int, counter("objects found in reference cycles")] = 0
+    paused_s_total: Annotated[float, counter("time spent in garbage collections")] = 0.0
+    longest_pause_s: Annotated[float, gauge("longest garbage collection since the start")] = 0.0
 
 
 class Collector:

@@ -106,7 +106,7 @@ class Console:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Serve `GET /console/events`: an event every second until the browser disconnects."""
         if len(self._streams) >= MOST:
-            return web.Response(status=503, text="There are too many consoles\n", headers={"Retry-After": "5"})
+            return web.Response(status=503, text="too many consoles are open\n", headers={"Retry-After": "5"})
         answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         task = asyncio.current_task()
         assert task is not None

@@ -68,7 +68,7 @@ def _decoded(document: bytes) -> Snapshot:
     try:
         return msgspec.json.decode(document, type=Snapshot)
     except msgspec.DecodeError as error:
-        raise NoAnswer(f"this is no gateway of this version: {error}") from error
+        raise NoAnswer(f"not a gateway of this version: {error}") from error
 
 
 def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
@@ -91,10 +91,10 @@ def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
 
 
 def _paused(snapshot: Snapshot) -> Table:
-    table = _table("Paused now", ("whose", "why"), ("for",))
+    table = _table("Paused now", ("subject", "reason"), ("for",))
     for each in snapshot.paused[:PAUSED]:
         table.add_row(plain(each.subject), each.reason, since(each.since, snapshot.at), style="yellow")
-    return _or_nothing(table, "nobody")
+    return _or_nothing(table, "none")
 
 
 def _clients(connections: list[ConnectionFlow], now: float, *, wide: bool) -> Table:
@@ -132,7 +132,7 @@ def _topics(topics: list[BudgetFlow]) -> Table:
 
 
 def _episodes(snapshot: Snapshot) -> Table:
-    table = _table("Past pauses", ("whose", "why", "from", "until"), ("paused", "times"))
+    table = _table("Past pauses", ("subject", "reason", "from", "until"), ("paused", "times"))
     for each in snapshot.episodes[:EPISODES]:
         times = (_clock(each.began), _clock(each.ended), f"{each.paused_s:.2f} s", f"{each.times:,}")
         table.add_row(plain(each.subject), each.reason, *times)

@@ -35,9 +35,9 @@ OURS: Final = ("gateway.", "protocols.", "mapping.", "flowcontrol.")
 class LagStatistics(msgspec.Struct, frozen=True):
     """Delay of due callbacks, duration of turns, and number of tasks."""
 
-    lag_s: Annotated[float, gauge("how long the last timer that was due waited for its turn")]
-    worst_lag_s: Annotated[float, gauge("how long a timer waited for its turn, the longest of the last minute")]
-    slow_turn_s: Annotated[Histogram, histogram("turns of the event loop that took long, by their CPU time")]
+    lag_s: Annotated[float, gauge("delay of the last timer")]
+    worst_lag_s: Annotated[float, gauge("longest delay of a timer in the last minute")]
+    slow_turn_s: Annotated[Histogram, histogram("slow turns of the event loop, by their CPU time")]
     longest_turn_s: Annotated[float, gauge("CPU time of the longest turn since the start")]
     tasks: Annotated[int, gauge("asyncio tasks")]
 
@@ -112,7 +112,7 @@ class LoopLag:
             "slow turn of the event loop",
             cpu_s=round(took, 3),
             lag_s=round(lag, 3),
-            running=seen[0][0] if seen else "it was over before it was seen",
+            running=seen[0][0] if seen else "unknown, it ended before it was sampled",
             untold=self._untold,
         )
         self._untold = 0

@@ -191,7 +191,7 @@ class Management:
         except HeadError as error:
             return web.Response(status=error.status, text=f"{error}\n")
         if not self._origins.allow_request(request.raw_path, request.headers, secure=request.secure):
-            return web.Response(status=403, text="Pages of other sites may not look\n")
+            return web.Response(status=403, text="pages of other sites have no access\n")
         return await handler(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:

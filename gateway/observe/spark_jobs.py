@@ -76,12 +76,12 @@ async def _job(session: aiohttp.ClientSession, address: str) -> SparkJob:
             async for part in answer.content.iter_chunked(65_536):
                 body += part
                 if len(body) > LARGEST:
-                    return SparkJob(address, error=f"tells more than {LARGEST:,} bytes")
+                    return SparkJob(address, error=f"sends more than {LARGEST:,} bytes")
         found = await asyncio.to_thread(figures, body.decode())
     except TimeoutError:
         return SparkJob(address, error=f"does not answer within {ANSWER_S:g} s")
     except aiohttp.ClientError:
         return SparkJob(address, error="does not answer")
     except ValueError:
-        return SparkJob(address, error="tells no metrics")
-    return SparkJob(address, queries=found[:QUERIES], error="" if found else "tells of no query yet")
+        return SparkJob(address, error="sends no metrics")
+    return SparkJob(address, queries=found[:QUERIES], error="" if found else "reports no query yet")

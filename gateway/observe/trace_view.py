@@ -25,7 +25,7 @@ def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
         try:
             told = json.loads(line)
         except ValueError as error:
-            raise NoAnswer("this is no gateway of this version") from error
+            raise NoAnswer("not a gateway of this version") from error
         if as_json:
             print(json.dumps(told), flush=True)  # noqa: T201 - ASCII, so no escape sequences
         else:

@@ -108,7 +108,7 @@ class Tracing:
         if status is not None:
             span.set_attribute("http.response.status_code", status)
         if status is None or status >= _SERVER_ERROR:
-            span.set_status(self._trace.StatusCode.ERROR, "the client has left" if status is None else None)
+            span.set_status(self._trace.StatusCode.ERROR, "the client has disconnected" if status is None else None)
         span.end()
 
     async def stop(self) -> None:

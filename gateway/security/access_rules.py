@@ -109,8 +109,8 @@ class ListedRules:
     def doubtful(self, mapping: Rules) -> list[str]:
         """Return warnings about `topic` rules that name a Kafka topic, which MQTT clients reach under another name."""
         return [
-            f'security.access: topic = "{rule.text}" is about MQTT topics for MQTT clients; the mapping'
-            f" leads others to Kafka topic {rule.levels[0]}: write kafka = ... if you mean that"
+            f'security.access: topic = "{rule.text}" applies to MQTT topics for MQTT clients; the mapping'
+            f" sends other topics to Kafka topic {rule.levels[0]}: use kafka = ... to mean that topic"
             for rules in self._by_principal.values()
             for _, rule in rules
             if isinstance(rule, _TopicTemplate) and not rule.kafka and _is_target(rule.levels[0], mapping)
@@ -158,19 +158,21 @@ def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
     where = f"security.access[{number}]"
     group = rule.group
     if not group:
-        raise ConfigError(f"{where}.group: must not be empty; * is every group")
+        raise ConfigError(f"{where}.group: must not be empty; * means every group")
     _check_principal(rule, where)
     if rule.action not in ACTIONS:
         raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
     if rule.topic != "#":
-        raise ConfigError(f"{where}: a rule is about topics or about a group, not about both")
+        raise ConfigError(f"{where}: a rule applies either to topics or to a group")
     text = group.removesuffix(WILDCARD)
     beginning = text != group
     if WILDCARD in text:
         raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
     name = parse(text, f"{where}.group")
     if beginning and isinstance(name, Slot) and not name.after:
-        raise ConfigError(f"{where}.group: {group!r} needs a separator before the *: one name begins like another")
+        raise ConfigError(
+            f"{where}.group: {group!r} needs a separator before the *, because one name may be a prefix of another"
+        )
     return _GroupTemplate(rule.action, name, beginning, rule.allow)
 
 
@@ -190,7 +192,7 @@ def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
     if rule.kafka is not None and not wild:
         name = without(text).split("/")[0]
         if not is_topic_name(name.removeprefix(INTERNAL_TOPIC_PREFIX)):
-            raise ConfigError(f"{where}.kafka: {text!r} can match nothing: {name!r} is no Kafka topic")
+            raise ConfigError(f"{where}.kafka: {text!r} can match nothing: {name!r} is not a Kafka topic name")
     if len(levels) == 1 and not wild:
         levels.append(ANY)
     return _TopicTemplate(text, rule.action, tuple(levels), rule.allow, rule.kafka is not None)
@@ -198,4 +200,4 @@ def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
 
 def _check_principal(rule: AccessRule, where: str) -> None:
     if rule.principal in ("", GROUP_PREFIX):
-        raise ConfigError(f"{where}.principal: must not be empty; * is everyone")
+        raise ConfigError(f"{where}.principal: must not be empty; * means everyone")

@@ -35,12 +35,12 @@ class AclStatistics(msgspec.Struct, frozen=True):
     """Statistics of reading Kafka's ACLs; all zero if they are not the access list."""
 
     age_seconds: Annotated[
-        float, gauge("seconds since Kafka's ACLs were read, or since the start; 0: they are not the access list")
+        float, gauge("seconds since Kafka's ACLs were read, or since the start; 0 if they are not used")
     ] = 0.0
     acls: Annotated[int, gauge("Kafka's ACLs on topics, groups, transactional ids and the cluster")] = 0
-    reads_total: Annotated[int, counter("times that Kafka's ACLs were read")] = 0
-    failures_total: Annotated[int, counter("times that Kafka's ACLs could not be read")] = 0
-    changes_total: Annotated[int, counter("times that they were others than before")] = 0
+    reads_total: Annotated[int, counter("reads of Kafka's ACLs")] = 0
+    failures_total: Annotated[int, counter("failed reads of Kafka's ACLs")] = 0
+    changes_total: Annotated[int, counter("changes of Kafka's ACLs")] = 0
 
 
 class AclSource:
@@ -67,7 +67,7 @@ class AclSource:
         self._book: AclBook | None = None
         self._again = asyncio.Event()
         self._counts = AclStatistics()
-        self.problem: str | None = "Kafka's ACLs are not known yet" if self.enabled else None
+        self.problem: str | None = "Kafka's ACLs have not been read yet" if self.enabled else None
 
     @property
     def has_rules(self) -> bool:
@@ -129,7 +129,7 @@ class AclSource:
         self._counts = msgspec.structs.replace(self._counts, failures_total=self._counts.failures_total + 1)
         if why != self.problem:
             self.problem = why
-            what = "the last ones stay" if self._access.is_known else "nobody is let in"
+            what = "the last ones stay in force" if self._access.is_known else "no client can log in"
             log.error("Kafka's ACLs cannot be read", reason=why, consequence=what)
 
     def statistics(self) -> AclStatistics:

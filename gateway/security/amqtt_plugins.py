@@ -89,7 +89,7 @@ def _plugin_spec(path: str, options: Mapping[str, Any]) -> PluginSpec:
         what = "is missing" if isinstance(error, dacite.MissingValueError) else "has the wrong type"
         raise ConfigError(f"{key}.{error.field_path} {what}") from None
     except (dacite.DaciteError, TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: its configuration does not fit ({type(error).__name__})") from None
+        raise ConfigError(f"{key}: its configuration is not valid ({type(error).__name__})") from None
     users = None
     if issubclass(plugin, FileAuthPlugin) and config.password_file is not None:
         users = read_password_file(Path(config.password_file), f"{key}.password_file")

@@ -52,15 +52,15 @@ class AuthenticationStatistics(msgspec.Struct):
     """Results of login attempts since the start."""
 
     accepted_total: Annotated[int, counter("logins accepted")] = 0
-    remembered_total: Annotated[int, counter("logins accepted without asking a plugin")] = 0
+    remembered_total: Annotated[int, counter("logins accepted from the cache")] = 0
     refused_total: Annotated[int, counter("logins refused")] = 0
-    throttled_total: Annotated[int, counter("logins not checked and told to come again")] = 0
-    waiting: Annotated[int, gauge("logins that wait for their turn at a check")] = 0
-    checking: Annotated[int, gauge("checks under way")] = 0
-    errors_total: Annotated[int, counter("answers that a plugin could not give")] = 0
+    throttled_total: Annotated[int, counter("logins answered as busy, without a check")] = 0
+    waiting: Annotated[int, gauge("logins waiting for a check")] = 0
+    checking: Annotated[int, gauge("checks in progress")] = 0
+    errors_total: Annotated[int, counter("checks that a plugin could not answer")] = 0
     addresses_slowed: Annotated[int, gauge("addresses whose refusals are delayed")] = 0
-    key_fetches_total: Annotated[int, counter("fetches of the keys of tokens")] = 0
-    key_fetches_failed_total: Annotated[int, counter("fetches of the keys of tokens that failed")] = 0
+    key_fetches_total: Annotated[int, counter("fetches of token keys")] = 0
+    key_fetches_failed_total: Annotated[int, counter("failed fetches of token keys")] = 0
 
 
 class Authenticator:
@@ -138,7 +138,7 @@ class Authenticator:
             if (fresh := self._passwords()) is not None:
                 await fresh.start()
         except ConfigError as error:
-            log.error("authentication not reloaded, the old one stays", error=str(error))
+            log.error("authentication not reloaded, the old one stays in use", error=str(error))
             return False
         self._scram = users
         if keys is not None and isinstance(source, FileKeys):
@@ -305,7 +305,7 @@ class Authenticator:
         """Raise Busy if logins from this address are not checked now (contract: `gateway.security.exchange.Judge`)."""
         if self._throttle.is_full(address):
             self._count_busy()
-            raise Busy("too many failures of this address are waiting")
+            raise Busy("too many failed logins of this address are waiting")
 
     def _count_busy(self) -> None:
         self._counts.refused_total += 1

@@ -190,7 +190,7 @@ class AccessList:
         """
         book = self._book
         if book is None:
-            raise Unavailable("what Kafka allows is not known yet")
+            raise Unavailable("Kafka's ACLs have not been read yet")
         if client_id is not None and book.by_client_id:
             return self._grant(book, identity, client_id, "")  # not cached: the connection keeps it
         key = identity, "" if book is self._listed else host_of(peer)

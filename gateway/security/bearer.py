@@ -69,9 +69,9 @@ class BearerExchange(Exchange):
             return await self._refuse("invalid_token", "401", f"token: {fault}")
         identity = shown.identity
         if name not in ("", identity.name):  # acting for another user is not supported (as for PLAIN)
-            return await self._refuse("invalid_token", "401", "another name than the token's")
+            return await self._refuse("invalid_token", "401", "the name is not the token's")
         if self._user not in (None, identity.name):
-            return await self._refuse("invalid_token", "401", "another user than before")
+            return await self._refuse("invalid_token", "401", "the user has changed")
         self._judge.accepted()
         return Done(identity, b"", shown.expires_ms)
 
@@ -97,7 +97,7 @@ class BearerExchange(Exchange):
         for part in parts:
             key, mark, value = part.partition("=")
             if not mark or not (key.isascii() and key.isalpha()) or key in pairs:
-                raise _MessageError("a pair that is none, or stands twice")
+                raise _MessageError("a malformed or duplicate pair")
             pairs[key] = value
         if self._mechanism == XOAUTH2:
             name = pairs.get("user", "")
@@ -114,5 +114,5 @@ def _authorization(header: str) -> str:
         raise _MessageError("no GS2 header, or one with channel binding")
     name = parts[1][2:].replace("=2C", ",")
     if name.replace("=3D", "").count("="):
-        raise _MessageError("a name with a bare equals sign")
+        raise _MessageError("the name has an unescaped equals sign")
     return name.replace("=3D", "=")

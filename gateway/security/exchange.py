@@ -88,7 +88,7 @@ class ScramExchange(Exchange):
                 self._judge.accepted()
                 return Done(Identity(user, "scram"), answer)
             case Proven():
-                reason = "another user than before"
+                reason = "the user has changed"
             case Disproven(reason):
                 pass
         await self._judge.wait_refused(self._address)

@@ -53,10 +53,10 @@ class GroupNamesStatistics(msgspec.Struct):
     """The names in the table, and counts since the start."""
 
     names: Annotated[int, gauge("consumer groups with an owner")] = 0
-    claimed_total: Annotated[int, counter("names claimed")] = 0
-    refused_total: Annotated[int, counter("uses of a name refused")] = 0
-    forgotten_total: Annotated[int, counter("names given up")] = 0
-    undecodable_total: Annotated[int, counter("records of their table that cannot be read; they are ignored")] = 0
+    claimed_total: Annotated[int, counter("group names claimed")] = 0
+    refused_total: Annotated[int, counter("uses of group names refused")] = 0
+    forgotten_total: Annotated[int, counter("group names released")] = 0
+    undecodable_total: Annotated[int, counter("undecodable records in the table of owners, which are ignored")] = 0
 
 
 class GroupNames:
@@ -161,7 +161,7 @@ class GroupNames:
             async with asyncio.timeout(READY_S):
                 owned = await self._owner(group, principal)
         except TimeoutError:
-            raise Refused(Outcome.BUSY, "Kafka does not say whose the group is") from None
+            raise Refused(Outcome.BUSY, "Kafka does not answer about the group's owner") from None
         if said is None and owned.principal != principal:
             raise self._denied(group)
         if group in self._owned:
@@ -194,7 +194,7 @@ class GroupNames:
 
     def _denied(self, group: str) -> Refused:
         self._statistics.refused_total += 1
-        return Refused(Outcome.DENIED, f"the group {group!r} is not this client's")
+        return Refused(Outcome.DENIED, f"not authorized for the group {group!r}")
 
     async def _owner(self, group: str, principal: str) -> Owned:
         """Return the owner of a name; claim the name for `principal` if it has none."""
@@ -213,17 +213,17 @@ class GroupNames:
     async def _claim(self, group: str, principal: str) -> Owned:
         assert self._state is not None
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
-            raise Refused(Outcome.BUSY, "too many names of groups are in use")
+            raise Refused(Outcome.BUSY, "too many group names are in use")
         made = not await self._groups.admin.exists(group)
         mine = Owned(principal, self._random_id(), self._wall_clock(), made)
         written = PendingWrite()
         self._write(group, mine, written)
         if (await written.done).outcome is not Outcome.STORED:
-            raise Refused(Outcome.BUSY, "whose the group is could not be stored")
+            raise Refused(Outcome.BUSY, "the group's owner could not be stored")
         await self._state.read_to_end(TOPIC, group.encode())
         first = self._find(group)
         if first is None:
-            raise Refused(Outcome.BUSY, "whose the groups are is being read anew")
+            raise Refused(Outcome.BUSY, "the owners of groups are being reloaded")
         if first.claim != mine.claim:
             self._write(group, first)  # compaction must keep the winner's record, not ours
         else:
@@ -254,7 +254,7 @@ class GroupNames:
         try:
             there = frozenset(await self._groups.admin.names())
         except Refused as refused:
-            log.info("names of groups are not looked through", reason=refused.reason)
+            log.info("group names are not swept", reason=refused.reason)
             return
         for name in old:
             if name not in there and is_old(name):

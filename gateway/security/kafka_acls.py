@@ -186,7 +186,7 @@ def principal_template(config: SecurityConfig) -> str | Slot:
     if not isinstance(template, Slot) or not config.access_principal.startswith("User:"):
         raise ConfigError(f"{where}: expected User: and a variable, such as User:{{name}}")
     if template.variable not in (NAME, COMMON_NAME) and not template.variable.startswith(CLAIM):
-        raise ConfigError(f"{where}: {{{template.variable}}} does not say who a client is")
+        raise ConfigError(f"{where}: {{{template.variable}}} does not identify a client")
     return template
 
 

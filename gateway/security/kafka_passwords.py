@@ -62,8 +62,8 @@ class KafkaPasswords:
             self.errors += 1
             if refused.reason != self.problem:
                 self.problem = refused.reason
-                log.error("Kafka does not check passwords: clients are told to come again", reason=refused.reason)
-            raise Unavailable("Kafka, which checks passwords, does not answer") from None
+                log.error("Kafka does not check passwords: logins are answered as busy", reason=refused.reason)
+            raise Unavailable("Kafka does not answer the password check") from None
         if self.problem is not None:
             self.problem = None
             log.info("Kafka checks passwords again")

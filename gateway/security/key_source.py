@@ -68,18 +68,18 @@ def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
         ValueError: not a key set, or no usable key.
     """
     if len(document) > DOCUMENT_LIMIT:
-        raise ValueError(f"a key set of more than {DOCUMENT_LIMIT} bytes")
+        raise ValueError(f"it has more than {DOCUMENT_LIMIT} bytes")
     try:
         content = json.loads(document)
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("its JSON is nested too deeply") from None
     entries = content.get("keys") if isinstance(content, dict) else None
     if not isinstance(entries, list) or len(entries) > KEYS_LIMIT:
-        raise ValueError(f"no JSON object with a list of at most {KEYS_LIMIT} keys")
+        raise ValueError(f"expected a JSON object with a list of at most {KEYS_LIMIT} keys")
     allowed = frozenset(algorithms)
     keys = [key for entry in entries if isinstance(entry, dict) for key in _usable(entry, allowed)]
     if not keys:
-        raise ValueError(f"no key that could be used for {', '.join(sorted(allowed))}")
+        raise ValueError(f"no usable key for {', '.join(sorted(allowed))}")
     return KeySet(keys)
 
 
@@ -207,7 +207,7 @@ class UrlKeys:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             self.failures += 1
             log.warning(
-                "the keys of tokens cannot be fetched, the old ones stay",
+                "token keys cannot be fetched, the old ones stay in use",
                 url=str(self._address),
                 error=type(error).__name__,
             )

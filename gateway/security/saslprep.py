@@ -35,9 +35,9 @@ def saslprep(text: str, *, stored: bool = False) -> str:
     prepared = unicode_3_2.normalize("NFKC", mapped)
     for char in prepared:
         if any(prohibited(char) for prohibited in _PROHIBITED):
-            raise ValueError("a character that is not allowed")
+            raise ValueError("a prohibited character")
         if stored and stringprep.in_table_a1(char):
-            raise ValueError("a character that Unicode 3.2 does not know")
+            raise ValueError("a character that is not in Unicode 3.2")
     _check_directions(prepared)
     return prepared
 
@@ -47,6 +47,6 @@ def _check_directions(text: str) -> None:
     if not any(map(stringprep.in_table_d1, text)):
         return
     if any(map(stringprep.in_table_d2, text)):
-        raise ValueError("text of both directions")
+        raise ValueError("text in both directions")
     if not (stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])):
-        raise ValueError("text from right to left that does not begin and end so")
+        raise ValueError("right-to-left text that starts or ends with other characters")

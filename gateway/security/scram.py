@@ -98,11 +98,11 @@ class ScramServer:
             self._asked, self._next = True, judge
             return Continue(b"")
         if message is None or len(message) > MESSAGE_LIMIT:
-            return Disproven("a message that is missing or too long")
+            return Disproven("the message is missing or too long")
         try:
             return judge(message.decode())
         except UnicodeDecodeError:
-            return Disproven("a message that is not UTF-8")
+            return Disproven("the message is not UTF-8")
         except _MessageError as fault:
             return Disproven(str(fault))
 
@@ -112,19 +112,19 @@ class ScramServer:
         if flag.startswith("p="):
             raise _MessageError("channel binding is not offered")
         if flag not in ("n", "y"):
-            raise _MessageError("no GS2 header")
+            raise _MessageError("the GS2 header is missing")
         if bare.startswith("m="):
-            raise _MessageError("a mandatory extension")
+            raise _MessageError("mandatory extensions are not supported")
         attributes = bare.split(",")
         if len(attributes) < 2:
-            raise _MessageError("a first message without name or nonce")
+            raise _MessageError("the first message has no name or nonce")
         user = _name(_value("n", attributes[0]))
         # Acting for another user is not supported (as for PLAIN).
         if authorization and _name(_value("a", authorization)) != user:
-            raise _MessageError("another authorization identity than the user")
+            raise _MessageError("the authorization identity is not the user")
         nonce = _value("r", attributes[1])
         if not NONCE_CHARACTERS.issuperset(nonce):
-            raise _MessageError("a nonce with other than printable characters")
+            raise _MessageError("the nonce has unprintable characters")
         self._gs2_header = f"{flag},{authorization},"
         self._user = user
         self._nonce = nonce + self._nonce
@@ -141,18 +141,18 @@ class ScramServer:
         without_proof, _, encoded_proof = message.rpartition(",p=")
         attributes = without_proof.split(",")
         if len(attributes) < 2:
-            raise _MessageError("a final message without binding, nonce or proof")
+            raise _MessageError("the final message has no binding, nonce or proof")
         binding = _bytes(_value("c", attributes[0]))
         nonce = _value("r", attributes[1])
         proof = _bytes(encoded_proof)
         if binding != self._gs2_header.encode():
-            raise _MessageError("the GS2 header was changed on the way")
+            raise _MessageError("the GS2 header has changed")
         if not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
-            raise _MessageError("another nonce")
+            raise _MessageError("the nonce has changed")
         said = f"{self._said},{without_proof}".encode()
         signature = hmac.digest(credential.stored_key, said, self._hash)
         if len(proof) != len(signature):
-            raise _MessageError("a proof of the wrong length")
+            raise _MessageError("the proof has the wrong length")
         client_key = bytes(left ^ right for left, right in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key):
             return Disproven("user name or password is wrong")
@@ -183,7 +183,7 @@ def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Scram
 
 def _value(attribute: str, text: str) -> str:
     if not text.startswith(f"{attribute}=") or len(text) == 2:
-        raise _MessageError(f"attribute {attribute} is not where it should be")
+        raise _MessageError(f"attribute {attribute} is missing or empty")
     return text[2:]
 
 
@@ -191,13 +191,13 @@ def _name(text: str) -> str:
     """Unescape a saslname and prepare it as a query (RFC 5802 part 5.1)."""
     plain = text.replace("=2C", ",")
     if plain.replace("=3D", "").count("="):
-        raise _MessageError("a name with a bare equals sign")
+        raise _MessageError("the name has an unescaped equals sign")
     try:
         name = saslprep(plain.replace("=3D", "="))
     except ValueError as error:
-        raise _MessageError(f"the name holds {error}") from None
+        raise _MessageError(f"the name contains {error}") from None
     if not name:
-        raise _MessageError("an empty name")
+        raise _MessageError("the name is empty")
     return name
 
 

@@ -41,8 +41,10 @@ class NoTenantError(Exception):
 class TenantsStatistics(msgspec.Struct, frozen=True):
     """Logins by tenant, since the start."""
 
-    tenants: Annotated[int, gauge("tenants whose clients have logged in since the start, those that are told apart")]
-    logins_total: Annotated[dict[str, int], counter("logins, and requests over HTTP", "tenant")]
+    tenants: Annotated[
+        int, gauge("tenants whose clients have logged in since the start, up to the number that are counted separately")
+    ]
+    logins_total: Annotated[dict[str, int], counter("logins and HTTP requests", "tenant")]
     refused_total: Annotated[int, counter("clients refused because they have no tenant")]
 
 
@@ -59,7 +61,7 @@ class Tenants:
         for number, (kind, what) in enumerate(self._sources):
             why = _never(kind, what, config, listeners)
             if why is not None:
-                raise ConfigError(f"security.tenants.sources[{number}]: can never say a tenant: {why}")
+                raise ConfigError(f"security.tenants.sources[{number}]: can never name a tenant: {why}")
 
     def at(self, listener: str) -> Place:
         """Return the function that assigns tenants to the clients of a listener."""
@@ -85,12 +87,12 @@ class Tenants:
             if not said:
                 continue
             if len(said) > 1:
-                raise NoTenantError("the login says several tenants")
+                raise NoTenantError("the login names several tenants")
             if not is_tenant(said[0]):
-                raise NoTenantError("the login's tenant is no name of letters, digits and -")
+                raise NoTenantError("the login's tenant is not a name of letters, digits and -")
             return said[0]
         if self._required:
-            raise NoTenantError("the login says no tenant")
+            raise NoTenantError("the login names no tenant")
         return None
 
     def is_operator(self, identity: Identity) -> bool:

@@ -49,7 +49,7 @@ class Tls:
             _load(self.context, self._config, self._key)
         except ConfigError as error:
             self.failed_reloads += 1
-            log.error("certificates not reloaded, the old ones stay", error=str(error))
+            log.error("certificates not reloaded, the old ones stay in use", error=str(error))
             return False
         self.reloads += 1
         log.info("certificates reloaded", file=str(self._config.cert))
@@ -96,7 +96,7 @@ def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
 
     def no_password() -> str:
         # Without this callback OpenSSL would ask on the terminal and block the event loop.
-        raise ConfigError(f"{key}key: the key is encrypted; give one without a pass phrase")
+        raise ConfigError(f"{key}key: the key is encrypted; use one without a passphrase")
 
     try:
         context.load_cert_chain(config.cert, config.key, password=no_password)

@@ -75,7 +75,7 @@ class TokenJudge:
     async def judge(self, token: str) -> Shown:
         """Verify a token and return its content; raises TokenError if it is not valid."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
-            raise TokenError("a token that is too long or has other than ASCII characters")
+            raise TokenError("it is too long or not ASCII")
         digest = hashlib.sha256(token.encode()).digest()
         known = self._remembered.get(digest)
         if known is not None and self._clock() < known[0]:
@@ -108,10 +108,10 @@ class TokenJudge:
             header = jwt.get_unverified_header(token)
             algorithm, kid = header.get("alg"), header.get("kid")
             if algorithm not in config.algorithms:
-                raise TokenError("signed by an algorithm that is not allowed")
+                raise TokenError("its signature algorithm is not allowed")
             key = await self.keys.find(kid, algorithm)
             if key is None:
-                raise TokenError("signed by a key that the issuer does not have")
+                raise TokenError("its issuer has no such key")
             return jwt.decode(token, key, [algorithm], audience=config.audience, issuer=config.issuer, options=CHECKED)
         except (PyJWTError, ValueError, TypeError, RecursionError) as error:
             # PyJWT's texts may hold a part of the token.
@@ -122,10 +122,10 @@ class TokenJudge:
         expires_ms = _milliseconds(claims["exp"]) + self._leeway_ms
         self._judge_time(expires_ms)
         if "nbf" in claims and _milliseconds(claims["nbf"]) - self._leeway_ms > self._wall_clock():
-            raise TokenError("not good yet")
+            raise TokenError("it is not valid yet")
         name = _claim(claims, config.name_claim)
         if not _is_name(name) or not is_principal(name):
-            raise TokenError("no usable name in it")
+            raise TokenError("it has no usable name")
         groups: tuple[str, ...] = ()
         if config.groups_claim is not None:
             groups = _groups(_claim(claims, config.groups_claim))
@@ -169,5 +169,5 @@ def _is_name(value: Any) -> bool:
 def _milliseconds(value: Any) -> int:
     """Convert a NumericDate (RFC 7519 part 2), which is in seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
-        raise TokenError("a time that is none")
+        raise TokenError("it has an invalid time")
     return int(value * 1000)

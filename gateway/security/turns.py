@@ -82,7 +82,7 @@ class Turns:
 
     async def _take(self, address: str, line: _Line) -> None:
         if self.waiting >= self._limit or len(line.waiting) >= self._waiting_of_address:
-            raise Busy("too many attempts wait for their turn")
+            raise Busy("too many login attempts are waiting")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.waiting.append(mine)
         self.waiting += 1

@@ -62,7 +62,7 @@ def read_password_file(path: Path, key: str) -> dict[str, str]:
         elif not hashed.startswith(ARGON2):
             raise ConfigError(f"{where}: the hash is neither Argon2 nor SHA-512 crypt")
         if name in users:
-            raise ConfigError(f"{where}: the name stands twice")
+            raise ConfigError(f"{where}: duplicate name")
         users[name] = hashed
     return users
 
@@ -116,7 +116,7 @@ def read_scram_file(path: Path, key: str) -> ScramUsers:
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         if user in credentials:
-            raise ConfigError(f"{where}: the name stands twice with this mechanism")
+            raise ConfigError(f"{where}: duplicate name with this mechanism")
         credentials[user] = credential
     if not credentials:
         raise ConfigError(f"{key}: {path} has no user")
@@ -141,9 +141,9 @@ def _parse(entry: str) -> tuple[tuple[str, str], ScramCredential]:
     try:
         prepared = saslprep(name, stored=True)
     except ValueError as error:
-        raise ValueError(f"the name holds {error}") from None
+        raise ValueError(f"the name contains {error}") from None
     if not is_principal(prepared):
-        raise ValueError("a name that is empty or means something else in the access list")
+        raise ValueError("the name is empty or reserved by the access list")
     try:
         salt, stored, server = (
             binascii.a2b_base64(found[part], strict_mode=True) for part in ("salt", "stored", "server")
@@ -155,7 +155,7 @@ def _parse(entry: str) -> tuple[tuple[str, str], ScramCredential]:
         raise ValueError(f"at least {MINIMUM_ITERATIONS} iterations are needed")
     size = digest_size(found["mechanism"])
     if len(stored) != size or len(server) != size:
-        raise ValueError("the keys have not the mechanism's length")
+        raise ValueError("the keys have the wrong length for the mechanism")
     return (found["mechanism"], prepared), ScramCredential(iterations, salt, stored, server)
 
 
@@ -184,7 +184,7 @@ def new_scram_line(user: str, password: str, mechanism: str, iterations: int) ->
     try:
         name = saslprep(user, stored=True)
     except ValueError as error:
-        raise ValueError(f"the name holds {error}") from None
+        raise ValueError(f"the name contains {error}") from None
     _check(name, password)
     try:
         credential = derive(mechanism, password, secrets.token_bytes(SALT_BYTES), iterations)
@@ -196,6 +196,8 @@ def new_scram_line(user: str, password: str, mechanism: str, iterations: int) ->
 def _check(user: str, password: str) -> None:
     """Raise ValueError for a name or password that the files cannot hold or no login can use."""
     if not is_principal(user) or user != user.strip() or user.startswith("#") or ":" in user or not user.isprintable():
-        raise ValueError("the name must be printable, without a colon or surrounding space, and neither # nor reserved")
+        raise ValueError(
+            "the name must be printable, without colons, surrounding spaces or a leading #, and not reserved"
+        )
     if not password:
         raise ValueError("the password is empty")

@@ -60,15 +60,17 @@ def parse(text: str, where: str) -> str | Slot:
     """
     found = list(_BRACES.finditer(text))
     if set("{}") & set(_BRACES.sub("", text)):
-        raise ConfigError(f"{where}: {text!r} has a brace without its other one")
+        raise ConfigError(f"{where}: {text!r} has unbalanced braces")
     for match in found:
         variable = match[1]
         if variable not in KNOWN and not (variable.startswith(CLAIM) and variable != CLAIM):
-            raise ConfigError(f"{where}: {match[0]} in {text!r} is no variable; expected {EXPECTED}")
+            raise ConfigError(f"{where}: {match[0]} in {text!r} is not a variable; expected {EXPECTED}")
     if not found:
         return text
     if len(found) > 1:
-        raise ConfigError(f"{where}: {text!r} has two variables with no / between: clients could pass for each other")
+        raise ConfigError(
+            f"{where}: {text!r} has two variables without a / in between: clients could impersonate each other"
+        )
     return Slot(text[: found[0].start()], found[0][1], text[found[0].end() :])
 
 
@@ -113,7 +115,7 @@ def _never(variable: str, principal: str, config: SecurityConfig, logins: Collec
     if variable == TENANT:
         return None if config.tenants.enabled else "security.tenants.sources is not set"
     if principal == ANONYMOUS_NAME:
-        return "anonymous clients prove nothing"
+        return "anonymous clients do not authenticate"
     if variable == COMMON_NAME:
         return None if "certificate" in logins else "security.tls_client_ca is not set"
     if variable == NAME:

@@ -52,7 +52,7 @@ class KafkaOauthConfig(Section):
                 raise ValueError("token_url needs client_id, and client_secret or client_secret_file")
         for name, value in self.extensions.items():
             if not name.isalpha() or not name.isascii() or name == "auth" or "\x01" in value:
-                raise ValueError(f"extensions: {name} is no name of an extension, or has no value for one")
+                raise ValueError(f"extensions: {name} is not a valid extension name, or its value is not valid")
         return self
 
 

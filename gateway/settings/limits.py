@@ -45,9 +45,11 @@ class LimitRule(Section):
     @model_validator(mode="after")
     def _makes_sense(self) -> LimitRule:
         if self.per == "connection" and (self.connections or self.connects_per_s):
-            raise ValueError("connections and connects_per_s cannot be per connection: it is one")
+            raise ValueError("connections and connects_per_s cannot be per connection: that is always one")
         if self.disconnect and self.per not in {"connection", "principal"}:
-            raise ValueError(f"disconnect cannot be per {self.per}: it would meet who did not send too much")
+            raise ValueError(
+                f"disconnect cannot be per {self.per}: it would disconnect clients that did not exceed the limit"
+            )
         if self.disconnect and not (self.in_messages_per_s or self.in_bytes_per_s):
             raise ValueError("disconnect needs in_messages_per_s or in_bytes_per_s")
         return self
@@ -76,5 +78,5 @@ class LimitsConfig(Section):
         for number, rule in enumerate(self.rules):
             for before, earlier in enumerate(self.rules[:number]):
                 if earlier.covers(rule):
-                    raise ValueError(f"rules.{number} is never reached: rules.{before} is for all of its clients")
+                    raise ValueError(f"rules.{number} is never reached: rules.{before} applies to all of its clients")
         return self

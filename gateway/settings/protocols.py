@@ -89,9 +89,9 @@ class AddressRule(Section):
     def _is_filter(cls, pattern: str) -> str:
         levels = pattern.split("/")
         if not pattern or any(("#" in one or "+" in one) and one not in ("#", "+") for one in levels):
-            raise ValueError("a + or # is a level of its own")
+            raise ValueError("+ and # must be whole levels")
         if "#" in levels[:-1]:
-            raise ValueError("a # is the last level")
+            raise ValueError("# must be the last level")
         return pattern
 
 
@@ -169,9 +169,11 @@ class AmqpConfig(Section):
     def _topic_names(self) -> AmqpConfig:
         template = self.dead_letter_topic
         if template is not None and (template == "{topic}" or not is_topic_name(template.replace("{topic}", "t"))):
-            raise ValueError("dead_letter_topic: not another topic's name, in which {topic} may stand for the record's")
+            raise ValueError(
+                "dead_letter_topic: expected another topic's name, which may contain {topic} for the record's"
+            )
         if not is_topic_name(self.reply_topic):
-            raise ValueError("reply_topic: no name of a topic that clients may use")
+            raise ValueError("reply_topic: not the name of a topic that clients may use")
         return self
 
 
@@ -262,7 +264,7 @@ class HttpConfig(Section):
     @model_validator(mode="after")
     def _reply_topic(self) -> HttpConfig:
         if not is_topic_name(self.reply_topic):
-            raise ValueError("reply_topic: no name of a topic that clients may use")
+            raise ValueError("reply_topic: not the name of a topic that clients may use")
         return self
 
 
@@ -293,7 +295,7 @@ class PresenceConfig(Section):
     @classmethod
     def _legal(cls, topic: str | None) -> str | None:
         if topic and not is_topic_name(topic):
-            raise ValueError("no name of a topic that clients may use")
+            raise ValueError("not the name of a topic that clients may use")
         return topic or None
 
 

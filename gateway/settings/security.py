@@ -64,7 +64,7 @@ class OauthConfig(Section):
         if self.jwks_file is not None and self.jwks_url is not None:
             raise ValueError("jwks_file and jwks_url exclude each other")
         if self.enabled and (self.issuer is None or not self.audience):
-            raise ValueError("issuer and audience are needed: else tokens for others would be good here")
+            raise ValueError("issuer and audience are needed: otherwise tokens for other services would be valid here")
         if self.jwks_url is not None:
             parts = urlsplit(self.jwks_url.get_secret_value())
             near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
@@ -256,5 +256,5 @@ class ObserveConfig(Section):
     @classmethod
     def _url(cls, endpoint: SecretUrl | None) -> SecretUrl | None:
         if endpoint is not None and not endpoint.get_secret_value().startswith(("http://", "https://")):
-            raise ValueError("not the address of a collector, such as http://127.0.0.1:4318")
+            raise ValueError("not the URL of a collector, such as http://127.0.0.1:4318")
         return endpoint

@@ -65,9 +65,9 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raise TraceError if not exactly one object is named, or one without its own connection."""
         if sum(map(bool, (self.client, self.topic, self.address))) != 1:
-            raise TraceError("one of client, topic and address is needed")
+            raise TraceError("exactly one of client, topic and address is needed")
         if self.client.startswith(CONSUMER):
-            raise TraceError("a consumer has no connection of its own: trace its client's address")
+            raise TraceError("a consumer has no connection: trace its client's address")
 
 
 class Decoder(Protocol):
@@ -293,7 +293,7 @@ class Traces:
         """Start a trace, which the caller must end with `end`; raises TraceError."""
         wanted.check()
         if len(self._running) >= AT_ONCE:
-            raise TooManyTracesError(f"{AT_ONCE} traces are under way, which is the most: wait for the end of one")
+            raise TooManyTracesError(f"{AT_ONCE} traces are running, which is the maximum: wait until one ends")
         trace = Trace(wanted)
         self._running.add(trace)
         trace.begin()

@@ -149,7 +149,7 @@ async def test_a_stall_is_told_and_remembered(stall: Stall, tmp_path: Path) -> N
     async with browser(tmp_path) as window:
         await look_at_the_stall(window, stall)
         stall.thaw()
-        await window.until("document.getElementById('state').textContent === 'all flows'")
+        await window.until("document.getElementById('state').textContent === 'nothing paused'")
         await window.until("document.querySelectorAll('#episodes-table tbody th').length >= 2")
         assert await window.complaints() == []
     wanted = {("mqtt", "connection budget"), ("Kafka", "Kafka silent")}

@@ -376,7 +376,7 @@ async def test_what_it_cannot_be_without_ends_it_with_each_protocols_close(
     await wait_until(lambda: mqtt.disconnected is not None)
     assert mqtt.disconnected.value == 0x8B
     said = gateway.log.read_text()
-    assert "the gateway cannot go on" in said
+    assert "the gateway stops after a fatal failure" in said
     assert said.splitlines()[-1].startswith("trivium: ")
     assert "Traceback" not in said.splitlines()[-1]
     assert not gateway.ready_file.exists()

@@ -62,8 +62,8 @@ def test_what_an_operator_wants() -> None:
 @pytest.mark.parametrize(
     ("entries", "sections", "told"),
     [
-        ([one("a"), one("a")], {}, "listeners.a: the name is there twice"),
-        ([one("management")], {}, "listeners.management: the name is not free"),
+        ([one("a"), one("a")], {}, "listeners.a: the name is used twice"),
+        ([one("management")], {}, "listeners.management: the name is reserved"),
         ([one("a", 7001), one("b", 7001)], {}, "listeners.a.address and listeners.b.address are both on port 7001"),
         ([one("a")], {"mqtt": {"address": "127.0.0.1:7"}}, "mqtt.address: there are [[listeners]]"),
         ([one("a")], {"amqp": {"proxy_protocol": True}}, "amqp.proxy_protocol: there are [[listeners]]"),

@@ -460,7 +460,7 @@ async def test_a_good_configuration_is_good(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text('[mqtt]\naddress = "127.0.0.1:0"\n[[mapping.rules]]\nmqtt = "a/+/b"\ntopic = "t"\n')
     code, out, _ = await trivium("config", "check", "--config", str(file))
-    assert (code, out) == (0, "The configuration is good.\n")
+    assert (code, out) == (0, "The configuration is valid.\n")
 
 
 async def test_help_costs_no_heavy_import() -> None:

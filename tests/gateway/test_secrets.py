@@ -123,7 +123,7 @@ async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
 ) -> None:
     whole = WHOLE.partition("[security.plugins")[0].replace("[observe]", "").replace("otlp_endpoint", "#")
     gateway = await new_gateway(bootstrap, config=whole).start()
-    await wait_until(lambda: "keys of tokens cannot be fetched" in gateway.log.read_text())
+    await wait_until(lambda: "token keys cannot be fetched" in gateway.log.read_text())
     async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as session:
         for path in ("/metrics", "/ready", "/healthy", "/flow"):
             async with session.get(path) as response:

@@ -507,4 +507,4 @@ async def test_a_client_without_a_tenant_is_refused(gateway: GatewayProcess) -> 
         await amqp(gateway, CARL, lambda connection: connection.create_sender("t"))
     async with http(gateway, CARL) as carl:
         status, answer = await ask(carl, "GET", "/topics")
-    assert (status, answer["message"]) == (403, "Not allowed: the login says no tenant")
+    assert (status, answer["message"]) == (403, "Not allowed: the login names no tenant")

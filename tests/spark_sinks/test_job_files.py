@@ -372,7 +372,7 @@ def test_maintain_on_the_command_line(tmp_path: Path) -> None:
     archive.write_text(ARCHIVE.replace('"lake"', f'"{tmp_path}/lake", format = "delta"'))
     told = CliRunner().invoke(app, ["spark", "maintain", str(stats)])
     assert told.exit_code == 2
-    assert "job: only an archive is maintained, not window-stats" in told.output
+    assert "job: only archives can be maintained, not window-stats" in told.output
     told = CliRunner().invoke(app, ["spark", "maintain", str(archive)])
     assert told.exit_code == 2
     assert f"{tmp_path}/lake: there is no Delta table" in told.output

@@ -20,7 +20,7 @@ function lasted(seconds) {
   return seconds < 7200 ? `${Math.round(seconds / 60)}\u00a0min` : `${Math.round(seconds / 3600)}\u00a0h`;
 }
 
-/* A column is its name, behind a sign for how it is set: # a number, = not broken, @ a user, ! a reason. */
+/* A column is its name after a sign for its style: # a number, = no line breaks, @ a user, ! a reason. */
 const SETTINGS = { "#": "number", "=": "plain", "@": "user", "!": "why" };
 const setting = (column) => SETTINGS[column[0]] || "";
 const nameOf = (column) => (setting(column) ? column.slice(1) : column);
@@ -36,8 +36,8 @@ function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/* A table whose rows keep their identity, so that focus stays where it is while figures change.
-   A cell is a text, or {text, warn, share}; share, from 0 to 1, is drawn as a bar. */
+/* A table whose rows keep their identity, so that the focus stays while figures change.
+   A cell is a text or {text, warn, share}; share, from 0 to 1, is drawn as a bar. */
 class Table {
   constructor(id, columns, empty) {
     this.table = byId(id);
@@ -120,7 +120,7 @@ class Table {
     this.none(!seen.size);
   }
 
-  /* What is shown below an opened row; returns the last of both. */
+  /* Updates the details below an opened row; returns the last of both elements. */
   details(key, row) {
     if (!this.opened.has(key)) {
       row.extra?.remove();
@@ -176,16 +176,16 @@ function tiles(id, facts) {
 }
 
 const tables = {
-  paused: new Table("paused-table", ["Whose", "=Why", "#For"], "Nobody waits."),
+  paused: new Table("paused-table", ["Subject", "=Reason", "#For"], "Nothing is paused."),
   clients: new Table(
     "clients-table",
-    ["Client", "=Protocol", "@User", "=Address", "#On its way to Kafka", "#Unanswered", "#Unacknowledged", "#Unwritten", "!Paused"],
-    "No client.",
+    ["Client", "=Protocol", "@User", "=Address", "#In flight to Kafka", "#Unanswered", "#Unacknowledged", "#Unwritten", "!Paused"],
+    "No clients.",
   ),
-  topics: new Table("topics-table", ["Topic", "#On its way to Kafka", "#Lag of the live reader"], "No topic is in use."),
+  topics: new Table("topics-table", ["Topic", "#In flight to Kafka", "#Lag of the live reader"], "No topic is in use."),
   groups: new Table(
     "groups-table",
-    ["Group", "Topic", "#Lag", "#Unsettled", "#Wait for another attempt", "#Receivers here"],
+    ["Group", "Topic", "#Lag", "#Unsettled", "#Waiting for retry", "#Receivers here"],
     "No group is in use here.",
   ),
   spark: new Table(
@@ -193,7 +193,7 @@ const tables = {
     ["Job", "=Trigger", "#Records/s", "#Lag", "#Batch", "#Late", "#Dead letters", "#Rows of state", "#Last batch"],
     "The jobs have not been asked yet.",
   ),
-  episodes: new Table("episodes-table", ["Whose", "=Why", "=From", "=Until", "#Paused", "#Times"], "There was none."),
+  episodes: new Table("episodes-table", ["Subject", "=Reason", "=From", "=Until", "#Paused", "#Times"], "None."),
 };
 
 let held = false;
@@ -210,15 +210,15 @@ function show({ flow, figures, ready, spark }) {
 
   const missing = Object.entries(ready).filter(([name, good]) => name === "kafka" && !good).length;
   const state = byId("state");
-  write(state, missing ? "Kafka does not answer" : flow.paused.length ? `${flow.paused.length} paused` : "all flows");
+  write(state, missing ? "Kafka does not answer" : flow.paused.length ? `${flow.paused.length} paused` : "nothing paused");
   state.classList.toggle("bad", Boolean(missing || flow.paused.length));
   tiles("glance", [
     ["MQTT connections", number(sum("trivium_mqtt_connections"))],
     ["AMQP connections", number(sum("trivium_amqp_open_connections"))],
     ["HTTP connections", number(sum("trivium_http_connections"))],
-    ["On its way to Kafka", `${bytes(process.bytes)} of ${bytes(process.bytes_limit)}`, !process.open],
-    ["Records on their way", number(process.records)],
-    ["On its way to clients", `${bytes(outgoing.bytes)} of ${bytes(outgoing.bytes_limit)}`, !outgoing.open],
+    ["In flight to Kafka", `${bytes(process.bytes)} of ${bytes(process.bytes_limit)}`, !process.open],
+    ["Records in flight", number(process.records)],
+    ["In flight to clients", `${bytes(outgoing.bytes)} of ${bytes(outgoing.bytes_limit)}`, !outgoing.open],
     ["Event loop, worst delay", lasted(sum("trivium_event_loop_worst_lag_seconds")), sum("trivium_event_loop_worst_lag_seconds") > 0.25],
     ["As of", time(flow.at)],
   ]);
@@ -256,8 +256,8 @@ function show({ flow, figures, ready, spark }) {
           .map(
             (window) =>
               `${window.to_kafka ? "to" : "from"} Kafka: ${window.name}${window.topic ? ` (${window.topic})` : ""}: ` +
-              `granted ${number(window.granted)}, left ${number(window.outstanding)}, unsettled ${number(window.unsettled)}` +
-              (window.paused ? `, waits: ${window.paused.reason}` : ""),
+              `granted ${number(window.granted)}, outstanding ${number(window.outstanding)}, unsettled ${number(window.unsettled)}` +
+              (window.paused ? `, paused: ${window.paused.reason}` : ""),
           )
           .concat(each.windows_total > each.windows.length ? [`and ${number(each.windows_total - each.windows.length)} more`] : []),
       };
@@ -320,10 +320,10 @@ function show({ flow, figures, ready, spark }) {
 
   tiles("sessions-list", [
     ["Connected here", number(sum("trivium_mqtt_sessions_connected"))],
-    ["Kept, of all gateways", number(sum("trivium_mqtt_sessions_stored"))],
+    ["Stored, all gateways", number(sum("trivium_mqtt_sessions_stored"))],
     ["Subscriptions", number(sum("trivium_mqtt_subscriptions"))],
     ["Retained messages", number(sum("trivium_retained_messages"))],
-    ["Taken over", number(sum("trivium_mqtt_sessions_takeovers_total"))],
+    ["Takeovers", number(sum("trivium_mqtt_sessions_takeovers_total"))],
     ["Expired", number(sum("trivium_mqtt_sessions_expired_total"))],
     ["Wills published", number(sum("trivium_mqtt_sessions_wills_total"))],
   ]);
@@ -339,7 +339,7 @@ function show({ flow, figures, ready, spark }) {
     lost("trivium_live_reader_gaps_total", "Deleted before delivery"),
   ]);
 
-  write(byId("episodes-note"), text ? `only of those with “${text}” in their name or address` : "");
+  write(byId("episodes-note"), text ? `only of clients whose name or address contains “${text}”` : "");
   tables.episodes.show(
     flow.episodes
       .filter(({ subject }) => !text || subject.includes(text))
@@ -366,7 +366,7 @@ function listen() {
 byId("hold").addEventListener("click", () => {
   held = !held;
   byId("hold").setAttribute("aria-pressed", String(held));
-  write(byId("hold"), held ? "Go on" : "Hold");
+  write(byId("hold"), held ? "Resume" : "Hold");
   if (!held && latest) show(latest);
 });
 let typing = 0;

@@ -125,6 +125,6 @@ def test_what_cannot_be_meant_is_refused(rules: list[dict[str, Any]], sentence: 
 
 def test_a_rule_for_a_listener_that_there_is_not_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"limits\.rules\.0\.listener: there is no listener 'mqqt', but amqp, http, mqtt"
+        ConfigError, match=r"limits\.rules\.0\.listener: there is no listener 'mqqt'; expected one of amqp, http, mqtt"
     ):
         LimitRules([LimitRule(per="listener", listener="mqqt")], LISTENERS)

@@ -84,7 +84,7 @@ def test_sizes(count: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "complaint"),
-    [("file:///etc/passwd", "is no address of HTTP"), ("http://127.0.0.1:1", "http://127.0.0.1:1/flow: ")],
+    [("file:///etc/passwd", "is not an HTTP URL"), ("http://127.0.0.1:1", "http://127.0.0.1:1/flow: ")],
 )
 def test_a_gateway_that_does_not_answer_is_an_error_of_one_line(url: str, complaint: str) -> None:
     result = CliRunner().invoke(app, ["flow", "--once", "--url", url])

@@ -159,7 +159,7 @@ def test_sha_512_crypt_stops_the_start_where_python_cannot_check_it(
         ("ann:hunter2", "line 1: the hash is neither"),
         ("hunter2", "line 1: expected name:hash"),
         (":hunter2", "line 1: expected name:hash"),
-        ("# fine\nann:$argon2id$x\nann:$argon2id$hunter2", "line 3: the name stands twice"),
+        ("# fine\nann:$argon2id$x\nann:$argon2id$hunter2", "line 3: duplicate name"),
     ],
 )
 def test_a_bad_password_file_is_named_but_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:

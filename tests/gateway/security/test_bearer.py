@@ -182,6 +182,6 @@ def test_tokens_are_a_login(tmp_path: Path) -> None:
     everywhere = Address("0.0.0.0:0")
     security = SecurityConfig(allow_anonymous=False, oauth=oauth_options(tmp_path / "jwks"))
     (warning,) = check_exposure(Config(security=security, amqp=AmqpConfig(address=everywhere)))
-    assert "takes tokens unencrypted" in warning
+    assert "accepts tokens unencrypted" in warning
     with pytest.raises(ConfigError, match=r"^management\.address"):  # it knows passwords only
         check_exposure(Config(security=security, management=ManagementConfig(address=everywhere)))

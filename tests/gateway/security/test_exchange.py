@@ -101,7 +101,7 @@ async def test_failures_of_all_kinds_are_slowed_down_together(scram_file: Path) 
     for _ in range(2):
         exchange = authenticator.exchange(MECHANISM, peer=PEER)
         assert exchange is not None
-        assert await exchange.step(b"nonsense") == Failed("no GS2 header")
+        assert await exchange.step(b"nonsense") == Failed("the GS2 header is missing")
     await run(authenticator.exchange(MECHANISM, peer=PEER), "ann", "wrong")
     assert sleeper.pauses == [1.0, 2.0, 4.0]
 
@@ -131,7 +131,7 @@ async def test_the_user_that_is_expected(scram_file: Path) -> None:
     authenticator = make(scram_file)
     assert isinstance(await run(authenticator.exchange(MECHANISM, peer=PEER, user="ann"), "ann", "secret"), Done)
     verdict = await run(authenticator.exchange(MECHANISM, peer=PEER, user="bob"), "ann", "secret")
-    assert verdict == Failed("another user than before")
+    assert verdict == Failed("the user has changed")
     assert authenticator.statistics().refused_total == 1
 
 

@@ -47,7 +47,7 @@ def test_the_websocket_listeners_are_some_of_them(section: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{section}\.websocket_address: 0\.0\.0\.0:0 can be reached"):
         check_exposure(Config(**open_one))
     (warning,) = check_exposure(Config(**open_one, security=SecurityConfig(**PASSWORDS)))
-    assert warning.startswith(f"{section}.websocket_address: 0.0.0.0:0 takes passwords unencrypted")
+    assert warning.startswith(f"{section}.websocket_address: 0.0.0.0:0 accepts passwords unencrypted")
 
 
 def test_insecure_allows_it_and_warns() -> None:

@@ -60,7 +60,7 @@ def test_a_line_of_the_scram_file(tmp_path: Path, options: tuple[str, ...], mech
         ((" ann",), PASSWORD, "name"),
         (("ann",), "", "password is empty"),
         (("--scram", "ann"), "", "password is empty"),
-        (("--scram", "a\u0221"), PASSWORD, "the name holds"),
+        (("--scram", "a\u0221"), PASSWORD, "the name contains"),
         (("--scram", "ann\uff1ab"), PASSWORD, "name"),
         (("--scram", "ann"), "a\u0221", "Unicode 3.2"),
         (("--scram", "--iterations", "4095", "ann"), PASSWORD, "4096"),

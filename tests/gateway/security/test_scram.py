@@ -133,15 +133,15 @@ def test_what_a_client_may_say(first: str, bare: str, binding: str) -> None:
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (b"", "no GS2 header"),
-        (b"n", "without name or nonce"),
-        (b"n=ann,r=c", "no GS2 header"),
+        (b"", "GS2 header is missing"),
+        (b"n", "no name or nonce"),
+        (b"n=ann,r=c", "GS2 header is missing"),
         (b"p=tls-unique,,n=ann,r=c", "channel binding"),
-        (b"x,,n=ann,r=c", "no GS2 header"),
+        (b"x,,n=ann,r=c", "GS2 header is missing"),
         (b"n,a=bob,n=ann,r=c", "authorization"),
         (b"n,bob,n=ann,r=c", "attribute a"),
         (b"n,,m=must,n=ann,r=c", "mandatory"),
-        (b"n,,n=ann", "without name or nonce"),
+        (b"n,,n=ann", "no name or nonce"),
         (b"n,,r=c,n=ann", "attribute n"),
         (b"n,,n=,r=c", "attribute n"),
         (b"n,,n=ann,r=", "attribute r"),
@@ -150,8 +150,8 @@ def test_what_a_client_may_say(first: str, bare: str, binding: str) -> None:
         (b"n,,n=a=nn,r=c", "equals"),
         (b"n,,n==2D,r=c", "equals"),
         (b"n,,n==3d,r=c", "equals"),
-        (b"n,,n=a\0nn,r=c", "not allowed"),
-        ("n,,n=\u00ad,r=c".encode(), "empty name"),
+        (b"n,,n=a\0nn,r=c", "prohibited"),
+        ("n,,n=\u00ad,r=c".encode(), "name is empty"),
         (b"n,,n=\xff,r=c", "UTF-8"),
         (b"n,,n=ann,r=" + b"c" * MESSAGE_LIMIT, "too long"),
     ],
@@ -165,17 +165,17 @@ def test_first_messages_that_are_refused(message: bytes, complaint: str) -> None
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (b"", "without binding"),
-        (b"c=biws", "without binding"),
-        (RIGHT.partition(b",p=")[0], "without binding"),
-        (RIGHT.replace(b",p=", b",q="), "without binding"),
+        (b"", "no binding"),
+        (b"c=biws", "no binding"),
+        (RIGHT.partition(b",p=")[0], "no binding"),
+        (RIGHT.replace(b",p=", b",q="), "no binding"),
         (RIGHT + b"=", "base64"),
         (RIGHT.replace(b"biws", b"!!!!"), "base64"),
         (f"c=biws,r=c{NONCE},p=AAAA".encode(), "wrong length"),
         (f"c=biws,r=c{NONCE},p=".encode(), "wrong length"),
-        (final("n=ann,r=c", "eSws"), "GS2 header was changed"),  # y,, after n,,: somebody in between
-        (final("n=ann,r=c", nonce="c"), "another nonce"),
-        (final("n=ann,r=c", nonce=f"x{NONCE}"), "another nonce"),
+        (final("n=ann,r=c", "eSws"), "GS2 header has changed"),  # y,, after n,,: somebody in between
+        (final("n=ann,r=c", nonce="c"), "nonce has changed"),
+        (final("n=ann,r=c", nonce=f"x{NONCE}"), "nonce has changed"),
         (final("n=bob,r=c"), "wrong"),
         (RIGHT.replace(b",p=", b",x=1,p="), "wrong"),
         (b"r" + RIGHT[1:], "attribute c"),
@@ -212,7 +212,7 @@ def test_nothing_but_the_proof_proves(flag: str, first: str, last: str) -> None:
 def test_few_iterations_and_unfit_passwords_make_no_credential() -> None:
     with pytest.raises(ValueError, match="4096"):
         derive(SHA_256, "secret", SALT, 4095)
-    with pytest.raises(ValueError, match="not allowed"):
+    with pytest.raises(ValueError, match="prohibited"):
         derive(SHA_256, "se\0cret", SALT, 4096)
 
 

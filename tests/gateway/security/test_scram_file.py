@@ -70,12 +70,12 @@ def test_an_unknown_name_looks_like_a_known_one(tmp_path: Path) -> None:
         ([LINE.replace("SCRAM-SHA-256", "SCRAM-SHA-1")], "line 1: expected"),
         ([LINE.replace("$4096", "$4095")], "line 1: at least 4096"),
         ([LINE + "hunter2"], "line 1: salt or keys are not base64"),
-        ([LINE.replace("SCRAM-SHA-256", "SCRAM-SHA-512")], "line 1: the keys have not"),
-        ([LINE, LINE], "line 2: the name stands twice"),
-        ([LINE, LINE.replace("ann", "\uff41nn")], "line 2: the name stands twice"),
-        ([LINE.replace("ann", "anonymous")], "line 1: a name that is empty or means something else"),
-        ([LINE.replace("ann", "")], "line 1: a name that is empty"),
-        ([LINE.replace("ann", "a\u0221")], "line 1: the name holds a character"),
+        ([LINE.replace("SCRAM-SHA-256", "SCRAM-SHA-512")], "line 1: the keys have the wrong length"),
+        ([LINE, LINE], "line 2: duplicate name"),
+        ([LINE, LINE.replace("ann", "\uff41nn")], "line 2: duplicate name"),
+        ([LINE.replace("ann", "anonymous")], "line 1: the name is empty or reserved"),
+        ([LINE.replace("ann", "")], "line 1: the name is empty"),
+        ([LINE.replace("ann", "a\u0221")], "line 1: the name contains a character"),
     ],
 )
 def test_a_bad_file_is_named_but_not_quoted(tmp_path: Path, lines: list[str], complaint: str) -> None:

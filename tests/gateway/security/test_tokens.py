@@ -114,7 +114,7 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "an end that is no number": {"exp": float("nan")},
     "an end without an end": {"exp": float("inf")},
     "an end beyond all time": {"exp": 10**400},
-    "not good yet": {"nbf": NOW_S + LEEWAY_S + 1},
+    "not valid yet": {"nbf": NOW_S + LEEWAY_S + 1},
     "another issuer": {"iss": "https://other.example"},
     "no issuer": {"iss": None},
     "another audience": {"aud": ["other"]},

@@ -265,7 +265,7 @@ async def test_so_many_at_once_and_what_is_no_trace(gateway: GatewayProcess, nam
                 opened.append(answer)
             refused = [answer for answer in opened if answer.status == 429]
             assert len(refused) >= 10 - AT_ONCE > 0
-            assert f"{AT_ONCE} traces are under way" in await refused[0].text()
+            assert f"{AT_ONCE} traces are running" in await refused[0].text()
         finally:
             for answer in opened:
                 answer.close()

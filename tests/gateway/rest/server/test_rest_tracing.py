@@ -79,7 +79,7 @@ async def test_a_request_and_what_it_publishes_are_spans(bootstrap: str, new_top
                 "/consumers/spans/instances/s/records?timeout=60000", timeout=aiohttp.ClientTimeout(total=0.3)
             )
         gone = (await finished(kept, 3))[-1]
-        assert (gone.status.status_code, gone.status.description) == (StatusCode.ERROR, "the client has left")
+        assert (gone.status.status_code, gone.status.description) == (StatusCode.ERROR, "the client has disconnected")
     await spans.stop()
 
 
