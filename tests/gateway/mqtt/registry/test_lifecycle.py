@@ -129,7 +129,7 @@ class World:
     # what the parts use
 
     def write(
-        self, key: bytes, value: bytes | None, headers: Any, *, owner: Any, token: Any = None, place: Any = None
+        self, key: bytes, value: bytes | None, headers: Any, *, owner: Any, token: Any = None, partition_key: Any = None
     ) -> None:
         kind = key.decode().partition("/")[0] + "/"
         self.writes.append((kind, value, owner, token))
@@ -151,7 +151,7 @@ class World:
     def places(self, *_: Any) -> dict[str, Any]:
         return {}
 
-    def passed(self, *_: Any) -> None:
+    def advance(self, *_: Any) -> None:
         """Start offsets are of no interest here."""
 
     of = places
@@ -507,7 +507,7 @@ async def test_a_claim_without_an_answer_is_refused_and_made_again(
     await world.claimed_by(OTHER, 5)
     await world.connect()
     assert world.task is not None
-    with pytest.raises(Refused, match="on its way"):
+    with pytest.raises(Refused, match="in flight"):
         await world.task
     assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, (OTHER,))
     world.task = None

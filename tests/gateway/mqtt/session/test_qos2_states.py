@@ -49,7 +49,7 @@ class World:
     def submit(self, record: Record, owner: Any, token: InboundMessage) -> None:
         self.tokens.append(token)
 
-    def passed(self, topic: str, partition: int, offset: int) -> None:
+    def advance(self, topic: str, partition: int, offset: int) -> None:
         """The topic's start offsets are of no interest here."""
 
     def after(self, topic: str, partition: int, offset: int, then: tuple[Callable[[Any], None], Any]) -> None:
