@@ -42,7 +42,7 @@ class TopicNames:
         for name in dotted or ():
             other = self._exact.setdefault(_folded(name), name)
             if other != name:
-                raise CollisionError(f"{name!r} and {other!r} are one name to Kafka")
+                raise CollisionError(f"{name!r} and {other!r} collide in Kafka")
         self._templates = [] if self._every else [_Template(text) for text in templates if "." in text]
 
     def fits(self, name: str) -> bool:
@@ -137,7 +137,7 @@ class _Rule:
             name = PLACEHOLDER.fullmatch(level)
             if name:
                 if name[1] in self._named:
-                    raise self._error(f"level {{{name[1]}}} stands twice in {text.mqtt!r}")
+                    raise self._error(f"level {{{name[1]}}} appears twice in {text.mqtt!r}")
                 self._named[name[1]] = index
                 self._levels.append(None)
             elif level == SINGLE:
@@ -254,7 +254,7 @@ class _Rule:
     def _check_names(self, template: str, what: str) -> None:
         for name in PLACEHOLDER.findall(template):
             if name not in self._named:
-                raise self._error(f"{what} {template!r} uses {{{name}}}, which is no level of the mqtt pattern")
+                raise self._error(f"{what} {template!r} uses {{{name}}}, which is not a level of the mqtt pattern")
         if "{" in PLACEHOLDER.sub("", template) or "}" in PLACEHOLDER.sub("", template):
             raise self._error(f"{what} {template!r} has an unmatched brace")
 
@@ -276,13 +276,13 @@ class Rules:
             RuleError: Names the first rule that cannot be used.
         """
         if not is_topic_name(catch_all):
-            raise RuleError(f"mapping.catch_all_topic: {catch_all!r} is no legal Kafka topic name")
+            raise RuleError(f"mapping.catch_all_topic: {catch_all!r} is not a legal Kafka topic name")
         self._rules = [_Rule(number, text) for number, text in enumerate(rules, 1)]
         self._catch_all = catch_all
         dotted = None if dotted is None else tuple(dotted)
         for name in dotted or ():
             if not is_topic_name(name):
-                raise RuleError(f"mapping.dotted_topics: {name!r} is no legal Kafka topic name")
+                raise RuleError(f"mapping.dotted_topics: {name!r} is not a legal Kafka topic name")
         try:
             chosen = None if dotted is None else (catch_all, *dotted)
             self._names = TopicNames(chosen, [rule.topic for rule in self._rules])

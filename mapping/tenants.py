@@ -130,7 +130,7 @@ class Tenancy:
         if tenant is None or not self.enabled:
             return self._of_none
         if not is_tenant(tenant):
-            raise ValueError(f"{tenant!r} is no name of a tenant")
+            raise ValueError(f"{tenant!r} is not a legal tenant name")
         return Names(tenant, tenant + SEPARATOR, f"{MOUNT}{tenant}/")
 
     def of(self, whole: str) -> Names:

@@ -68,16 +68,16 @@ class HeaderParser:
         elif data[: len(_BEGIN_V1)] == _BEGIN_V1[: len(data)]:
             self._first(data)
         else:
-            raise ProxyError("what came first is no PROXY header")
+            raise ProxyError("the connection does not start with a PROXY header")
 
     def _first(self, data: bytes) -> None:
         if len(data) > LARGEST_V1 or (len(data) == LARGEST_V1 and not data.endswith(b"\r\n")):
-            raise ProxyError(f"a line of more than {LARGEST_V1} bytes")
+            raise ProxyError(f"the line has more than {LARGEST_V1} bytes")
         if data.endswith(b"\r\n"):
             self.header, self.needed = _read_line(data[:-2]), 0
             return
         if b"\n" in data or b"\r" in data[:-1]:
-            raise ProxyError("a line that does not end with CR and LF")
+            raise ProxyError("the line does not end with CR and LF")
         # The shortest line has 15 bytes. Behind them, at least the rest of a line end is needed.
         self.needed = max(_SHORTEST_V1 - len(data), 1 if data.endswith(b"\r") else 2)
 
@@ -87,9 +87,9 @@ class HeaderParser:
             return
         command, kind, size = struct.unpack_from(">BBH", data, len(SIGNATURE))
         if command not in (_LOCAL, _PROXY):
-            raise ProxyError(f"neither version 2 nor a command of it: 0x{command:02x}")
+            raise ProxyError(f"unknown version or command: 0x{command:02x}")
         if size > LARGEST_V2:
-            raise ProxyError(f"a header of {size} bytes")
+            raise ProxyError(f"the header is too large: {size} bytes")
         self.needed = _FIXED_V2 + size - len(data)
         if self.needed == 0:
             self.header = ProxyHeader() if command == _LOCAL else _read_block(kind, data)
@@ -101,21 +101,21 @@ def _read_line(line: bytes) -> ProxyHeader:
     if fields[1] == b"UNKNOWN":  # the rest of the line must be ignored
         return ProxyHeader()
     if fields[1] not in (b"TCP4", b"TCP6") or len(fields) != 6:
-        raise ProxyError("a line of another form")
+        raise ProxyError("the line is malformed")
     version = 4 if fields[1] == b"TCP4" else 6
     try:
         addresses = [ipaddress.ip_address(field.decode("ascii")) for field in fields[2:4]]
     except ValueError:
-        raise ProxyError("an address that is none") from None
+        raise ProxyError("invalid address") from None
     if any(address.version != version for address in addresses):
-        raise ProxyError("an address of another family")
+        raise ProxyError("an address is not of the stated family")
     ports = [_port(field) for field in fields[4:]]
     return ProxyHeader((str(addresses[0]), ports[0]))
 
 
 def _port(field: bytes) -> int:
     if not field.isdigit() or (field[:1] == b"0" and field != b"0") or len(field) > 5 or int(field) > _LARGEST_PORT:
-        raise ProxyError("a port that is none")
+        raise ProxyError("invalid port")
     return int(field)
 
 
@@ -123,10 +123,10 @@ def _read_block(kind: int, data: bytes) -> ProxyHeader:
     """Version 2: addresses and TLVs (section 2.2)."""
     size = _ADDRESS_BYTES.get(kind)
     if size is None:
-        raise ProxyError(f"an unknown family or transport: 0x{kind:02x}")
+        raise ProxyError(f"unknown address family or transport: 0x{kind:02x}")
     end = _FIXED_V2 + size
     if len(data) < end:
-        raise ProxyError("shorter than its addresses")
+        raise ProxyError("the header is shorter than its addresses")
     source = None
     if kind in (_TCP4, _UDP4):
         source = (str(ipaddress.IPv4Address(data[16:20])), int.from_bytes(data[24:26], "big"))
@@ -146,10 +146,10 @@ def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     while at < end:
         if end - at < 3:
-            raise ProxyError("a TLV that is cut off")
+            raise ProxyError("truncated TLV")
         stop = at + 3 + int.from_bytes(data[at + 1 : at + 3], "big")
         if stop > end:
-            raise ProxyError("a TLV that is longer than the header")
+            raise ProxyError("a TLV is longer than the header")
         found.append((data[at], at + 3, stop))
         at = stop
     return found
@@ -158,7 +158,7 @@ def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
 def _certified(data: bytes, start: int, stop: int) -> str | None:
     """Return the common name in PP2_TYPE_SSL, if the client's certificate was verified (section 2.2.5)."""
     if stop - start < 5:
-        raise ProxyError("a TLV about TLS that is cut off")
+        raise ProxyError("truncated TLS TLV")
     client, verified = data[start], data[start + 1 : start + 5] == bytes(4)
     names = [data[first:last] for tag, first, last in _values(data, start + 5, stop) if tag == _COMMON_NAME]
     if not verified or not client & _OVER_TLS or not client & _CERTIFIED or len(names) != 1:
@@ -166,13 +166,13 @@ def _certified(data: bytes, start: int, stop: int) -> str | None:
     try:
         return names[0].decode("utf-8") or None
     except UnicodeDecodeError:
-        raise ProxyError("a common name that is not UTF-8") from None
+        raise ProxyError("the common name is not UTF-8") from None
 
 
 def _check(data: bytes, start: int, stop: int) -> None:
     """Check PP2_TYPE_CRC32C, computed over the whole header with zeros in the checksum's place (section 2.2.3)."""
     if stop - start != 4 or crc32c(data[:start] + bytes(4) + data[stop:]) != int.from_bytes(data[start:stop], "big"):
-        raise ProxyError("a wrong checksum")
+        raise ProxyError("wrong checksum")
 
 
 def crc32c(data: bytes) -> int:

@@ -129,9 +129,12 @@ class FrameReader:
             return Fault(PROTOCOL_ERROR, f"unknown opcode {opcode}")
         if opcode & _CONTROL:
             if not first & 0x80:
-                return Fault(PROTOCOL_ERROR, "a control frame in fragments")
+                return Fault(PROTOCOL_ERROR, "a fragmented control frame")
         elif (opcode == CONTINUATION) is not self._unfinished:
-            return Fault(PROTOCOL_ERROR, "a message inside of another" if opcode else "a continuation of nothing")
+            return Fault(
+                PROTOCOL_ERROR,
+                "a new message within a fragmented one" if opcode else "a continuation without a message",
+            )
         elif opcode not in (CONTINUATION, self._kind):
             return Fault(UNSUPPORTED_DATA, f"{_NAMES[self._kind]} frames only")  # of binary ones: [MQTT-6.0.0-1]
         if len(head) < 2:
@@ -146,7 +149,7 @@ class FrameReader:
         if len(head) >= _HEAD_BYTES[short]:
             size = _size(head, 0)
             if size >> 63 or size <= (SHORT if short == 126 else 0xFFFF):
-                return Fault(PROTOCOL_ERROR, "a length in the wrong form")
+                return Fault(PROTOCOL_ERROR, "an invalid length")
         return None
 
 
@@ -209,7 +212,7 @@ def _check_close(payload: bytes) -> Fault | None:
     if not payload:
         return None
     if len(payload) == 1:
-        return Fault(PROTOCOL_ERROR, "half a status code")
+        return Fault(PROTOCOL_ERROR, "a truncated status code")
     code = int.from_bytes(payload[:2], "big")
     if code not in _FOR_FRAMES and not 3000 <= code < 5000:
         return Fault(PROTOCOL_ERROR, f"status code {code}")

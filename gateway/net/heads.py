@@ -53,13 +53,13 @@ class Heads:
             _check_transfer(fields.getall("Transfer-Encoding"), request.version >= (1, 1))
         expected = fields.get("Expect")
         if expected is not None and expected.strip().lower() != CONTINUE and request.version >= (1, 1):
-            raise HeadError(417, "Only the expectation 100-continue can be met")
+            raise HeadError(417, "Only the expectation 100-continue is supported")
 
     def _check_host(self, host: str) -> None:
         if not _HOST.fullmatch(host):
-            raise HeadError(400, "Bad request: the field Host names no host")
+            raise HeadError(400, "Bad request: the field Host is not valid")
         if not self._hosts.allow(host, secure=self._secure):
-            raise HeadError(421, f"The gateway is not called {host}; security.hosts lists its names")
+            raise HeadError(421, f"{host} is not a name of this gateway; security.hosts lists its names")
         if len(self._good) < _REMEMBERED:
             self._good.add(host)
 
@@ -67,9 +67,9 @@ class Heads:
 def _check_transfer(lines: list[str], is_current: bool) -> None:
     codings = [coding.strip().lower() for line in lines for coding in line.split(",")]
     if not is_current or codings[-1] != "chunked" or codings.count("chunked") > 1:
-        raise HeadError(400, "Bad request: where the body ends is not clear")
+        raise HeadError(400, "Bad request: the length of the body is ambiguous")
     if len(codings) > 1:
-        raise HeadError(501, "The transfer coding chunked is served, and no other")
+        raise HeadError(501, "Only the transfer coding chunked is supported")
 
 
 def one_request(data: bytes, max_head_bytes: int) -> int:

@@ -353,7 +353,7 @@ class HttpConnection(RequestsInTurn):
     ) -> web.StreamResponse:
         """Answer with `refuse` instead of aiohttp's text or HTML, and close."""
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun and cannot be taken back")
+            raise ConnectionError("the answer was already started")
         if isinstance(exc, LineTooLong):
             status = 414 if exc.args[1] == self._max_bytes else 431  # the two limits differ by one, see `HttpServer`
             message = f"The request's {'line' if status == 414 else 'head has a field that'} is too long"
@@ -362,7 +362,10 @@ class HttpConnection(RequestsInTurn):
         elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
             status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
         elif isinstance(exc, InvalidURLError):
-            status, message = 400, "Bad request: its target is no URL"  # not repeated: it may contain a password
+            status, message = (
+                400,
+                "Bad request: its target is not a valid URL",
+            )  # not repeated: it may contain a password
         elif isinstance(exc, HttpProcessingError) and exc.code:
             status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
         elif exc is not None and status >= 500:

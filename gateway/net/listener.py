@@ -50,10 +50,12 @@ Counts = dict[str, dict[str, int]]
 class ListenerStatistics(msgspec.Struct, frozen=True):
     """Counts of each listener."""
 
-    connections: Annotated[Counts, gauge("connections now, not logged in among them", "listener", "protocol")]
+    connections: Annotated[
+        Counts, gauge("open connections, including those that have not logged in", "listener", "protocol")
+    ]
     connections_total: Annotated[Counts, counter("connections accepted", "listener", "protocol")]
     refused_total: Annotated[
-        Counts, counter("connections closed at once: the listener had its max_connections", "listener", "protocol")
+        Counts, counter("connections closed because the listener had its max_connections", "listener", "protocol")
     ]
 
 
@@ -266,5 +268,5 @@ def listen_error(key: str, address: Address, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"{key}: {address} is in use by another program"
     if error.errno == errno.EACCES:
-        return f"{key}: {address} needs a privilege this process has not"
+        return f"{key}: {address} needs a privilege that this process does not have"
     return f"{key}: {address}: {error.strerror or error}"

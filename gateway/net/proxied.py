@@ -52,10 +52,12 @@ class Sourced(Protocol):
 class ProxyStatistics(msgspec.Struct):
     """Counts of connections to listeners with `proxy_protocol`, since the start."""
 
-    headers_total: Annotated[int, counter("connections with a good PROXY header")] = 0
-    untrusted_total: Annotated[int, counter("connections refused: no balancer of security.trusted_proxies")] = 0
-    broken_total: Annotated[int, counter("connections refused: a PROXY header that is missing, broken or too slow")] = 0
-    waiting: Annotated[int, gauge("connections whose PROXY header is awaited")] = 0
+    headers_total: Annotated[int, counter("connections with a valid PROXY header")] = 0
+    untrusted_total: Annotated[int, counter("connections refused: not from security.trusted_proxies")] = 0
+    broken_total: Annotated[
+        int, counter("connections refused: the PROXY header was missing, malformed or too slow")
+    ] = 0
+    waiting: Annotated[int, gauge("connections that wait for their PROXY header")] = 0
 
 
 class Proxies:
@@ -88,12 +90,12 @@ class Proxies:
     def refuse_untrusted(self, peer: object) -> None:
         """Count a connection that does not come from a trusted balancer, and log it at times."""
         self._counts.untrusted_total += 1
-        self._tell("connection refused: it comes from none of security.trusted_proxies", peer)
+        self._tell("connection refused: not from security.trusted_proxies", peer)
 
     def refuse_broken(self, peer: object, reason: str) -> None:
         """Count a balancer's connection without a valid header, and log it at times."""
         self._counts.broken_total += 1
-        self._tell(f"connection refused, no good PROXY header: {reason}", peer)
+        self._tell(f"connection refused, no valid PROXY header: {reason}", peer)
 
     def _tell(self, event: str, peer: object) -> None:
         now = asyncio.get_running_loop().time()
@@ -158,7 +160,7 @@ class ProxiedSocket(asyncio.BufferedProtocol):
             self._stranger = strangers.enter(address_of(peer_of(peer)), self.abort)
             if not self._stranger.took(BUFFER_BYTES):
                 return
-        self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "it took too long")
+        self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "timeout")
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return a buffer for bytes that certainly belong to the header, and no more."""
@@ -178,7 +180,7 @@ class ProxiedSocket(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The balancer has closed; if it sent nothing, this was its health check."""
         if self._parser.begun:
-            self._refuse("it breaks off")
+            self._refuse("truncated")
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

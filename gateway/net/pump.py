@@ -63,7 +63,7 @@ class _Nobody:
     def flow(self) -> None: ...
 
     def view(self, *, whole: bool) -> ClientView:
-        raise AssertionError("nobody is asked who is gone")
+        raise AssertionError("a closed connection is not listed")
 
     def kick(self) -> None: ...
 

@@ -22,7 +22,7 @@ class StrangersStatistics(msgspec.Struct, frozen=True):
 
     bytes: Annotated[int, gauge("bytes held for connections that have not logged in")]
     connections: Annotated[int, gauge("connections that have not logged in")]
-    dropped_total: Annotated[int, counter("connections cut off before they had logged in, because of their budget")]
+    dropped_total: Annotated[int, counter("connections aborted before the login, because of the budget for them")]
 
 
 class Stranger:

@@ -103,9 +103,9 @@ def check_upgrade(request: web.BaseRequest) -> Offer:
     if request.method not in {"GET", "HEAD"}:
         raise UpgradeError(405, "Method Not Allowed", ("Allow", "GET"))
     if not connection.upgraded or headers.get("Upgrade", "").strip().lower() != "websocket":
-        raise UpgradeError(426, "This is a WebSocket's address", *UPGRADE)
+        raise UpgradeError(426, "This path needs a WebSocket handshake", *UPGRADE)
     if request.body_exists or request.version < (1, 1):
-        raise UpgradeError(400, "A WebSocket begins with an HTTP/1.1 request without a body")
+        raise UpgradeError(400, "A WebSocket handshake is an HTTP/1.1 request without a body")
     if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
         raise UpgradeError(426, "Unknown version", ("Sec-WebSocket-Version", VERSION), *UPGRADE)
     key = headers.get("Sec-WebSocket-Key", "").strip()
@@ -136,7 +136,7 @@ class Statistics(msgspec.Struct, frozen=True):
     """Counts of listeners for WebSockets only. Upgraded connections are counted with their subprotocol."""
 
     handshaking: Annotated[int, gauge("connections that are not upgraded yet")]
-    requests_total: Annotated[int, counter("requests for an upgrade; what is upgraded counts with its protocol")]
+    requests_total: Annotated[int, counter("upgrade requests; upgraded connections are counted with their protocol")]
 
 
 class WebSocketServer(HttpServer):

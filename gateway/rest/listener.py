@@ -49,7 +49,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     """All counts of HTTP."""
 
     connections: Annotated[int, gauge("connections now")]
-    known_heads_bytes: Annotated[int, gauge("memory of what connections remember of the heads of their requests")]
+    known_heads_bytes: Annotated[int, gauge("bytes of request heads that connections remember")]
     requests_total: Annotated[int, counter("requests")]
     answers_total: Annotated[dict[str, dict[str, int]], counter("answers", "operation", "status")]
     produce: ProduceStatistics

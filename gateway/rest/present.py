@@ -11,7 +11,7 @@ from gateway.presence.records import CLIENT, DRAIN, HTTP, SERVER, TIMEOUT, Ended
 
 BY_CLIENT = Ended(CLIENT)
 STOPPED = Ended(DRAIN, text="the gateway is stopping")
-ABANDONED = Ended(TIMEOUT, text="nobody has asked the consumer")
+ABANDONED = Ended(TIMEOUT, text="the consumer was not used")
 OVER = Ended(SERVER)
 
 

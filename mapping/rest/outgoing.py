@@ -147,5 +147,5 @@ def _part(record: Received, embedded: Format, name: str) -> RecordItem | None:
 def _header(text: str) -> tuple[str, bytes]:
     name, colon, value = text.partition(":")
     if not colon or not name:
-        raise unprocessable("A header is wanted as NAME:VALUE - at `header`")
+        raise unprocessable("A header must be NAME:VALUE - at `header`")
     return name, value.encode("utf-8", "surrogateescape")

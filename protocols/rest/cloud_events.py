@@ -47,10 +47,10 @@ def from_fields(fields: Iterable[tuple[str, str]], content_type: str | None, bod
             name = name.removeprefix(FIELD_PREFIX)
             where = f"header field `{field}`"
             if name in attributes:
-                raise invalid(f"It stands there more than once - at {where}")
+                raise invalid(f"It is given more than once - at {where}")
             attributes[name] = _decoded(value, where)
     if "datacontenttype" in attributes:
-        raise invalid("The type of the data is Content-Type - at header field `ce-datacontenttype`")
+        raise invalid("The type of the data must be in Content-Type - at header field `ce-datacontenttype`")
     _check(attributes, "the event")
     return CloudEvent(attributes, body, content_type)
 
@@ -66,7 +66,7 @@ def from_batch(body: bytes, limit: int) -> list[CloudEvent]:
     check_utf8(body)
     events = decode(_ARRAY, body)
     if len(events) > limit:
-        raise RestError(413, f"The request has {len(events)} events; at most {limit} are taken at once")
+        raise RestError(413, f"The request has {len(events)} events; at most {limit} are allowed")
     return [_from_object(event, f"$[{place}]") for place, event in enumerate(events)]
 
 
@@ -86,7 +86,7 @@ def _from_object(members: dict[str, msgspec.Raw], where: str) -> CloudEvent:
         return CloudEvent(attributes, text, content_type or _JSON_TYPE)  # section 3.1.1 of the format
     data = _decode(_VALUE, members["data"], f"{where}.data")
     if not isinstance(data, str):
-        raise invalid(f"Data of the type {content_type} is a string, or data_base64 - at `{where}.data`")
+        raise invalid(f"Data of the type {content_type} must be a string, or in data_base64 - at `{where}.data`")
     return CloudEvent(attributes, data.encode(), content_type)
 
 
@@ -101,7 +101,7 @@ def _attributes(members: dict[str, msgspec.Raw], where: str) -> Iterator[tuple[s
             yield name, "true" if value else "false"
         elif isinstance(value, int):
             if not -_LARGEST - 1 <= value <= _LARGEST:
-                raise invalid(f"An integer has 32 bits - at `{where}.{name}`")
+                raise invalid(f"An integer must fit in 32 bits - at `{where}.{name}`")
             yield name, str(value)
         else:
             yield name, value
@@ -114,13 +114,13 @@ def _check(attributes: dict[str, str], where: str) -> None:
             raise invalid(f"The event has no `{name}` - at {where}")
     for name, value in attributes.items():
         if not _NAME.fullmatch(name):
-            raise invalid(f"Attributes are named in lower-case letters and digits, not {name[:64]!r} - at {where}")
+            raise invalid(f"Attribute names have only lower-case letters and digits, not {name[:64]!r} - at {where}")
         if not value and name in _NOT_EMPTY:
             raise invalid(f"`{name}` is empty - at {where}")
     if attributes["specversion"] != "1.0":
-        raise invalid(f"Version 1.0 is served, not {attributes['specversion'][:64]!r} - at {where}")
+        raise invalid(f"Only version 1.0 is supported, not {attributes['specversion'][:64]!r} - at {where}")
     if "time" in attributes and not _TIME.fullmatch(attributes["time"]):
-        raise invalid(f"`time` is no timestamp of RFC 3339 - at {where}")
+        raise invalid(f"`time` is not a timestamp of RFC 3339 - at {where}")
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw, where: str) -> Any:

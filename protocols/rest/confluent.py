@@ -203,9 +203,9 @@ def epoch_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise unprocessable(f"{text[:40]!r} is no time in ISO 8601") from error
+        raise unprocessable(f"{text[:40]!r} is not an ISO 8601 time") from error
     if moment.tzinfo is None:
-        raise unprocessable(f"{text[:40]!r} does not say its time zone")
+        raise unprocessable(f"{text[:40]!r} has no time zone")
     since = (moment - _EPOCH) // timedelta(milliseconds=1)
     if since < 0:
         raise unprocessable(f"{text[:40]!r} is before 1970")

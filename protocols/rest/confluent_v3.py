@@ -51,7 +51,7 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         if kind is None and self.data == NULL:
             return None
         if embedded is None:
-            raise RestError(400, f"The {part} has the type {(kind or 'null')[:32]}; {', '.join(TYPES)} are served")
+            raise RestError(400, f"The {part} has the type {(kind or 'null')[:32]}; {', '.join(TYPES)} are supported")
         return embedded
 
     def _has_schema(self) -> bool:
@@ -138,12 +138,12 @@ def decode_batch(body: bytes, limit: int) -> list[tuple[str, msgspec.Raw]]:
     check_utf8(body)
     entries = decode(_BATCH, body).entries
     if not 1 <= len(entries) <= limit:
-        raise _bad_batch(f"it has {len(entries)} entries; from 1 to {limit} are taken at once")
+        raise _bad_batch(f"it has {len(entries)} entries; 1 to {limit} are allowed")
     names = [decode(_NAME, bytes(entry)).id for entry in entries]
     if any(not 1 <= len(name) <= LONGEST_ID for name in names):
-        raise _bad_batch(f"an id has from 1 to {LONGEST_ID} characters")
+        raise _bad_batch(f"an id must have 1 to {LONGEST_ID} characters")
     if len(set(names)) < len(names):
-        raise _bad_batch("an id stands in it twice")
+        raise _bad_batch("an id is not unique")
     return list(zip(names, entries, strict=True))
 
 

@@ -32,7 +32,7 @@ class TopicPattern:
                 {"pattern": f"^(?:{text})$"}, pattern_options=_OPTIONS, validate_formats=False
             )
         except ValueError as error:
-            raise unprocessable("The topic_pattern is no regular expression that is served") from error
+            raise unprocessable("The topic_pattern is not a supported regular expression") from error
 
     def matches(self, topic: str) -> bool:
         """Whether it matches the complete name."""

@@ -43,7 +43,7 @@ def coding_of(fields: Sequence[str]) -> str | None:
     if not codings:
         return None
     if len(codings) > 1 or codings[0] not in CODINGS:
-        raise CodingError(f"The coding of the body is not supported; it is one of {', '.join(CODINGS)}")
+        raise CodingError(f"The coding of the body is not supported; supported are {', '.join(CODINGS)}")
     return codings[0]
 
 
@@ -70,7 +70,7 @@ class BodyDecoder:
                 while left:
                     if self._stream is None:
                         if self._begun and self._one:
-                            raise CodingError(self._broken("it goes on behind its end"))
+                            raise CodingError(self._broken("it has data after its end"))
                         self._stream = self._begin()
                         self._begun = True
                     stream = self._stream
@@ -85,7 +85,7 @@ class BodyDecoder:
     def finish(self) -> None:
         """Check at the end of the body that its coding has ended too; else CodingError."""
         if self._stream is not None or not self._begun:
-            raise CodingError(self._broken("it ends too early"))
+            raise CodingError(self._broken("it is truncated"))
 
     def _broken(self, reason: str) -> str:
         return f"The request body is not {self._coding}: {reason}"

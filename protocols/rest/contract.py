@@ -173,7 +173,7 @@ class Contract:
         self.operations: dict[str, Operation] = {}
         for operation in self._compiled():
             if operation.name in self.operations:
-                raise ValueError(f"{operation.name} stands twice in the contract")
+                raise ValueError(f"{operation.name} is defined twice in the contract")
             self.operations[operation.name] = operation
 
     def _compiled(self) -> Iterator[Operation]:
@@ -258,7 +258,7 @@ def assemble(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _merge(into: dict[str, Any], part: Mapping[str, Any], where: str) -> None:
     twice = into.keys() & part.keys()
     if twice:
-        raise ValueError(f"{where}: {', '.join(sorted(twice))} stands in two parts of the contract")
+        raise ValueError(f"{where}: {', '.join(sorted(twice))} is defined in two parts of the contract")
     into.update(part)
 
 

@@ -22,19 +22,19 @@ def retry_after(status: int) -> tuple[tuple[str, str], ...]:
 class Fault(enum.Enum):
     """The cause of an error, where a dialect has an error code of its own for it (`confluent.NUMBERS`)."""
 
-    NO_NUMBER = "what stands for a number in the path, such as a partition, cannot be one"
-    TOPIC = "there is no such topic"
-    PARTITION = "there is no such partition"
-    CONSUMER = "there is no such consumer"
-    NAME_TAKEN = "the consumer is there already"
-    EXCLUSIVE = "it excludes what the consumer has"
-    NOT_ASSIGNED = "the partition is not the consumer's"
-    FORMAT = "the consumer has another format, or the record does not fit it"
-    MEDIA = "the body's media type is not served"
-    CONSUMER_CONFIG = "a consumer cannot be so"
+    NO_NUMBER = "a number in the path, such as a partition, is not valid"
+    TOPIC = "the topic does not exist"
+    PARTITION = "the partition does not exist"
+    CONSUMER = "the consumer does not exist"
+    NAME_TAKEN = "the consumer exists already"
+    EXCLUSIVE = "it conflicts with the consumer's subscription or assignment"
+    NOT_ASSIGNED = "the partition is not assigned to the consumer"
+    FORMAT = "the consumer has another format, or it cannot represent the record"
+    MEDIA = "the body's media type is not supported"
+    CONSUMER_CONFIG = "a consumer's settings are not valid"
     SCHEMA = "there is no schema registry"
     BATCH = "the list of records cannot be used as a whole"
-    CLUSTER = "there is no such cluster"
+    CLUSTER = "the cluster does not exist"
 
 
 class RestError(Exception):
@@ -78,7 +78,7 @@ def method_not_allowed(allowed: Sequence[str]) -> RestError:
 
 def not_acceptable(offered: Sequence[str]) -> RestError:
     """406: the client accepts none of the `offered` media types (RFC 9110 section 15.5.7)."""
-    return RestError(406, f"Not Acceptable: there is {', '.join(offered)}")
+    return RestError(406, f"Not Acceptable: available are {', '.join(offered)}")
 
 
 def invalid(detail: str) -> RestError:

@@ -91,7 +91,7 @@ class LiveConnection:
         if self.closing:
             return []
         self.closing = True
-        return [ConnectionFailed("the peer left without a Close frame", str(ABNORMAL_CLOSURE))]
+        return [ConnectionFailed("the peer closed without a Close frame", str(ABNORMAL_CLOSURE))]
 
     def release(self) -> None:
         """Note that the socket is closed."""

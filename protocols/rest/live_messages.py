@@ -102,7 +102,7 @@ def decode_message(text: str) -> ClientMessage | BadMessage:
     try:
         message: ClientMessage = _CLIENT.decode(text)
     except msgspec.ValidationError as error:
-        return BadMessage(RestError(400, f"The message is not as it should be: {error}"), _id_of(text))
+        return BadMessage(RestError(400, f"The message is not valid: {error}"), _id_of(text))
     except (msgspec.DecodeError, UnicodeError) as error:
         return BadMessage(RestError(400, f"The message is not JSON: {error}"))
     except RecursionError:

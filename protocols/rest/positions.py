@@ -43,7 +43,7 @@ def parse_position(text: str, where: str) -> dict[int, int]:
             partition, colon, offset = part.partition(":")
             index, next_offset = _number(partition, LARGEST_PARTITION), _number(offset, LARGEST_OFFSET)
             if not colon or index is None or next_offset is None or index in position:
-                raise unprocessable(f"It is no position such as `0:12,1:40` - at {where}")
+                raise unprocessable(f"It is not a position such as `0:12,1:40` - at {where}")
             position[index] = next_offset
     return position
 

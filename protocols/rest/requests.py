@@ -96,9 +96,9 @@ def decode_lines(lines: bytes) -> list[JsonRecord]:
     try:
         records = _LINE.decode_lines(lines)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RestError(400, "Validation error on: a line is no record") from error
+        raise RestError(400, "Validation error on: a line is not a record") from error
     if len(records) != lines.count(b"\n") + (not lines.endswith(b"\n")):
-        raise RestError(400, "Validation error on: a line is blank, or a record goes over several")
+        raise RestError(400, "Validation error on: a line is blank, or a record spans several lines")
     return records
 
 
@@ -149,7 +149,7 @@ def _checked(records: list[AnyRecord] | msgspec.UnsetType, limit: int) -> list[A
     if isinstance(records, msgspec.UnsetType):
         raise unprocessable("The body has no list of records")
     if len(records) > limit:
-        raise RestError(413, f"The request has {len(records)} records; at most {limit} are taken at once")
+        raise RestError(413, f"The request has {len(records)} records; at most {limit} are allowed")
     return records
 
 

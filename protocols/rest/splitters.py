@@ -163,5 +163,5 @@ class DocumentSplitter:
 
 def _end(pattern: re.Pattern[bytes], data: bytearray, position: int) -> int:
     match = pattern.match(data, position)
-    assert match is not None, "it fits nothing at all too"
+    assert match is not None, "it also matches the empty string"
     return match.end()

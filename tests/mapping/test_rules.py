@@ -83,7 +83,7 @@ def test_without_making_topics_every_legal_name_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dotted", "why"), [(["a.b", "a_b"], "one name"), (["m.q", "mqtt"], None), (["no/name"], "legal")]
+    ("dotted", "why"), [(["a.b", "a_b"], "collide"), (["m.q", "mqtt"], None), (["no/name"], "legal")]
 )
 def test_dotted_topics_must_be_names_that_do_not_collide(dotted: list[str], why: str | None) -> None:
     if why is None:
@@ -130,7 +130,7 @@ def test_a_key_that_can_be_no_topic_has_none(key: bytes) -> None:
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        (RuleText("a/{x}", "t-{y}"), "no level"),
+        (RuleText("a/{x}", "t-{y}"), "not a level"),
         (RuleText("a/{x}/{x}", "t"), "twice"),
         (RuleText("a/#/b", "t"), "neither"),
         (RuleText("a/b+", "t"), "neither"),

@@ -132,7 +132,7 @@ class Administration(OperationSet):
 
     async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /admin/topics/{topicname}/configs`."""
-        self._check(call.grant, "inspect", topic, "look at the configuration of")
+        self._check(call.grant, "inspect", topic, "inspect the configuration of")
         return control_answer(encode(await self._admin.configs(topic)))
 
     async def alter_configs(self, call: Call, topic: str) -> web.StreamResponse:
@@ -183,7 +183,7 @@ class Administration(OperationSet):
             if visible(partition.topic)
         }
         if not committed and not _is_whole(grant, group):
-            raise forbidden("look at this group")
+            raise forbidden("inspect this group")
         if not committed and not known and (await self._admin.group(group)).state == DEAD:
             raise not_found(f"Group {group[:64]} does not exist")
         return committed
@@ -193,7 +193,7 @@ def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
     """Return a predicate for the topics of a group that a client may see; RestError 403 if a rule forbids the group."""
     said = grant.group("admin", group)
     if said is False:
-        raise forbidden("look at this group")
+        raise forbidden("inspect this group")
     return lambda topic: (
         grant.names.has(topic) and (said is True or (is_topic_name(topic) and grant.admin.whole_topic(topic)))
     )

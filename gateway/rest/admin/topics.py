@@ -138,7 +138,7 @@ class TopicOperations(OperationSet):
             RestError: 403, or 404 if the topic does not exist.
         """
         if not grant.sees([topic]):
-            raise forbidden(f"look at {topic}")
+            raise forbidden(f"inspect {topic}")
         if not is_topic_name(topic):
             raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)
         if topic not in self._topics.names:  # asking the broker for an unknown topic could create it

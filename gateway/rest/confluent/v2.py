@@ -191,7 +191,7 @@ class ConfluentV2(OperationSet):
             wanted = [TopicPartition(names.topic(one.topic), one.partition) for one in decode_partitions(body)]
         for topic in {one.topic for one in wanted}:
             if not call.grant.subscribe.some(topic):
-                raise forbidden(f"look at {topic}")
+                raise forbidden(f"inspect {topic}")
         found = await member.committed(wanted)
         offsets = [
             {**_partition_item(one, names), "offset": found[one].offset, "metadata": found[one].metadata}

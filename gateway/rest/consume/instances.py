@@ -82,12 +82,12 @@ class ConsumersStatistics(msgspec.Struct):
     """Counts of consumer instances, since the start."""
 
     instances: Annotated[int, gauge("consumers of HTTP clients")] = 0
-    polling: Annotated[int, gauge("polls that ask Kafka")] = 0
-    sleeping: Annotated[int, gauge("polls that wait without asking Kafka")] = 0
-    leaderless: Annotated[int, gauge("partitions of HTTP consumers that nobody leads now")] = 0
+    polling: Annotated[int, gauge("polls in progress")] = 0
+    sleeping: Annotated[int, gauge("polls that sleep until a record is stored")] = 0
+    leaderless: Annotated[int, gauge("partitions of HTTP consumers without a leader now")] = 0
     created_total: Annotated[int, counter("consumers created")] = 0
     reaped_total: Annotated[int, counter("abandoned consumers removed")] = 0
-    records_total: Annotated[int, counter("records given to polls")] = 0
+    records_total: Annotated[int, counter("records delivered by polls")] = 0
 
 
 class Instance:
@@ -305,7 +305,7 @@ class Consumers(OperationSet):
                     else:
                         await member.commit_confirmed()
             except (Refused, NotAssignedError, TimeoutError) as error:
-                log.info("positions not committed at the end", group=instance.group, reason=str(error))
+                log.info("offsets not committed before the close", group=instance.group, reason=str(error))
         await member.stop(STOP_S)
         log.info("consumer closed", group=instance.group, name=instance.name)
 
@@ -405,7 +405,7 @@ class Consumers(OperationSet):
         try:
             await instance.member.commit_confirmed()
         except (Refused, NotAssignedError) as error:
-            log.info("positions not committed", group=instance.group, reason=str(error))
+            log.info("offsets not committed", group=instance.group, reason=str(error))
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: commits the offsets in the body, or without a body those of all delivered records."""

@@ -47,9 +47,9 @@ class RecordPagesStatistics(msgspec.Struct):
     """Counts of stateless reads, since the start."""
 
     waiting: Annotated[int, gauge("reads that wait for a record")] = 0
-    pages_total: Annotated[int, counter("pages of the log read")] = 0
+    pages_total: Annotated[int, counter("pages read from the log")] = 0
     records_total: Annotated[int, counter("records on pages of the log")] = 0
-    unchanged_total: Annotated[int, counter("reads answered by 304, nothing new")] = 0
+    unchanged_total: Annotated[int, counter("reads answered with 304, not changed")] = 0
 
 
 class _End(msgspec.Struct, eq=False):

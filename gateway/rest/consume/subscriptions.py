@@ -87,7 +87,7 @@ class Subscriptions(OperationSet):
         try:
             await self._topics.refresh()
         except Refused:
-            log.info("topics of a pattern are those known so far", pattern=pattern.text)
+            log.info("topics not refreshed; the pattern uses the known ones", pattern=pattern.text)
         instance.pattern = pattern
         await instance.member.subscribe(self._matching(instance, pattern))
 
@@ -111,7 +111,7 @@ class Subscriptions(OperationSet):
         try:
             await instance.member.subscribe(topics)
         except Refused as refused:
-            log.info("topics of a pattern not followed", group=instance.group, reason=refused.reason)
+            log.info("subscription to a pattern not updated", group=instance.group, reason=refused.reason)
 
     async def list_subscriptions(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../subscription`."""

@@ -48,7 +48,7 @@ class KeyedStatistics(msgspec.Struct, frozen=True):
     """Keys that are kept, and counts of requests with a key since the start."""
 
     kept: Annotated[int, gauge("idempotency keys kept")]
-    kept_bytes: Annotated[int, gauge("bytes that kept answers count for in memory")]
+    kept_bytes: Annotated[int, gauge("memory of kept answers in bytes")]
     replayed_total: Annotated[int, counter("requests answered from the first result")]
     resumed_total: Annotated[int, counter("requests whose first attempt was found in the log")]
 
@@ -156,7 +156,7 @@ class KeyedRequests:
         first = self._table.find(name)
         if first is None or first.attempt != attempt.attempt:
             if first is None:
-                raise busy("Earlier requests are being read anew; try again")
+                raise busy("Earlier requests are being read again; try again")
             self._table.write(name, first, None)  # compaction keeps the last record of a key: it must be the first's
             answer = self._known(first, digest)
             if answer is not None:
@@ -240,7 +240,7 @@ class KeyedRequests:
         self._table.write(name, kept, written)
         result = await written.done
         if result.outcome is not Outcome.STORED:
-            raise busy("The request's key could not be stored; try again with it")
+            raise busy("The request's key could not be stored; try again with the same key")
 
 
 def request_key(request: web.BaseRequest) -> str | None:
@@ -255,7 +255,7 @@ def request_key(request: web.BaseRequest) -> str | None:
         return None
     field, *others = request.headers.getall(KEY_FIELD)
     if others:
-        raise RestError(400, f"Validation error on: {KEY_FIELD} stands there more than once")
+        raise RestError(400, f"Validation error on: {KEY_FIELD} is given more than once")
     key = field[1:-1] if len(field) > 1 and field[0] == field[-1] == '"' else field
     if not 0 < len(key) <= LONGEST_KEY:
         raise RestError(400, f"Validation error on: {KEY_FIELD} has 1 to {LONGEST_KEY} characters")
@@ -275,7 +275,7 @@ def _name(call: Call, key: str) -> str:
 def _under_way(retry_after_s: int) -> RestError:
     return RestError(
         409,
-        "A request with this Idempotency-Key is under way",
+        "A request with this Idempotency-Key is in progress",
         headers=(("Retry-After", str(retry_after_s)),),
     )
 
@@ -319,7 +319,7 @@ async def find_records(
             ranges = {TopicPartition(topic, number): start for number, start in scan.items()}
             await scan_log(kafka, lookup, spawn, ranges, collect)
     except TimeoutError as error:
-        raise busy("What was stored before could not be read; try again") from error
+        raise busy("The records stored before could not be read; try again") from error
     return found
 
 

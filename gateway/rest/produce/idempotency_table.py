@@ -79,7 +79,7 @@ class RequestTable:
 
     def write(self, name: str, kept: KeptRequest, owner: Owner | None) -> None:
         """Write a key's state to the topic and settle `owner`. It takes effect when `apply` reads it."""
-        assert self._topic is not None, "it is not bound"
+        assert self._topic is not None, "not bound to the state topics"
         self._topic.write(name.encode(), msgspec.json.encode(kept), owner=owner)
 
     def apply(self, record: Received) -> None:

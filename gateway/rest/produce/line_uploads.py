@@ -33,8 +33,8 @@ ENDED: Final = "The gateway is shutting down"
 class UploadsStatistics(msgspec.Struct):
     """Counts of uploads, since the start."""
 
-    active: Annotated[int, gauge("uploads of lines being received")] = 0
-    uploads_total: Annotated[int, counter("uploads begun")] = 0
+    active: Annotated[int, gauge("uploads in progress")] = 0
+    uploads_total: Annotated[int, counter("uploads started")] = 0
     records_total: Annotated[int, counter("records of uploads")] = 0
     records_failed_total: Annotated[int, counter("records of uploads that were not stored")] = 0
 
@@ -127,7 +127,7 @@ class Uploads(OperationSet):
                     await answer.write(upload.ended(ended.status, ended.message))
                 return answer
             except* ConnectionError as group:
-                raise ConnectionError("the client left") from group
+                raise ConnectionError("the client has disconnected") from group
             finally:
                 upload.close()
                 self._active.discard(call.request.content)

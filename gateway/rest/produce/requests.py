@@ -179,7 +179,7 @@ class Produce(OperationSet):
             raise forbidden(f"publish to {topic}")
         key = request_key(request)
         if unacknowledged and key is not None:
-            raise unprocessable(f"{KEY_FIELD} asks for an answer, async for none")
+            raise unprocessable(f"{KEY_FIELD} and async exclude each other")
         with call.enter(self._overload, topic) as slot:
             body = await self._bodies.read(request)
             records = self._read(body, target, grant, slot, call.begin_publish(topic))

@@ -230,10 +230,10 @@ class DeviceRequests(OperationSet):
         except AddressError as error:
             raise unprocessable(str(error)) from error
         if not is_valid_name(address):
-            raise unprocessable("The address is no name of an MQTT topic")
+            raise unprocessable("The address is not a valid MQTT topic name")
         if not self._mqtt_answers:
             away = self._config.reply_topic
-            raise unprocessable(f"A mapping rule leads {away}/# away from where answers are awaited")
+            raise unprocessable(f"A mapping rule leads {away}/# to another topic, where answers would not be read")
         topic, key = self._rules.destination(names.mqtt(address))
         name: Header = (MQTT_TOPIC, address.encode())
         return Record(topic, key, None, (name,))
@@ -245,7 +245,7 @@ class DeviceRequests(OperationSet):
         except Refused as refused:
             if refused.outcome is Outcome.BUSY:
                 raise
-            reason = f"Answers cannot come in by the topic {replies.topic}: {refused.reason}"
+            reason = f"Answers cannot be received through the topic {replies.topic}: {refused.reason}"
             raise RestError(500, reason) from refused
 
     async def _publish(self, record: Record, principal: str) -> None:

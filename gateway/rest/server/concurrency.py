@@ -12,15 +12,15 @@ from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
 
-_FULL: Final = "The gateway has too many requests in work; try again"
-_GREEDY: Final = "You have too many requests in work; wait for some of their answers"
+_FULL: Final = "The gateway has too many requests in progress; try again"
+_GREEDY: Final = "You have too many requests in progress; wait for some of their answers"
 
 
 class ConcurrencyStatistics(msgspec.Struct):
     """Concurrent requests now, and requests refused by the two limits since the start."""
 
-    active: Annotated[int, gauge("requests in work, waiting polls among them")] = 0
-    clients: Annotated[int, gauge("clients that have any")] = 0
+    active: Annotated[int, gauge("requests in progress, including waiting polls")] = 0
+    clients: Annotated[int, gauge("clients with requests in progress")] = 0
     refused_total: Annotated[int, counter("requests refused because there are too many")] = 0
     refused_clients_total: Annotated[int, counter("requests refused because their client has too many")] = 0
 

@@ -66,7 +66,7 @@ class OverloadGuard:
             raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")
         unacknowledged = connection.unacknowledged
         if unacknowledged is not None and not unacknowledged.gate.is_open:
-            raise self._refuse("Kafka is slower than you; try again")
+            raise self._refuse("Too many of your records wait for Kafka; try again")
         if len(self._slots) >= self._max_concurrent:
             raise self._refuse("Too many requests wait for Kafka; try again")
         self._slots[slot] = None

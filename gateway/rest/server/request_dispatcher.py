@@ -116,7 +116,7 @@ class RequestDispatcher:
                 self._handlers[name] = (handler, operation_set.refuse)
         differing = contract.operations.keys() ^ self._handlers.keys()
         if differing:
-            raise ValueError(f"in the contract or served, not both: {', '.join(sorted(differing))}")
+            raise ValueError(f"only in the contract or only served: {', '.join(sorted(differing))}")
         self._answers: dict[tuple[str, int], int] = {}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -190,7 +190,7 @@ class RequestDispatcher:
         except Exception as error:
             failures.tell("request", error, work.name)
             if request.writer.output_size > 0:
-                raise ConnectionError("an answer was begun and cannot be taken back") from error
+                raise ConnectionError("the answer was already started") from error
             answer = work.refuse(RestError(500, INTERNAL_ERROR, close=True))
         finally:
             if work.client is not None:
@@ -217,9 +217,11 @@ class RequestDispatcher:
         if self.draining:
             raise busy("The gateway is shutting down", close=True)
         if request.version < (1, 0):
-            raise RestError(505, "HTTP/1.1 is served", close=True)
+            raise RestError(505, "HTTP/1.1 is required", close=True)
         if request.method == "CONNECT":
-            raise RestError(405, "No tunnels here", headers=(("Allow", ", ".join(self._router.methods())),), close=True)
+            raise RestError(
+                405, "CONNECT is not supported", headers=(("Allow", ", ".join(self._router.methods())),), close=True
+            )
         raw_path = request.raw_path.partition("?")[0]
         return raw_path if raw_path[:1] in {"/", "*"} else request.rel_url.raw_path  # a proxy's absolute form
 

@@ -50,7 +50,7 @@ class RequestLogin:
         fields = request.headers
         header = fields.get("Authorization")
         if not self._access_list.is_known:
-            raise busy("What Kafka allows is not known yet")
+            raise busy("Kafka's access rules are not loaded yet")
         if header is None and token_in_query and TOKEN_PARAMETER in request.raw_path:
             token = request.rel_url.query.get(TOKEN_PARAMETER)
             header = None if token is None else f"Bearer {token}"
@@ -59,18 +59,20 @@ class RequestLogin:
         if (header is None or header[:7].lower() != "bearer ") and not self._origins.allow_request(
             request.raw_path, fields, secure=secure
         ):
-            raise RestError(403, "Pages of other sites may not call; security.origins lists those that may", close=True)
+            raise RestError(
+                403, "Web pages of other sites may not call; security.origins lists the allowed ones", close=True
+            )
         connection = cast("HttpConnection", request.protocol)
         known = self.known(connection, header)
         if known is not None:
             return known
         if header is None:
-            raise _unauthorized(connection, "Authentication is needed")
+            raise _unauthorized(connection, "Authentication is required")
         connection.login_pending()
         try:
             identity, expires_ms = await _by_credentials(connection, header)
         except Unavailable as away:
-            raise busy(f"Nobody can log in: {away}") from None
+            raise busy(f"Logins are not possible now: {away}") from None
         except Busy as wait:
             raise busy(f"Logins are busy: {wait}") from None
         return self._admitted(connection, identity, expires_ms)
@@ -118,14 +120,14 @@ async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Iden
         if shown is None:
             raise _unauthorized(connection, "The token is not accepted", FAULT)
         return shown.identity, shown.expires_ms
-    raise _unauthorized(connection, "This authentication scheme is not served")
+    raise _unauthorized(connection, "This authentication scheme is not supported")
 
 
 async def _by_password(connection: HttpConnection, credentials: str) -> Identity:
     """Authenticate by Basic credentials; RestError 401 if refused."""
     named = name_and_password(credentials)
     if named is None:
-        raise _unauthorized(connection, "The credentials are not readable")
+        raise _unauthorized(connection, "The credentials are malformed")
     user, password = named
     identity = await connection.entrance.authenticate_password(user, password, peer=connection.peer)
     if identity is None:

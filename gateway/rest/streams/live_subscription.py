@@ -117,9 +117,9 @@ class Subscription:
             if not subscribe.whole_topic(topic):
                 raise forbidden(f"read {message.topic} in a group: that needs the whole topic")
             if message.partition is not None or message.offset is not None or message.timestamp is not None:
-                raise unprocessable("A group knows its place by itself")
+                raise unprocessable("A group starts at its committed offsets")
             if message.start not in (None, BEGINNING, END):
-                raise unprocessable("A group begins at the beginning or the end")
+                raise unprocessable("A group can only start at the beginning or the end")
 
     @property
     def is_refused(self) -> bool:
@@ -196,7 +196,7 @@ class Subscription:
     def grant(self, credit: int) -> None:
         """Allow `credit` more records. Raises RestError 422."""
         if self._credit is None:
-            raise unprocessable("This subscription has no credit to add to: it was made without")
+            raise unprocessable("This subscription does not use credit")
         if not 0 < credit <= LARGEST_CREDIT - self._credit:
             raise unprocessable(f"The credit {credit} is out of range")
         self._credit += credit

@@ -272,7 +272,7 @@ class LiveSession:
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {message.topic}")
         if message.partition is not None and message.partition < 0:
-            raise RestError(422, "A partition is not negative")
+            raise RestError(422, "The partition is negative")
         records = to_records(
             b'{"records":%b}' % bytes(message.records),
             message.format,
@@ -349,7 +349,7 @@ class LiveSession:
         for subscription in tuple(self._subscriptions.values()):
             if subscription.is_refused:
                 subscription.leave()
-                self.dropped(subscription, forbidden("there is no right any more to read this"))
+                self.dropped(subscription, forbidden("keep this subscription: the rights have changed"))
 
     # the end
 
@@ -386,7 +386,7 @@ class LiveSession:
         self.pump.close()
 
     def _expired(self) -> None:
-        self._end("the token is no longer good")
+        self._end("the token has expired")
 
     def _end(self, reason: str) -> None:
         self._ended = OVER

@@ -377,10 +377,10 @@ class EventStreams(OperationSet):
             raise forbidden(f"read {topic} in a group: that needs the whole topic")
         for name in ("partition", "offset", "timestamp"):
             if name in query:
-                raise unprocessable(f"A group knows its place by itself - at query parameter `{name}`")
+                raise unprocessable(f"A group starts at its committed offsets - at query parameter `{name}`")
         start = query.get("from", END)
         if start not in (BEGINNING, END):
-            raise unprocessable("A group begins at the beginning or the end - at query parameter `from`")
+            raise unprocessable("A group can only start at the beginning or the end - at query parameter `from`")
         reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
         group = call.grant.names.group(query["group"])
         await self._names.admit(call.grant, group, topic)

@@ -53,7 +53,7 @@ def test_attributes_are_canonical_strings() -> None:
     [
         *[({name: None}, f"no `{name}`") for name in LEAST],
         *[({name: ""}, f"`{name}` is empty") for name in ("id", "source", "type", "subject")],
-        ({"specversion": "0.3"}, "Version 1.0"),
+        ({"specversion": "0.3"}, "version 1.0"),
         ({"Upper": "x"}, "lower-case"),
         ({"with-dash": "x"}, "lower-case"),
         ({"time": "yesterday"}, "RFC 3339"),
@@ -62,7 +62,7 @@ def test_attributes_are_canonical_strings() -> None:
         ({"number": 1.5}, "$.number"),
         ({"object": {}}, "$.object"),
         ({"data": 1, "data_base64": "MQ=="}, "not both"),
-        ({"data": 1, "datacontenttype": "text/plain"}, "is a string"),
+        ({"data": 1, "datacontenttype": "text/plain"}, "must be a string"),
         ({"data_base64": "%"}, "$.data_base64"),
     ],
 )

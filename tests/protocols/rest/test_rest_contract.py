@@ -75,9 +75,9 @@ def test_parts_must_not_say_the_same_thing_twice() -> None:
     document = assemble([first, {"paths": {"/x": {"post": operation}}, "tags": [{"name": "t"}]}])
     assert document["paths"]["/x"]["get"]["responses"].keys() == {"200", "400"}
     assert "x-every-operation" not in document
-    with pytest.raises(ValueError, match=r"/x: get stands in two parts"):
+    with pytest.raises(ValueError, match=r"/x: get is defined in two parts"):
         assemble([first, first])
-    with pytest.raises(ValueError, match="x stands twice"):
+    with pytest.raises(ValueError, match="x is defined twice"):
         Contract(document)
     nameless = {"paths": {"/{a}": {"get": operation}}}
     with pytest.raises(ValueError, match="the path's parameters"):
