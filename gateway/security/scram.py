@@ -3,10 +3,10 @@
 Sans-io: messages in, steps out; the nonce is a constructor argument. MQTT carries the messages in AUTH packets, AMQP in
 SASL frames. Channel binding is not offered, so a client sends `n` or `y`.
 
-        client-first  n,,n=ann,r=<its nonce>            asks for the salt
+    client-first  n,,n=ann,r=<its nonce>            asks for the salt
     server-first  r=<both nonces>,s=<salt>,i=<iterations>
-        client-final  c=biws,r=<both nonces>,p=<proof>  the server checks the proof
-        server-final  v=<signature>                     proves that the server knows the password's keys
+    client-final  c=biws,r=<both nonces>,p=<proof>  the server checks the proof
+    server-final  v=<signature>                     proves that the server knows the password's keys
 """
 
 from __future__ import annotations

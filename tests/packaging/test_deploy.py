@@ -382,7 +382,7 @@ async def test_what_is_saved_comes_back_byte_for_byte(bootstrap: str, new_topic:
     assert (record.key, record.value, record.timestamp) == (b"session/\xfe", b"new", written_ms)
     assert list(record.headers) == headers
     [wide] = [json.dumps([names[1] + "-nowhere", *json.loads(line)[1:]]) for line in saved[:1]]
-    with pytest.raises(SystemExit, match="is not there"):
+    with pytest.raises(SystemExit, match="does not exist"):
         await script.restore(settings, [wide])
 
 
