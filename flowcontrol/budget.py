@@ -135,12 +135,12 @@ class Budget:
         parent = self.parent
         return self if parent is None or self.lacks(size) or not parent.lacks(size) else parent.tightest(size)
 
-    def enter(self, waiter: ConnectionBudget, size: int) -> None:
-        """Call `waiter.look` when `size` bytes are free."""
+    def add_waiter(self, waiter: ConnectionBudget, size: int) -> None:
+        """Call `waiter.recheck` when `size` bytes are free."""
         self._wake_at = min(self._wake_at, size) if self._waiting else size
         self._waiting[waiter] = None
 
-    def leave(self, waiter: ConnectionBudget) -> None:
+    def remove_waiter(self, waiter: ConnectionBudget) -> None:
         """Remove a waiter, if it waits."""
         self._waiting.pop(waiter, None)
 
@@ -153,7 +153,7 @@ class Budget:
         """Let all waiters check again. A waiter whose own level falls checks by itself."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
-            waiter.look()
+            waiter.recheck()
         free = self._most_bytes - self.bytes - self.promised
         if self._wake_at <= free:  # a waiter lacks records, not bytes: do not check all waiters for each record
             self._wake_at = min(self._most_bytes, free + self._most_bytes // 16)
@@ -193,13 +193,13 @@ class GroupBudget(Budget):
         """Return this budget: it is the group's share that is used up."""
         return self
 
-    def enter(self, waiter: ConnectionBudget, size: int) -> None:
-        """See `Budget.enter`. Each byte the group gives back counts twice: more is free, and the group holds less."""
-        self._whole.enter(waiter, (self._held + size + self._whole.free) // 2)
+    def add_waiter(self, waiter: ConnectionBudget, size: int) -> None:
+        """See `Budget.add_waiter`. A byte that the group gives back counts twice: more is free, and it holds less."""
+        self._whole.add_waiter(waiter, (self._held + size + self._whole.free) // 2)
 
-    def leave(self, waiter: ConnectionBudget) -> None:
-        """See `Budget.leave`."""
-        self._whole.leave(waiter)
+    def remove_waiter(self, waiter: ConnectionBudget) -> None:
+        """See `Budget.remove_waiter`."""
+        self._whole.remove_waiter(waiter)
 
 
 UNBOUNDED: Final = Budget(sys.maxsize, sys.maxsize)
@@ -271,16 +271,16 @@ class ConnectionBudget:
         self.bytes -= size
         self.records -= records
         if not self.gate.is_open:
-            self.look()
+            self.recheck()
 
-    def look(self) -> None:
+    def recheck(self) -> None:
         """Open the gate if enough is free now."""
         if self.gate.is_open:
             return
         if not self.records or (
             self.bytes * 2 <= self.bytes_limit
             and self.records * 2 <= self.records_limit
-            and (self._source is None or self._source.allows(_spaced(self.bytes), _spaced(self.records)))
+            and (self._source is None or self._source.allows(_with_margin(self.bytes), _with_margin(self.records)))
         ):
             self._stop_waiting()
             self._source = None
@@ -293,25 +293,25 @@ class ConnectionBudget:
         if source is None or self.bytes >= self.bytes_limit:
             self._stop_waiting()
             return
-        needed = _spaced(self.bytes)
+        needed = _with_margin(self.bytes)
         tightest = source.tightest(needed)
         if tightest is not self.waits_for:
             self._stop_waiting()
             self.waits_for = tightest
-        tightest.enter(self, needed)
+        tightest.add_waiter(self, needed)
 
     def _stop_waiting(self) -> None:
         if self.waits_for is not None:
-            self.waits_for.leave(self)
+            self.waits_for.remove_waiter(self)
             self.waits_for = None
 
 
-def _spaced(held: int) -> int:
+def _with_margin(held: int) -> int:
     """Return what must be free to continue with `held` in flight: a quarter more, so that the gate does not flap."""
     return held + held // 4
 
 
-class Holding(ConnectionBudget):
+class ReceiverBudget(ConnectionBudget):
     """One receiver's part of all messages in flight to receivers: sent, and neither read nor settled.
 
     The total is updated by `hold` when something was sent or settled, not for each message. To keep that cheap, every

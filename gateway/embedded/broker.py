@@ -54,7 +54,7 @@ JVM_OPTIONS = (
     "-Dlog4j2.configurationFile=log4j2.properties",
 )
 
-_TELLING = re.compile(r"\b(?:FATAL|ERROR)\b|Exception\b|^Error:|^Invalid |No space left")
+_INFORMATIVE = re.compile(r"\b(?:FATAL|ERROR)\b|Exception\b|^Error:|^Invalid |No space left")
 _EXCEPTION = re.compile(r"(?:Caused by: )?[\w.$]+(?:Exception|Error): ")  # the first line of a stack trace
 _STAMP = re.compile(r"^\S+ (?:FATAL|ERROR|WARN|INFO) ")
 
@@ -224,17 +224,17 @@ class EmbeddedBroker:
         self._process = process
         storage.note_holder(descriptor, process.pid)
         try:
-            await self._answers(process)
+            await self._wait_until_serving(process)
         except BaseException:
             await self.kill()
             raise
 
-    async def _answers(self, process: asyncio.subprocess.Process) -> None:
+    async def _wait_until_serving(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the broker serves clients, as long as the start makes progress."""
         pause = SHORTEST_PAUSE_S
         progress = StartProgress(process.pid, self.log_file, self._log_position)
         loop = asyncio.get_running_loop()
-        began = told = moved = loop.time()
+        began = logged = moved = loop.time()
         while not await broker_answers(HOST, self._port, node=self._node):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), pause)
@@ -242,15 +242,15 @@ class EmbeddedBroker:
                 raise self._failure("the embedded broker ended while it started", "broker.out")
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
             now = loop.time()
-            if progress.made():
+            if progress.has_advanced():
                 moved = now
             elif now - moved > self._patience_s:
                 raise BrokerError(
                     f"the embedded broker hangs while starting: no progress for {self._patience_s:g} s, last log line:"
                     f" {progress.last_line or 'none'} (see {self.log_file})"
                 )
-            if now - told > LOG_INTERVAL_S:
-                told = now
+            if now - logged > LOG_INTERVAL_S:
+                logged = now
                 log.warning(
                     "the embedded broker has been starting for %.0f s, its last progress was %.0f s ago: %s",
                     now - began, now - moved, progress.last_line,
@@ -324,9 +324,9 @@ class EmbeddedBroker:
                 f"{what}: its port {self._port} or its controller port is taken"
                 " (embedded.port, embedded.controller_port)"
             )
-        telling = [line for line in lines if _EXCEPTION.match(line)]
-        telling += [line for line in lines if _TELLING.search(line)] + lines[-1:]
-        why = _STAMP.sub("", telling[0]) if telling else "it printed nothing"
+        informative = [line for line in lines if _EXCEPTION.match(line)]
+        informative += [line for line in lines if _INFORMATIVE.search(line)] + lines[-1:]
+        why = _STAMP.sub("", informative[0]) if informative else "it printed nothing"
         return BrokerError(f"{what}: {why} (see {self.log_file})")
 
 

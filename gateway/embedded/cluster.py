@@ -41,7 +41,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "broker.heartbeat.interval.ms": "2000",
 }
 """Settings of a cluster that differ from those of the single embedded broker."""
-ALONE: Final[Mapping[str, str]] = dict.fromkeys(
+SINGLE_BROKER: Final[Mapping[str, str]] = dict.fromkeys(
     (name for name in SETTINGS if name.endswith(("replication.factor", "min.insync.replicas", "min.isr"))), "1"
 )
 """Settings of a cluster with one broker that differ from these."""
@@ -75,7 +75,7 @@ class Cluster:
         self._java = java
         self._jars = jars
         self._heap = heap
-        self._settings = {**SETTINGS, **(ALONE if len(nodes) == 1 else {}), **(settings or {})}
+        self._settings = {**SETTINGS, **(SINGLE_BROKER if len(nodes) == 1 else {}), **(settings or {})}
         self._java_options = java_options
 
     @property
@@ -228,8 +228,8 @@ class Command:
         try:
             await self._start()
             if not self._is_ending:
-                _say(f"bootstrap servers: {self._cluster.bootstrap_servers}")
-                self._tell_secured()
+                _print(f"bootstrap servers: {self._cluster.bootstrap_servers}")
+                self._print_secured()
                 await self._watch()
         finally:
             await self._cluster.stop()
@@ -250,12 +250,12 @@ class Command:
         finally:
             self._starting = None
 
-    def _tell_secured(self) -> None:
+    def _print_secured(self) -> None:
         secured = self._cluster.secured
         if secured is not None:
             for name in LISTENERS:
-                _say(f"{name}: {self._cluster.servers(name)}")
-            _say(f"keys, certificates and the password of {USER}: {secured.ca.parent}")
+                _print(f"{name}: {self._cluster.servers(name)}")
+            _print(f"keys, certificates and the password of {USER}: {secured.ca.parent}")
 
     async def _watch(self) -> None:
         watched: set[int] = set()  # process ids
@@ -263,23 +263,23 @@ class Command:
             for node, broker in self._cluster.brokers.items():
                 if broker.is_running and broker.pid not in watched:
                     watched.add(broker.pid)
-                    _say(f"node {node}: {broker.bootstrap_servers}, process {broker.pid}")
-                    self._tasks.spawn(self._tell_end(node, broker))
-            self._tell_ready()
+                    _print(f"node {node}: {broker.bootstrap_servers}, process {broker.pid}")
+                    self._tasks.spawn(self._report_end(node, broker))
+            self._write_ready_file()
             await self._changed.wait()
             self._changed.clear()
             if self._starts_again and not self._is_ending:
                 self._starts_again = False
                 await self._start()
 
-    async def _tell_end(self, node: int, broker: EmbeddedBroker) -> None:
+    async def _report_end(self, node: int, broker: EmbeddedBroker) -> None:
         try:
             await broker.watch()
         except BrokerError as error:
-            _say(f"node {node} is down: {error}; kill -HUP {os.getpid()} starts it again")
+            _print(f"node {node} is down: {error}; kill -HUP {os.getpid()} starts it again")
         self._changed.set()
 
-    def _tell_ready(self) -> None:
+    def _write_ready_file(self) -> None:
         """Write the ready file with the running brokers. It is replaced atomically."""
         if self._ready_file is None:
             return
@@ -308,7 +308,7 @@ class Command:
         self._changed.set()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

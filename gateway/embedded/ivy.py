@@ -30,7 +30,7 @@ _NETWORK = re.compile(
 _FULL = "No space left on device"
 _FETCHED = re.compile(r"\[SUCCESSFUL ?\] \S+#(\S+?);(\S+?)!")
 _FOUND = re.compile(r"^\s*found \S+#(\S+);(\S+) in ")
-_TELLING = re.compile(r"FAILED|ERROR|not found|Exception|UNRESOLVED|unresolved|download failed", re.IGNORECASE)
+_INFORMATIVE = re.compile(r"FAILED|ERROR|not found|Exception|UNRESOLVED|unresolved|download failed", re.IGNORECASE)
 _HEADINGS = {"ERRORS", "WARNINGS", "UNRESOLVED DEPENDENCIES"}
 
 # Ivy's default repository, but without reading the modules' POMs and parent POMs: that would be four requests a jar
@@ -127,7 +127,7 @@ def retrieve(
                 yield Step(f"{fetched[1]}-{fetched[2]}", True)
             elif found := _FOUND.match(line):
                 yield Step(f"{found[1]}-{found[2]}", False)
-            elif _TELLING.search(line) or _FULL in line:
+            elif _INFORMATIVE.search(line) or _FULL in line:
                 last_lines.append(line.strip())
         code = child.wait()
     finally:

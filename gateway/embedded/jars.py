@@ -141,7 +141,9 @@ def ensure_jars(
         if all(_is_verified(directory, jar, stamps) for jar in jars):
             return paths
         directory.mkdir(parents=True, exist_ok=True)
-        with _held(directory / ".lock", lambda: report(Progress("another process is fetching: waiting", 0, len(jars)))):
+        with _locked(
+            directory / ".lock", lambda: report(Progress("another process is fetching: waiting", 0, len(jars)))
+        ):
             _complete(set_name, directory, jars, report, environment)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -230,7 +232,7 @@ def _verify_present(directory: Path, jars: Sequence[Jar]) -> list[Jar]:
         if _is_verified(directory, jar, stamps):
             continue
         if path.exists() and sha256_of(path) == jar.sha256:
-            _note(directory, jar)
+            _store_stamp(directory, jar)
         else:
             path.unlink(missing_ok=True)
             missing.append(jar)
@@ -243,22 +245,22 @@ def _is_verified(directory: Path, jar: Jar, stamps: Mapping[str, _Stamp]) -> boo
     if stamp is None or stamp.sha256 != jar.sha256:
         return False
     try:
-        look = (directory / jar.file_name).stat()
+        status = (directory / jar.file_name).stat()
     except FileNotFoundError:
         return False
-    return (look.st_size, look.st_mtime_ns) == (stamp.size, stamp.mtime_ns)
+    return (status.st_size, status.st_mtime_ns) == (stamp.size, stamp.mtime_ns)
 
 
 def _move_into_place(staged: Path, directory: Path, jar: Jar) -> None:
     """Move a verified file into the cache atomically."""
     os.replace(staged, directory / jar.file_name)  # noqa: PTH105 - the name says that it replaces
-    _note(directory, jar)
+    _store_stamp(directory, jar)
 
 
-def _note(directory: Path, jar: Jar) -> None:
+def _store_stamp(directory: Path, jar: Jar) -> None:
     """Store the stamp of a verified file in the cache. The lock is held."""
-    look = (directory / jar.file_name).stat()
-    stamps = {**_read_stamps(directory), jar.file_name: _Stamp(jar.sha256, look.st_size, look.st_mtime_ns)}
+    status = (directory / jar.file_name).stat()
+    stamps = {**_read_stamps(directory), jar.file_name: _Stamp(jar.sha256, status.st_size, status.st_mtime_ns)}
     fresh = directory / "verified.json.new"
     fresh.write_bytes(msgspec.json.encode(stamps))
     fresh.replace(directory / "verified.json")
@@ -282,7 +284,7 @@ def _disk_full(directory: Path) -> JarError:
 
 
 @contextlib.contextmanager
-def _held(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold a file lock, which the kernel releases when the process ends in any way."""
     with path.open("w") as file:
         try:

@@ -59,16 +59,16 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaError(f"{path} does not run: {error}") from error
-    told = answer.stderr + answer.stdout
-    version = _VERSION.search(told)
+    output = answer.stderr + answer.stdout
+    version = _VERSION.search(output)
     if version is None:
-        lines = told.strip().splitlines() or ["it printed nothing"]
+        lines = output.strip().splitlines() or ["it printed nothing"]
         raise JavaError(f"{path} did not print its version: {lines[0]}")
     if int(version[1]) < OLDEST_JAVA:
         raise JavaError(
             f"{path} is Java {version[1]}, which is too old: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME"
         )
-    build = _BUILD.search(told)
+    build = _BUILD.search(output)
     return Java(path, int(version[1]), build[1] if build else version[0])
 
 

@@ -19,7 +19,7 @@ from gateway.statistics import gauge
 SHARE: Final = 0.7
 """Share of the limit that all partitions may use, the new ones included. The rest is for clients, new segments and
 compaction."""
-BESIDE_LOGS: Final = 300
+FILES_WITHOUT_DATA: Final = 300
 """Open files of a broker without data: jars, sockets, internal topics."""
 _MAPS_OF_A_LOG: Final = 2
 _MAP_LIMIT: Final = Path("/proc/sys/vm/max_map_count")
@@ -45,7 +45,7 @@ class BrokerCapacity:
         found = self.statistics()
         most = int(SHARE * found.open_files_limit)
         # The broker opens a new partition's log shortly after the partition appears in metadata.
-        files = max(found.open_files, BESIDE_LOGS + partitions)
+        files = max(found.open_files, FILES_WITHOUT_DATA + partitions)
         if not found.open_files_limit or files + more <= most:
             return None
         return (
@@ -60,12 +60,12 @@ class BrokerCapacity:
             return Statistics(0, 0)
         try:
             limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            return Statistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, most_logs()))
+            return Statistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, max_logs()))
         except OSError:  # the broker has just ended
             return Statistics(0, 0)
 
 
-def most_logs() -> int:
+def max_logs() -> int:
     """Return how many partition logs the kernel lets one process map."""
     try:
         maps = int(_MAP_LIMIT.read_text())
@@ -77,15 +77,15 @@ def most_logs() -> int:
 def check_descriptors(directory: Path) -> None:
     """Raise BrokerError when the data in `directory` have more logs than the broker may open."""
     logs = sum(1 for _ in directory.glob("data/*/*.log"))
-    needed = logs + BESIDE_LOGS
+    needed = logs + FILES_WITHOUT_DATA
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise BrokerError(
             f"the embedded Kafka has {logs} log files in {directory} and may open {limit} files: allow at least"
             f" {needed * 2} (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker) and start again"
         )
-    if needed > most_logs():
+    if needed > max_logs():
         raise BrokerError(
-            f"the embedded Kafka has {logs} log files in {directory}, and the kernel lets it map {most_logs()}: set"
+            f"the embedded Kafka has {logs} log files in {directory}, and the kernel lets it map {max_logs()}: set"
             f" vm.max_map_count to {needed * 2 * _MAPS_OF_A_LOG} at least and start again"
         )

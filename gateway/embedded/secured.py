@@ -126,13 +126,13 @@ class Secured:
     def settings(self, port: int, controller_port: int, ports: Mapping[str, int]) -> dict[str, str]:
         """Return the broker's settings; `ports` has a port for each of `LISTENERS`."""
         addresses = {"PLAINTEXT": port, **ports}
-        told = [f"{name}://{HOST}:{number}" for name, number in addresses.items()]
+        advertised = [f"{name}://{HOST}:{number}" for name, number in addresses.items()]
         scram = f"{_MODULES}.scram.ScramLoginModule required;"
         sasl, tokens = "listener.name.sasl", "listener.name.tokens"
         users = " ".join(f'user_{user}="{self.password}"' for user in (USER, *CLIENTS))
         return {
-            "listeners": ",".join([*told, f"CONTROLLER://{HOST}:{controller_port}"]),
-            "advertised.listeners": ",".join(told),
+            "listeners": ",".join([*advertised, f"CONTROLLER://{HOST}:{controller_port}"]),
+            "advertised.listeners": ",".join(advertised),
             "listener.security.protocol.map": (
                 "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TLS:SSL,SASL:SASL_SSL,TOKENS:SASL_SSL"
             ),

@@ -26,17 +26,17 @@ class StartProgress:
         self._bytes = 0
         self.last_line = ""
 
-    def made(self) -> bool:
+    def has_advanced(self) -> bool:
         """Whether the broker has made progress since the last call."""
         lines, self._position = read_log(self._log, self._position)
         self.last_line = lines[-1] if lines else self.last_line
-        moved = self._moved()
-        got_on = any(" INFO " in line for line in lines) or moved - self._bytes >= LEAST_BYTES
-        if got_on:
-            self._bytes = moved
-        return got_on
+        transferred = self._io_bytes()
+        advanced = any(" INFO " in line for line in lines) or transferred - self._bytes >= LEAST_BYTES
+        if advanced:
+            self._bytes = transferred
+        return advanced
 
-    def _moved(self) -> int:
+    def _io_bytes(self) -> int:
         """Return the bytes that the process has read and written; 0 when the kernel does not report them."""
         try:
             counts = dict(line.split(": ") for line in self._io.read_text().splitlines())

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from aiokafka import TopicPartition
 
-from flowcontrol.budget import UNCOUNTED, Budget, Holding
+from flowcontrol.budget import UNCOUNTED, Budget, ReceiverBudget
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.peer import Peer
@@ -91,7 +91,9 @@ class OutgoingLink:
         self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.Task[None] | None = None
-        self._holding: Holding | None = None  # the unsettled bytes in the shared budget; None until they are many
+        self._holding: ReceiverBudget | None = (
+            None  # the unsettled bytes in the shared budget; None until they are many
+        )
         self._ended = False
         self._dead_letters = egress.dead_letters
         self._dead_letters_pending = 0  # in-flight dead letters
@@ -271,7 +273,7 @@ class OutgoingLink:
         """Report the unsettled bytes to the budget of all receivers."""
         holding = self._holding
         if holding is None:
-            holding = self._holding = Holding(self._egress.outgoing)
+            holding = self._holding = ReceiverBudget(self._egress.outgoing)
             holding.gate.subscribe(self._share_changed)
         holding.hold(self.link.held_bytes + self.link.held * UNSETTLED_COST)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from flowcontrol.budget import Budget, Holding
+from flowcontrol.budget import Budget, ReceiverBudget
 from gateway.kafka.groups.membership import Membership
 from gateway.pauses import OUTGOING_BUDGET, pauses
 from gateway.spawn import Spawn
@@ -42,7 +42,7 @@ class GroupSubscriber:
         Another member gets a declined record; if no member wants it, it is settled. `outgoing` is the budget of all
         receivers.
         """
-        self._holding = Holding(outgoing)
+        self._holding = ReceiverBudget(outgoing)
         self._receiver = receiver
         self._chosen = chosen
         self._spawn = spawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from flowcontrol.budget import Budget, Holding
+from flowcontrol.budget import Budget, ReceiverBudget
 from gateway.rest.consume.page_size import LEAST, page_size, promised_page
 
 LIMIT = 80 * LEAST
@@ -19,5 +19,5 @@ def test_pages_come_out_of_what_is_free_for_all_receivers() -> None:
         assert sizes == [20, 20, 15, 7, 3, 1, 1, 1]
         assert page_size(outgoing, LIMIT) == LEAST
     assert outgoing.free == MOST
-    Holding(outgoing).hold(MOST)
+    ReceiverBudget(outgoing).hold(MOST)
     assert page_size(outgoing, LIMIT) == LEAST

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flowcontrol.budget import RESERVE, UNCOUNTED, Budget, Holding
+from flowcontrol.budget import RESERVE, UNCOUNTED, Budget, ReceiverBudget
 
 LIMIT = 20 * UNCOUNTED
 MOST = LIMIT - LIMIT // RESERVE
@@ -19,7 +19,7 @@ class Receivers(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.budget = Budget(LIMIT, 10**6)
-        self.receivers = [Holding(self.budget) for _ in range(COUNT)]
+        self.receivers = [ReceiverBudget(self.budget) for _ in range(COUNT)]
         self.held = [0] * COUNT
         self.told = [[] for _ in range(COUNT)]
         for receiver, told in zip(self.receivers, self.told, strict=True):
@@ -80,7 +80,7 @@ TestReceivers.settings = settings(max_examples=40, stateful_step_count=30, deadl
 @given(count=st.integers(1, 40), burst=st.integers(1000, 5000))
 def test_those_who_settle_nothing_are_bounded_in_all_and_a_modest_one_is_served_beside_them(count, burst):
     budget = Budget(LIMIT, 10**6)
-    stalled = [Holding(budget) for _ in range(count)]
+    stalled = [ReceiverBudget(budget) for _ in range(count)]
     held = dict.fromkeys(stalled, 0)
     while any(one.gate.is_open for one in stalled):
         for one in stalled:
@@ -89,7 +89,7 @@ def test_those_who_settle_nothing_are_bounded_in_all_and_a_modest_one_is_served_
                 one.hold(held[one])
     assert sum(held.values()) <= LIMIT + count * (UNCOUNTED + burst)
     assert max(held.values()) - min(held.values()) <= UNCOUNTED + burst
-    modest = Holding(budget)
+    modest = ReceiverBudget(budget)
     for _ in range(3):
         modest.hold(UNCOUNTED - 1)
         assert modest.gate.is_open
@@ -98,7 +98,7 @@ def test_those_who_settle_nothing_are_bounded_in_all_and_a_modest_one_is_served_
 
 def test_who_waits_goes_on_when_others_let_go():
     budget = Budget(LIMIT, 10**6)
-    first, second = Holding(budget), Holding(budget)
+    first, second = ReceiverBudget(budget), ReceiverBudget(budget)
     first.hold(MOST)
     second.hold(2 * UNCOUNTED)
     assert [first.gate.is_open, second.gate.is_open] == [False, False]
