@@ -44,16 +44,16 @@ def body_of(message: Message) -> bytes:
 
 
 def until_drained(connection: BlockingConnection, *receivers: Any) -> None:
-    """Wait until credit is used up, and what came for it was handed over.
+    """Wait until the credit is used up and its messages were handed over.
 
-    proton may know of the end of a drain, and of all that came before it, while most of it waits to be told.
+    proton may have processed the end of a drain while events of messages before it are still queued.
     """
     links = [receiver.link for receiver in receivers]
     connection.wait(lambda: not any(link.draining() or link.queued for link in links), timeout=TIMEOUT)
 
 
 class ThreadedSender:
-    """A sender link to one topic; all of proton is used in one thread, as it must be."""
+    """A sender link to one topic; proton must be used in one thread only."""
 
     def __init__(self, address: str, topic: str) -> None:
         self._address = address
@@ -77,11 +77,11 @@ class ThreadedSender:
         return self
 
     async def send(self, body: bytes) -> str:
-        """Send and wait for the outcome; its name."""
+        """Send, wait for the outcome, and return its name."""
 
         def work() -> str:
             delivery = self._sender.link.send(Message(body=body))
-            # The outcome and the connection's end may come in one segment; then proton tells of the end first.
+            # The outcome and the connection's end may be in one segment; then proton reports the end first.
             with contextlib.suppress(ConnectionException):
                 self._connection.wait(lambda: delivery.settled, timeout=WAIT_S)
             return str(getattr(delivery.remote_state, "name", delivery.remote_state))
@@ -93,7 +93,7 @@ class ThreadedSender:
         await self._call(lambda: self._connection.create_sender(topic, name=f"{topic}-2"))
 
     async def end(self) -> str | None:
-        """Wait until the gateway closes the connection; the condition it gave."""
+        """Wait until the gateway closes the connection, and return its condition."""
 
         def work() -> str | None:
             with contextlib.suppress(ConnectionException):
@@ -108,10 +108,10 @@ class ThreadedSender:
         return ended
 
     def info(self) -> dict[str, Any]:
-        """What the condition said beside its name, after `end`."""
+        """The condition's description and info, after `end`."""
         return {str(name): value for name, value in (self._info or {}).items()}
 
     async def close(self) -> None:
-        """Close in peace."""
+        """Close the connection."""
         await self._call(self._connection.close)
         self._thread.shutdown()

@@ -1,4 +1,4 @@
-"""AMQP frames by hand, and a client over a socket that says nothing else."""
+"""Hand-packed AMQP frames, and a socket client that sends only these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 
 class Frames:
-    """A client by hand: performatives packed here, so that a mistake of ours is not made twice."""
+    """A client's performatives, packed here and not by our encoder, so that its mistakes are not repeated."""
 
     NULL, TRUE, FALSE = b"\x40", b"\x41", b"\x42"
 
@@ -117,14 +117,14 @@ class Frames:
 
 
 class WireClient:
-    """A client that says frames of a test's own; what the gateway says is read frame by frame."""
+    """A client that sends a test's own frames, and reads the gateway's frame by frame."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
     async def connect(cls, address: tuple[str, int]) -> WireClient:
-        """A connected socket; nothing is said yet."""
+        """Connect a socket without sending anything."""
         return cls(*await asyncio.open_connection(*address))
 
     def say(self, data: bytes) -> None:
@@ -152,7 +152,7 @@ class WireClient:
                 return body
 
     async def end(self) -> bytes:
-        """Everything up to the end."""
+        """Read everything up to the end."""
         return await self._reader.read()
 
     async def close(self) -> None:

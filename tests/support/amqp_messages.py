@@ -1,6 +1,6 @@
-"""AMQP messages of every shape, as hypothesis strategies: sections by hand, so that unusual encodings are among them.
+"""AMQP messages of every shape, as hypothesis strategies: hand-packed sections, to include unusual encodings.
 
-Values are encoded here and not by our own encoder where it has one form for them only.
+Values are encoded here instead of by our own encoder where that has only one form for them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ ids = st.one_of(
 
 
 def section(code: int, value: bytes) -> bytes:
-    """A section with the short descriptor that everybody writes."""
+    """A section with the usual short descriptor."""
     return b"\x00\x53" + bytes([code]) + value
 
 

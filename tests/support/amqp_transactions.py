@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Ends(TransactionHandler):
-    """What proton tells of a transaction.
+    """proton's events of a transaction.
 
     Attributes:
-        told: the last word: `declared`, `committed`, `aborted`, or `declare failed`, `commit failed`.
+        told: the last event: `declared`, `committed`, `aborted`, or `declare failed`, `commit failed`.
         condition: of a refusal.
     """
 
@@ -55,7 +55,7 @@ class Transacted:
     """A transaction of a client, used in the client's thread.
 
     Attributes:
-        ends: what became of it.
+        ends: its events.
     """
 
     def __init__(self, connection: BlockingConnection, *, settles: bool = True, wait_s: float = WAIT_S) -> None:
@@ -63,7 +63,7 @@ class Transacted:
 
         Args:
             connection: proton's.
-            settles: accepted deliveries are settled at once, as JMS does, not when it is discharged.
+            settles: settle accepted deliveries immediately, as JMS does, and not with the discharge.
             wait_s: how long any answer may take.
         """
         self._connection = connection
@@ -75,7 +75,7 @@ class Transacted:
         self.wait(lambda: bool(self.ends.told))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Let proton work until something is so."""
+        """Let proton work until a condition holds."""
         self._connection.wait(condition, timeout=self._wait_s)
 
     def post(self, sender: Any, message: Message) -> Delivery:
@@ -83,7 +83,7 @@ class Transacted:
         return self.transaction.send(sender.link, message)
 
     def outcome(self, delivery: Delivery) -> tuple[int, str]:
-        """Wait for what became of a message: the outcome's descriptor within the transaction, and its condition."""
+        """Wait for a message's outcome in the transaction; return its descriptor and its condition."""
         self.wait(lambda: bool(delivery.remote_state))
         if int(delivery.remote_state) != TRANSACTIONAL_STATE:
             condition = delivery.remote.condition
@@ -125,7 +125,7 @@ class TransactedClient:
         return self
 
     async def close(self, patience: float = WAIT_S) -> None:
-        """Close it, whatever has become of it; proton waits `patience` seconds for an answer."""
+        """Close it in any state; proton waits `patience` seconds for an answer."""
 
         def work() -> None:
             self.connection.timeout = patience

@@ -29,7 +29,7 @@ async def amqp_listener(
     amqp: dict[str, Any] | None = None,
     security: SecurityConfig | None = None,
 ) -> AsyncIterator[AmqpServer]:
-    """AMQP's side with settings of its own, over parts that it may share with others."""
+    """The AMQP side with its own settings, on services that it may share with other protocols."""
     settings = {"amqp": AmqpConfig(address=LOCAL, **(amqp or {})), "security": security or SecurityConfig()}
     async with contextlib.AsyncExitStack() as stack:
         made = backend.process
@@ -49,7 +49,7 @@ async def amqp_listener(
         yield listener
 
 
-@pytest.fixture(scope="module")  # not the session: its loop stands still while others run, as in a freeze
+@pytest.fixture(scope="module")  # the session's loop stops between tests, which looks like a freeze
 async def backend(bootstrap: str) -> AsyncIterator[Assembled]:
     async with assembled(bootstrap, create=False) as backend:
         yield backend
@@ -73,7 +73,7 @@ async def listener(start_listener: StartListener) -> AmqpServer:
 
 @pytest.fixture
 def own_listener() -> Callable[[str], contextlib.AbstractAsyncContextManager[AmqpServer]]:
-    """A listener over a broker of the test's own."""
+    """A listener with a broker for this test only."""
 
     @contextlib.asynccontextmanager
     async def make(bootstrap: str) -> AsyncIterator[AmqpServer]:

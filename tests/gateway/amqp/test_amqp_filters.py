@@ -1,4 +1,4 @@
-"""What a source's filters mean, in all their spellings."""
+"""Parsing a source's filters, in the forms of several brokers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_local_leaves_out_the_clients_own(descriptor: Any) -> None:
     assert [both(one) for one in (own, other, record())] == [False, True, False]
 
 
-def test_what_is_not_known_is_not_applied() -> None:
+def test_unknown_filters_are_not_applied() -> None:
     unknown = [
         given_filter("rabbitmq:stream-filter", "x"),
         given_filter("amqp:sql-filter", "a = 1"),
@@ -130,7 +130,7 @@ def test_an_empty_selector_selects_everything() -> None:
         ([given_filter(SELECTOR, "a = 1"), given_filter(0x0000468C00000004, "a = 1")], "another filter"),
     ],
 )
-def test_values_that_are_no_filters(filters: list[Filter], reason: str) -> None:
+def test_invalid_filter_values(filters: list[Filter], reason: str) -> None:
     with pytest.raises(AddressError, match=reason) as caught:
         read(*filters)
     assert caught.value.error.condition == INVALID_FIELD

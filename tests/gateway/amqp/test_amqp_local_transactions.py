@@ -1,4 +1,4 @@
-"""proton's own transaction API against the listener and a real Kafka: all of it is visible, or nothing."""
+"""proton's own transaction API against the listener and a real Kafka: all or nothing is visible."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ACCEPTED = (outcomes.ACCEPTED, "")
 
 
 class Reader:
-    """A read_committed reader of everything."""
+    """A read_committed reader of all records."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
 
     async def visible(self, topics: Collection[str]) -> dict[str, list[bytes]]:
-        """What is visible now, from the beginning of each topic to its last stable offset."""
-        # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
+        """Return what is visible now, from the beginning of each topic to its last stable offset."""
+        # Not `seek_to_beginning`: a pending reset to the end may be applied after it.
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self._bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
         )
@@ -54,7 +54,7 @@ class Reader:
         return {topic: sorted(values) for topic, values in found.items()}
 
     async def ended(self, topics: Collection[str]) -> dict[str, list[bytes]]:
-        """The same once no transaction is open in them: a mark in each partition is only visible then."""
+        """Return the same once no transaction is open: only then is a record stored now visible in each partition."""
         mark = MARK + secrets.token_bytes(8)
         producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap)
         await producer.start()
@@ -114,10 +114,10 @@ async def group_offset(bootstrap: str, group: str, topic: str) -> int:
 
 
 async def until_group_offset(bootstrap: str, group: str, topic: str, offset: int) -> None:
-    """A transaction's offset is to be seen when Kafka has written its marker, which nobody waits for."""
+    """Poll: a transaction's offset is visible only when Kafka has written its marker."""
     async with asyncio.timeout(WAIT_S):
         while await group_offset(bootstrap, group, topic) != offset:
-            pass  # asking takes its time
+            pass  # the request itself takes time
 
 
 @pytest.mark.clause("AMQP-4.4.1")
@@ -151,7 +151,7 @@ async def test_a_rollback_leaves_nothing(client: TransactedClient, reader: Reade
         transaction = Transacted(client.connection)
         for n in range(10):
             transaction.post(sender, data(b"%s %d" % (str(commit).encode(), n)))
-        return transaction.end(commit=commit)  # without a word about the messages, as JMS does
+        return transaction.end(commit=commit)  # without waiting for the messages' outcomes, as in JMS
 
     assert await client.run(lambda: post(commit=False)) == "aborted"
     assert await client.run(lambda: post(commit=True)) == "committed"
@@ -217,7 +217,7 @@ async def test_consume_transform_produce(  # noqa: PLR0917 - fixtures
     await client.run(work)
     await until_group_offset(bootstrap, group, source, 20)
     (statistics,) = [one for one in backend.log.groups.statistics() if one.group == group]
-    assert statistics.commits == 1  # that of the beginning: it is no commit of the group's that has brought it
+    assert statistics.commits == 1  # the offset at the start: the group has not committed it
     assert await reader.ended([target]) == {target: [b"%02d!" % n for n in range(20)]}
 
 
@@ -243,10 +243,10 @@ async def test_a_queue_and_a_subscription_in_one_transaction(
 
 
 @pytest.mark.parametrize("settles", [True, False])
-async def test_what_a_rollback_gives_back(
+async def test_records_return_after_a_rollback(
     client: TransactedClient, bootstrap: str, new_topic: Any, settles: bool
 ) -> None:
-    """Settled, it is a failed attempt and comes again; not settled, proton still has it, and releases it."""
+    """A settled record is offered again as a failed attempt; an unsettled one stays with proton, which releases it."""
     topic = await new_topic()
     group = f"g-{topic}"
     await stored(bootstrap, topic, [b"%d" % n for n in range(5)])
@@ -334,7 +334,7 @@ async def test_a_record_behind_a_gap_is_committed_with_what_fills_it(
 
     def accept() -> None:
         receiver.accept()
-        assert Transacted(client.connection).end() == "committed"  # what was accepted has arrived before
+        assert Transacted(client.connection).end() == "committed"  # accepted messages arrived before it
 
     await client.run(accept)
     await until_group_offset(bootstrap, group, topic, 2)
@@ -377,7 +377,7 @@ async def test_transactions_wait_for_a_producer(start_listener: Any, reader: Rea
 
 @pytest.mark.clause("AMQP-4.5.8")
 async def test_time_out(start_listener: Any, reader: Reader, bootstrap: str, new_topic: Any) -> None:
-    listener = await start_listener(amqp={"transaction_timeout_s": 4.0})  # all posts are accepted before it is over
+    listener = await start_listener(amqp={"transaction_timeout_s": 4.0})  # all posts are accepted before the time-out
     topic, source = await new_topic(), await new_topic()
     await stored(bootstrap, source, [b"in"])
     async with TransactedClient(listener.bound) as client:
@@ -396,11 +396,11 @@ async def test_time_out(start_listener: Any, reader: Reader, bootstrap: str, new
         assert await reader.ended([topic]) == {topic: []}
 
         def end() -> int:
-            message = receiver.receive(WAIT_S)  # given back
+            message = receiver.receive(WAIT_S)  # returned to the queue
             assert first.outcome(first.post(sender, data(b"later"))) == (outcomes.REJECTED, TIMED_OUT)
             assert (first.end(), first.ends.condition) == ("commit failed", TIMED_OUT)
             assert second.end(commit=False) == "aborted"
-            assert empty.end() == "committed"  # the time begins with the first message
+            assert empty.end() == "committed"  # the time-out starts with the first message
             return int(message.delivery_count)
 
         assert await client.run(end) == 1
@@ -438,7 +438,7 @@ async def test_without_its_coordinator_a_transaction_is_rolled_back(
             pump.abort()
     await wait_until(lambda: listener.statistics().transactions_rolled_back == 1, WAIT_S)
     assert await reader.ended([topic]) == {topic: []}
-    if how == "coordinator closed":  # the receiver is still there
+    if how == "coordinator closed":  # the receiver is still attached
         assert body_of(await client.run(lambda: receiver.receive(WAIT_S))) == b"in"
         await client.close()
         return
@@ -450,9 +450,7 @@ async def test_without_its_coordinator_a_transaction_is_rolled_back(
         assert body_of(await other.run(receive)) == b"in"
 
 
-async def test_a_message_that_is_refused_dooms_the_transaction(
-    client: TransactedClient, reader: Reader, new_topic: Any
-) -> None:
+async def test_a_refused_message_prevents_the_commit(client: TransactedClient, reader: Reader, new_topic: Any) -> None:
     topic = await new_topic()
 
     def work() -> None:
@@ -472,7 +470,7 @@ async def test_a_message_that_is_refused_dooms_the_transaction(
     assert await reader.ended([topic]) == {topic: [b"again"]}
 
 
-async def test_a_message_that_kafka_refuses_dooms_the_transaction(
+async def test_a_message_that_kafka_refuses_prevents_the_commit(
     client: TransactedClient, reader: Reader, new_topic: Any
 ) -> None:
     topic = await new_topic(max_message_bytes="2000")
@@ -481,7 +479,7 @@ async def test_a_message_that_kafka_refuses_dooms_the_transaction(
         sender = client.connection.create_sender(topic)
         transaction = Transacted(client.connection)
         transaction.post(sender, data(b"small"))
-        big = transaction.post(sender, data(bytes(1990)))  # its headers and the batch's own bytes are too much
+        big = transaction.post(sender, data(bytes(1990)))  # with its headers and the batch's overhead it is too large
         assert transaction.outcome(big) == (outcomes.REJECTED, outcomes.MESSAGE_SIZE_EXCEEDED)
         assert (transaction.end(), transaction.ends.condition) == ("commit failed", ROLLED_BACK)
 
@@ -489,10 +487,10 @@ async def test_a_message_that_kafka_refuses_dooms_the_transaction(
     assert await reader.ended([topic]) == {topic: []}
 
 
-async def test_a_body_over_its_limit_dooms_the_transaction(
+async def test_a_body_over_its_limit_prevents_the_commit(
     client: TransactedClient, reader: Reader, new_topic: Any
 ) -> None:
-    """The default: 4 MiB of body, and other sections of half a MiB beside it."""
+    """With the default limit: 4 MiB of body, and half a MiB of other sections."""
     topic = await new_topic(partitions=1, max_message_bytes="10485760")
     limit = 4 << 20
 
@@ -532,7 +530,7 @@ async def test_commands_that_are_refused(client: TransactedClient, body: Any, co
         transaction = Transacted(client.connection)
         link = transaction.transaction.txn_ctrl
         assert command(client.connection, link, body) == (outcomes.REJECTED, condition)
-        assert transaction.end() == "committed"  # the link lives on
+        assert transaction.end() == "committed"  # the link stays attached
 
     await client.run(work)
 
@@ -560,9 +558,7 @@ async def test_capabilities_of_a_coordinator(client: TransactedClient, capabilit
     assert offered == [LOCAL_TRANSACTIONS, "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn"]
 
 
-async def test_what_carries_the_id_of_no_transaction(
-    client: TransactedClient, reader: Reader, bootstrap: str, new_topic: Any
-) -> None:
+async def test_unknown_txn_ids(client: TransactedClient, reader: Reader, bootstrap: str, new_topic: Any) -> None:
     topic, source = await new_topic(), await new_topic()
     await stored(bootstrap, source, [b"in"])
 
@@ -581,7 +577,7 @@ async def test_what_carries_the_id_of_no_transaction(
     assert await reader.ended([topic]) == {topic: []}
 
 
-async def test_the_gateway_stops_with_a_transaction_open(
+async def test_the_gateway_stops_with_an_open_transaction(
     backend: Any, reader: Reader, new_topic: Any, start_listener: Any
 ) -> None:
     topic = await new_topic()

@@ -1,4 +1,4 @@
-"""Transactions of a whole gateway: what readers of every kind see of them, and what a crash leaves."""
+"""Transactions of a whole gateway: what each kind of reader sees, also after a crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until
 
 WAIT_S = 60
-PATIENCE_S = 5.0  # of a copier with a gateway that may be dead
+PATIENCE_S = 5.0  # of a copier whose gateway may be down
 RECORDS = 500
 V2 = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -78,7 +78,7 @@ async def connect_mqtt(gateway: GatewayProcess) -> AsyncIterator[Callable[[], Aw
 async def test_readers_of_every_kind_see_what_is_committed(
     gateway: GatewayProcess, connect_mqtt: Callable[[], Awaitable[RawClient]], new_topic: Any
 ) -> None:
-    """Records that were rolled back lie between, and a marker of Kafka's ends the log."""
+    """Rolled-back records lie in between, and one of Kafka's markers ends the log."""
     topic = await new_topic(partitions=1)
     host, port = gateway.address("amqp")
     mqtt = await connect_mqtt()
@@ -101,7 +101,7 @@ async def test_readers_of_every_kind_see_what_is_committed(
             transaction = Transacted(connection)
             for value in expected[2:4]:
                 assert transaction.outcome(transaction.post(sender, data(value))) == (outcomes.ACCEPTED, "")
-            sender.send(data(expected[4]))  # not in the transaction, but behind what is: it waits for the end
+            sender.send(data(expected[4]))  # not in the transaction, but behind its records: visible after the end
             transaction.end()
             browser = connection.create_receiver(f"queue://{topic}", credit=0, options=[Copy(), AtMostOnce()])
             browser.link.drain(100)
@@ -126,7 +126,7 @@ async def test_readers_of_every_kind_see_what_is_committed(
 async def test_a_gateway_that_is_killed_leaves_nothing_open(
     new_gateway: Callable[..., GatewayProcess], bootstrap: str, new_topic: Any, tmp_path: Path
 ) -> None:
-    """Its successor ends the transaction long before Kafka's own time-out of 75 s, and goes on with the same ids."""
+    """Its successor ends the transaction long before Kafka's time-out of 75 s, and uses the same ids."""
     topic = await new_topic(partitions=1)
     gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
 
@@ -171,7 +171,7 @@ async def test_a_gateway_that_is_killed_leaves_nothing_open(
 
 
 class Copier:
-    """Takes records of a group and posts them elsewhere, ten in a transaction, whatever becomes of the gateway."""
+    """Receives records of a group and posts them to another topic, ten in a transaction, across gateway crashes."""
 
     def __init__(self, gateway: GatewayProcess, source: str, target: str) -> None:
         self._gateway = gateway
@@ -182,7 +182,7 @@ class Copier:
         self.stopping = False
 
     async def run(self) -> None:
-        """Go on until it is stopped; while the gateway is away, try again."""
+        """Copy until stopped; while the gateway is down, try again."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
         self._thread.shutdown()
 
@@ -212,7 +212,7 @@ class Copier:
 async def test_each_record_is_copied_once_though_the_gateway_is_killed(
     new_gateway: Callable[..., GatewayProcess], bootstrap: str, new_topic: Any, tmp_path: Path
 ) -> None:
-    """What is taken and what is given are one transaction: neither is lost, and neither is there twice."""
+    """Receiving and posting are one transaction: no record is lost or duplicated."""
     source, target = await new_topic(partitions=1), await new_topic(partitions=2)
     gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
     expected = [b"%04d" % n for n in range(RECORDS)]
@@ -235,6 +235,6 @@ async def test_each_record_is_copied_once_though_the_gateway_is_killed(
                 found += [record.value for record in records]
         copier.stopping = True
         await copying
-        for records in (await consumer.getmany(timeout_ms=1000)).values():  # what is there twice would be there by now
+        for records in (await consumer.getmany(timeout_ms=1000)).values():  # a duplicate would be stored by now
             found += [record.value for record in records]
     assert sorted(found) == expected

@@ -60,7 +60,7 @@ async def nothing_is_accepted_that_is_not_stored(listener: AmqpServer, pid: int)
 
 
 async def a_drain_waits_for_what_there_is(listener: AmqpServer, pid: int) -> None:
-    """Part 2.6.7: credit is used up by what is available; that Kafka takes its time does not make it less."""
+    """Part 2.6.7: a drain uses credit for all available messages, however slow Kafka is."""
 
     def client() -> None:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
@@ -89,7 +89,7 @@ async def a_drain_waits_for_what_there_is(listener: AmqpServer, pid: int) -> Non
 
 
 async def a_drain_is_answered(listener: AmqpServer, pid: int) -> None:
-    """A receiver that has what there is gets its answer, and goes on when Kafka does."""
+    """A receiver that has all messages gets its drain answered, and receives again when Kafka answers."""
 
     def client() -> None:
         connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Who may come in: SASL by proton's own client, and TLS client certificates."""
+"""Logins: SASL with proton's own client, and TLS client certificates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sasl_init(mechanism: bytes, response: bytes) -> bytes:
         (b"ann\0ann\0secret", 0),
         (b"\0ann\0wrong", 1),
         (b"\0bob\0secret", 1),
-        (b"bob\0ann\0secret", 1),  # acting for somebody else
+        (b"bob\0ann\0secret", 1),  # acting for another user
         (b"ann", 1),
         (b"\0\xff\0secret", 1),
         (b"", 1),
@@ -109,7 +109,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("password", ["secret", "wrong"])
 @pytest.mark.clause("AMQP-5.3.2")
 async def test_sasl_scram(start_listener: Any, tmp_path: Path, mechanism: str, begins: str, password: str) -> None:
-    """The messages by aiokafka's client, which also judges the server; the frames by hand."""
+    """The SCRAM messages are from aiokafka's client, which also verifies the server; the frames are hand-written."""
     path = tmp_path / "scram"
     path.write_text(scram_line("ann", mechanism, derive(mechanism, "secret", b"0123456789abcdef", 4096)))
     listener = await start_listener(
@@ -199,7 +199,7 @@ async def test_external_by_certificate(start_listener: Any, secured: Any, new_to
     await writer.wait_closed()
 
 
-async def test_what_each_mechanism_proves(secured: Any) -> None:
+async def test_authentication_by_each_mechanism(secured: Any) -> None:
     authenticator = Authenticator(secured(allow_anonymous=True))
     await authenticator.start()
     certificate = {"subject": ((("commonName", "device-7"),),)}
@@ -219,7 +219,7 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
         assert await who("EXTERNAL", None) is None
         assert await who("PLAIN", b"\0ann\0secret") == Identity("ann", "password")
         assert await who("PLAIN", None) is None
-        assert await who("SCRAM-SHA-256", b"n,,n=ann,r=nonce") is None  # there is no file of such users
+        assert await who("SCRAM-SHA-256", b"n,,n=ann,r=nonce") is None  # no file with such users is configured
         verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=None).step(
             SaslResponseReceived(b"")
         )
@@ -229,7 +229,7 @@ async def test_what_each_mechanism_proves(secured: Any) -> None:
 
 
 async def test_plain_by_proton_needs_cyrus_so_the_user_comes_by_the_url(listener: Any, new_topic: Any) -> None:
-    """proton's client without Cyrus falls back to ANONYMOUS; the listener lets it in where that is allowed."""
+    """proton's client without Cyrus falls back to ANONYMOUS, which the listener accepts where it is allowed."""
     topic = await new_topic()
 
     def client() -> None:

@@ -39,7 +39,7 @@ MORE = 5  # the place of the field in a transfer
 
 
 def corpus(now_ms: int) -> list[tuple[bytes, ...]]:
-    """The sections of so many messages, the same ones every time but for their times."""
+    """The sections of `MESSAGES` messages, the same in every run except for their times."""
     found: list[tuple[bytes, ...]] = []
 
     @settings(
@@ -55,7 +55,7 @@ def corpus(now_ms: int) -> list[tuple[bytes, ...]]:
 
 
 class Peer:
-    """One link on one connection; frames are written and read by hand, so that every byte is ours.
+    """One link on one connection; the test writes and reads its frames, so that it controls every byte.
 
     `limit` is how many deliveries may be sent, by the gateway's credit.
     """
@@ -163,7 +163,7 @@ async def test_messages_of_every_shape_come_back_byte_for_byte(
 
 
 async def check_values(bootstrap: str, topic: str, sent: list[tuple[bytes, ...]]) -> None:
-    """What a Kafka client sees without knowing AMQP: text as UTF-8, binaries as they are, the rest as JSON."""
+    """A Kafka client that does not know AMQP sees text as UTF-8, binaries unchanged, and the rest as JSON."""
     consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     kinds = dict.fromkeys(("one data", "text", "json", "null"), 0)

@@ -1,4 +1,4 @@
-"""Thousands of receivers of one connection: what they ask of Kafka, they ask together."""
+"""Thousands of receivers on one connection share their requests to Kafka."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_receivers_share_their_questions_to_kafka(
             await client.header()
             for _ in range(MANY):
                 await client.until(ATTACH)
-        # Metadata for each topic, and where the log ends, for hundreds at a time.
+        # Metadata and end offsets, for hundreds of topics per request.
         assert backend.log.lookup.requests - before <= 2 * topics + MANY // 50
         for number in range(MANY):  # one by one
             client.say(Frames.frame(Frames.performative(DETACH, Frames.uint(number), Frames.TRUE)))

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 
 class Temporary(LinkOption):
-    """Make a temporary node; `kind` is a capability."""
+    """Create a temporary node; `kind` is a capability."""
 
     def __init__(self, kind: str = "") -> None:
         self.kind = kind
@@ -41,7 +41,7 @@ async def listener(start_listener: Any, reply_topic: str) -> AmqpServer:
 
 
 def serve(connection: BlockingConnection, requests: Any) -> None:
-    """Answer one request where it wants to be answered."""
+    """Answer one request at its reply-to."""
     request = requests.receive(TIMEOUT)
     reply = data(body_of(request).upper(), address=request.reply_to, correlation_id=request.correlation_id)
     connection.create_sender(None).send(reply)
@@ -74,7 +74,7 @@ async def test_request_and_reply(listener: AmqpServer, new_topic: Any, reply_top
 
 
 async def test_a_queue_made_by_a_sender(listener: AmqpServer) -> None:
-    """As JMS does: it keeps what comes before there is a receiver, and offers again what comes back."""
+    """As in JMS: it keeps messages that arrive before a receiver attaches, and offers returned ones again."""
 
     def work(connection: BlockingConnection) -> tuple[list[bytes], Message]:
         maker = connection.create_sender(None, options=Temporary("temporary-queue"))

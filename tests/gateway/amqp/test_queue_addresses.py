@@ -43,7 +43,7 @@ async def test_a_plain_address_may_be_a_queue(start_listener: Any, new_topic: An
     def receive(connection: BlockingConnection) -> list[list[bytes]]:
         sender = connection.create_sender(jobs)
         for number in range(4):
-            sender.send(data(b"%d" % number))  # before anybody receives: a queue keeps it
+            sender.send(data(b"%d" % number))  # before a receiver attaches: a queue keeps the messages
         connection.create_sender(f"{jobs}/urgent").send(data(b"now"))
         one = connection.create_receiver(jobs, name="one", credit=2)
         found = take(one, 2)
@@ -57,14 +57,14 @@ async def test_a_plain_address_may_be_a_queue(start_listener: Any, new_topic: An
         return [found, by_key, take(live_reader, 1)]
 
     assert await as_client(listener, receive) == [
-        [b"0", b"1", b"2", b"3", b"now"],  # each one once; a key's records are the topic's too
+        [b"0", b"1", b"2", b"3", b"now"],  # each record once; records with a key belong to the topic, too
         [b"now"],
         [b"live"],
     ]
 
 
 async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpServer, new_topic: Any) -> None:
-    """An address with a key: its receivers share what has this key, and the rest of the topic is not theirs."""
+    """An address with a key: its receivers share only the records with this key."""
     topic = await new_topic(partitions=2)
 
     def receive(connection: BlockingConnection) -> list[list[bytes]]:
@@ -84,7 +84,7 @@ async def test_a_queue_receives_what_can_be_sent_to_it(listener: AmqpServer, new
 
 
 async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """Also behind a record that nobody has selected; then what is stored."""
+    """Also records after one that no receiver has selected, and then new records."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, "ABABA")
 
@@ -107,7 +107,7 @@ async def test_a_browser_is_shown_what_is_not_settled(listener: AmqpServer, boot
 
 @pytest.mark.parametrize("binary", [True, False], ids=["data", "text"])
 async def test_a_large_body_with_all_sections(listener: AmqpServer, new_topic: Any, binary: bool) -> None:
-    """4 MiB of body whatever stands around it, by the defaults; of a topic that takes as much."""
+    """By default 4 MiB of body besides other sections, in a topic with a limit above that."""
     topic = await new_topic(partitions=1, max_message_bytes="10485760")
     content = b"x" * (4 << 20)
 

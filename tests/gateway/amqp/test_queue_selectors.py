@@ -1,4 +1,4 @@
-"""Receivers with selectors share a queue as JMS says: what one does not select is for the others, and stays."""
+"""Receivers with selectors share a queue as in JMS: records that one does not select stay for the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SELECTOR = symbol("apache.org:selector-filter:string")
 
 
 async def produce(bootstrap: str, topic: str, kinds: str, partitions: int = 1) -> None:
-    """A record for each letter, with its number as the value, in turn to each partition."""
+    """Store a record for each letter, with its index as the value, in the partitions by turns."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for number, kind in enumerate(kinds):
             headers = [("k", kind.encode())]
@@ -55,7 +55,7 @@ class Receiver:
         return found
 
     def rest(self) -> list[int]:
-        """What comes although nothing should."""
+        """Return the messages that arrive although none should."""
         try:
             return [int(body_of(self._receiver.receive(0.5)))]
         except Timeout:
@@ -66,8 +66,8 @@ def numbers(kinds: str, kind: str) -> list[int]:
     return [number for number, one in enumerate(kinds) if one == kind]
 
 
-async def test_what_one_does_not_select_is_for_the_others(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """One after the other, at once, and after the connection was lost."""
+async def test_unselected_records_stay_for_the_others(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
+    """Receivers one after the other, receivers at the same time, and after a lost connection."""
     topic, kinds = await new_topic(partitions=1), "ABCABCABCABCABC"
     await produce(bootstrap, topic, kinds)
 
@@ -77,7 +77,7 @@ async def test_what_one_does_not_select_is_for_the_others(listener: AmqpServer, 
     def others(connection: BlockingConnection) -> list[list[int]]:
         second = Receiver(connection, topic, "B")
         found = [second.take(5)]
-        third = Receiver(connection, topic, "C")  # while another is there
+        third = Receiver(connection, topic, "C")  # while another receiver is attached
         found.append(third.take(5))
         rest = Receiver(connection, topic, "")
         return [*found, rest.rest()]
@@ -89,7 +89,7 @@ async def test_what_one_does_not_select_is_for_the_others(listener: AmqpServer, 
 async def test_a_slow_receiver_stops_no_other(
     listener: AmqpServer, backend: Assembled, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does what nobody selects; and the slow one gets all of its own in order, also what is stored meanwhile."""
+    """Nor do records that none selects; the slow receiver gets its records in order, also newly stored ones."""
     monkeypatch.setattr(ready, "WAITING_RECORDS", 50)
     topic, kinds = await new_topic(partitions=1), "ABC" * 400
     await produce(bootstrap, topic, kinds)
@@ -109,7 +109,7 @@ async def test_a_slow_receiver_stops_no_other(
 
 
 async def test_a_restarted_gateway_knows_what_was_settled_behind_a_gap(bootstrap: str, new_topic: Any) -> None:
-    """The committed offset stays before what nobody selected; nothing that was accepted comes again."""
+    """The committed offset stays before unselected records; accepted records are not delivered again."""
     topic, kinds = await new_topic(partitions=2), "BAABCA" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
     async with assembled(bootstrap, create=False) as side, amqp_listener(side) as listener:
@@ -129,7 +129,7 @@ async def test_a_restarted_gateway_knows_what_was_settled_behind_a_gap(bootstrap
 async def test_another_gateway_goes_on_where_the_first_was(
     listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
-    """A second gateway is given partitions while the first has receivers."""
+    """A second gateway is assigned partitions while the first has receivers."""
     topic, kinds = await new_topic(partitions=2), "AABB" * 50
     await produce(bootstrap, topic, kinds, partitions=2)
     async with assembled(bootstrap, create=False) as side, amqp_listener(side) as other:
@@ -139,8 +139,8 @@ async def test_another_gateway_goes_on_where_the_first_was(
             Receiver(connection, topic, "C")  # proton's last outcome leaves with the next frame
             second = BlockingConnection(f"amqp://{other.bound}", timeout=TIMEOUT)
             try:
-                there = Receiver(second, topic, "B").take(50)  # of the partition that it is given
-                connection.close()  # then it gets the other one too
+                there = Receiver(second, topic, "B").take(50)  # of its assigned partition
+                connection.close()  # then it is assigned the other one, too
                 return [first, there]
             finally:
                 second.close()
@@ -152,8 +152,8 @@ async def test_another_gateway_goes_on_where_the_first_was(
     assert sorted([*there, *rest]) == numbers(kinds, "B")
 
 
-async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstrap: str, new_topic: Any) -> None:
-    """While the records before it are open still."""
+async def test_records_retired_behind_a_gap_are_committed_with_the_transaction(bootstrap: str, new_topic: Any) -> None:
+    """While the records before it are not settled."""
     topic, kinds = await new_topic(partitions=1), "BABA"
     await produce(bootstrap, topic, kinds)
     async with (
@@ -181,7 +181,7 @@ async def test_what_is_retired_behind_a_gap_is_told_with_the_transaction(bootstr
 async def test_a_subscription_s_selector_takes_the_rest_away(
     listener: AmqpServer, backend: Assembled, bootstrap: str, new_topic: Any
 ) -> None:
-    """What a subscription does not select is for nobody: it is committed past."""
+    """Records that a subscription does not select are committed, because no other receiver can get them."""
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> list[int]:

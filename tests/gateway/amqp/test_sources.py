@@ -1,4 +1,4 @@
-"""What the source of a receiving link means, as data."""
+"""Interpreting the source of a receiving link."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def link(name: str = "alarms", address: str | None = "t", **source: object) -> L
         ),
     ],
 )
-def test_meaning(asked: Link, expected: Source) -> None:
+def test_sources(asked: Link, expected: Source) -> None:
     assert source_of(asked, CONTAINER, NOW) == expected
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_combined(asked: Link, condition: str) -> None:
 @pytest.mark.parametrize(
     ("name", "group"), [("alarms", "plant:alarms"), ("alarms|global", "alarms"), ("alarms|2", "plant:alarms")]
 )
-def test_by_name_alone(name: str, group: str) -> None:
+def test_an_attach_with_only_a_link_name(name: str, group: str) -> None:
     assert resumed(link(name, None), CONTAINER, "t").group == group
 
 
@@ -137,6 +137,6 @@ def test_by_name_alone(name: str, group: str) -> None:
         (link(address=None), CONTAINER),
     ],
 )
-def test_what_has_no_name_is_refused(asked: Link, container: str) -> None:
+def test_missing_names_are_refused(asked: Link, container: str) -> None:
     with pytest.raises(AddressError):
         source_of(asked, container, NOW)

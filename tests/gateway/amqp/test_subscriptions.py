@@ -1,4 +1,4 @@
-"""Queues and subscriptions: what outlives a receiver's link is a consumer group."""
+"""Queues and subscriptions: consumer groups that outlive a receiver's link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.topics import produce
 
 
 class Capabilities(ReceiverOption):
-    """Wishes of a receiver."""
+    """The capabilities that a receiver asks for."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -28,7 +28,7 @@ class Capabilities(ReceiverOption):
 
 
 class NoSource(ReceiverOption):
-    """An attach that knows its terminus by the link's name alone."""
+    """An attach with a null source and only the link's name."""
 
     def apply(self, receiver: Any) -> None:
         receiver.source.type = Terminus.UNSPECIFIED
@@ -43,7 +43,7 @@ def take(receiver: Any, count: int = 1) -> list[bytes]:
 
 
 def capabilities(receiver: Any) -> list[str]:
-    """What the gateway says of its source."""
+    """The source in the gateway's attach."""
     found = receiver.link.remote_source.capabilities
     found.rewind()
     found.next()
@@ -65,8 +65,10 @@ async def until_deleted(admin: AIOKafkaAdminClient, group: str) -> None:
                 continue
 
 
-async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """Sent before there was a receiver; shared by receivers; accepted ones do not come again."""
+async def test_a_queue_keeps_messages_until_they_are_accepted(
+    listener: AmqpServer, bootstrap: str, new_topic: Any
+) -> None:
+    """Messages sent before a receiver attached are shared by receivers; accepted ones are not delivered again."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"0", b"1", b"2"])
 
@@ -81,7 +83,7 @@ async def test_a_queue_keeps_what_nobody_has_taken(listener: AmqpServer, bootstr
 
 
 async def test_a_browser_takes_nothing(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """It sees all there is, and a drain tells it when that was all; a receiver gets it afterwards."""
+    """It sees all messages, the answer to a drain marks the end, and a receiver gets them afterwards."""
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"%d" % number for number in range(3)])
 
@@ -99,7 +101,7 @@ async def test_a_browser_takes_nothing(listener: AmqpServer, bootstrap: str, new
 async def test_a_durable_subscription(
     listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
-    """It begins when it is made, lives without its link, and ends when the terminus is closed."""
+    """It starts when it is created, outlives its link, and ends when the terminus is closed."""
     topic = await new_topic(partitions=1)
     container = f"plant-{topic}"
     group = f"{container}:alarms"
@@ -131,7 +133,7 @@ async def test_a_durable_subscription(
 
 
 async def test_a_subscription_is_for_one_link(listener: AmqpServer, new_topic: Any) -> None:
-    """A further attach, from another connection of the container, takes it over."""
+    """Another attach, from another connection of the container, steals it."""
     topic = await new_topic(partitions=1)
     container = f"plant-{topic}"
 
@@ -152,7 +154,7 @@ async def test_a_subscription_is_for_one_link(listener: AmqpServer, new_topic: A
 async def test_shared_subscriptions(
     listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
-    """Links of one name share its messages, over containers when it is global; a volatile one ends with them."""
+    """Links of one name share its messages, across containers if it is global; a volatile one ends with them."""
     topic = await new_topic(partitions=1)
     wanted = Capabilities("topic", "shared", "global")
 
@@ -165,7 +167,7 @@ async def test_shared_subscriptions(
         sender = connection.create_sender(topic)
         for number in range(2):
             sender.send(data(b"%d" % number))
-        # Each gives credit for one as it asks: with credit given before, proton tops it up, and the first has both.
+        # Each grants one credit when it receives: proton would top up earlier credit, and the first would get both.
         found = [body_of(first.receive(TIMEOUT)), body_of(second.receive(TIMEOUT))]
         first.accept()
         second.accept()
@@ -177,7 +179,7 @@ async def test_shared_subscriptions(
 
 
 async def test_a_named_subscription_outlives_its_receivers(listener: AmqpServer, new_topic: Any) -> None:
-    """`T::S` is consumer group S from now on; closing a link of it ends nothing."""
+    """`T::S` is consumer group S from now on; closing its link does not delete it."""
     topic = await new_topic(partitions=1)
 
     def receive(connection: BlockingConnection) -> list[bytes]:
@@ -194,7 +196,7 @@ async def test_a_named_subscription_outlives_its_receivers(listener: AmqpServer,
 async def test_a_group_of_another_topic_is_not_deleted(
     listener: AmqpServer, bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
-    """Who knows a group's name has no power over what it has committed in topics that are not his."""
+    """A client that knows a group's name cannot delete its commits in topics to which it has no right."""
     topic, other = await new_topic(partitions=1), await new_topic(partitions=1)
     await produce(bootstrap, other, [b"x"])
     wanted = Capabilities("shared", "global")
@@ -205,7 +207,7 @@ async def test_a_group_of_another_topic_is_not_deleted(
         receiver.close()
         option = [DurableSubscription(), wanted]
         connection.create_receiver(topic, credit=1, name=other, options=option).close()
-        # Attaching once more waits until the first link has left, and its end was decided.
+        # Another attach waits until the first link has ended, with or without deleting the group.
         connection.create_receiver(topic, credit=1, name=other, options=option).close()
 
     await as_client(listener, work)

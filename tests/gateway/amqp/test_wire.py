@@ -1,4 +1,4 @@
-"""Frames by hand against the gateway: what client libraries never say, and limits to the byte."""
+"""Hand-written frames against the gateway: what client libraries never send, and limits to the byte."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def message(size: int) -> bytes:
 
 
 def transfers(number: int, data: bytes, *, handle: int = 0, part: int = 60_000, last: bool = True) -> bytes:
-    """One message in as many transfers as it needs; without `last` it is not completed."""
+    """One message in as many transfers as it needs; without `last` it stays incomplete."""
     parts = [data[at : at + part] for at in range(0, len(data), part)]
     return b"".join(
         Frames.transfer(number, one, handle=handle, more=not last or at < len(parts) - 1, first=at == 0)
@@ -41,7 +41,7 @@ def transfers(number: int, data: bytes, *, handle: int = 0, part: int = 60_000, 
 
 @contextlib.asynccontextmanager
 async def client_of(listener: AmqpServer, *attaches: bytes, opening: bytes = b"") -> AsyncIterator[WireClient]:
-    """A client without SASL whose links are attached, and credit is there."""
+    """A client without SASL, with attached links and credit."""
     host, _, port = listener.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
     try:
@@ -61,7 +61,7 @@ async def attached(client: WireClient) -> None:
     await client.until(ATTACH)
     while True:
         flow = await client.until(FLOW)
-        if flow[5] > 4:  # fields: of the link, not of the session alone
+        if flow[5] > 4:  # fields: of the link, not only of the session
             return
 
 
@@ -90,9 +90,9 @@ async def test_a_transfer_beyond_the_credit(start_listener: Any, bootstrap: str,
         await attached(client)
         client.say(transfers(4, message(200), handle=1))
         while ACCEPTED not in await client.until(DISPOSITION):
-            pass  # of the link that is gone, without an outcome
+            pass  # of the detached link, without an outcome
     sizes = [len(record.value) for record in await read_all(bootstrap, topic)]
-    assert sorted(sizes) == [92, 93, 94, 192], "what was within the credit is stored, though its link is gone"
+    assert sorted(sizes) == [92, 93, 94, 192], "messages within the credit are stored, though their link is detached"
 
 
 async def test_messages_up_to_their_limit_and_above(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
@@ -129,7 +129,7 @@ async def test_an_aborted_message_is_not_stored(listener: AmqpServer, bootstrap:
 
 
 async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) -> None:
-    """They share the connection's budget; the link that goes over it is detached, and the others complete theirs."""
+    """They share the connection's budget; the link that exceeds it is detached, and the others can complete theirs."""
     topic = await new_topic(partitions=1)
     budget = BudgetConfig(connection_bytes=200_000)
     attaches = [Frames.attach(f"l{handle}", handle, address=topic) for handle in range(3)]
@@ -149,7 +149,7 @@ async def test_partial_messages_of_many_links(bootstrap: str, new_topic: Any) ->
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-async def test_a_silent_peer_is_given_up(start_listener: Any) -> None:
+async def test_an_idle_time_out_closes_the_connection(start_listener: Any) -> None:
     listener = await start_listener(amqp={"idle_timeout_s": 0.5})
     async with client_of(listener) as client:
         assert outcomes.RESOURCE_LIMIT_EXCEEDED.encode() in await client.until(CLOSE)
@@ -157,8 +157,8 @@ async def test_a_silent_peer_is_given_up(start_listener: Any) -> None:
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-async def test_our_silence_is_filled(listener: AmqpServer) -> None:
-    """A peer that gives up after 0.4 s, as it says, hears empty frames."""
+async def test_heartbeats_are_sent(listener: AmqpServer) -> None:
+    """A peer with an idle time-out of 0.4 s gets empty frames."""
     idle = Frames.performative(0x10, Frames.string("idle"), Frames.NULL, Frames.NULL, Frames.NULL, Frames.uint(400))
     begin = Frames.performative(0x11, Frames.NULL, b"\x43", Frames.uint(10), Frames.uint(10))
     async with client_of(listener, opening=Frames.HEADER + Frames.frame(idle) + Frames.frame(begin)) as client:
@@ -168,8 +168,8 @@ async def test_our_silence_is_filled(listener: AmqpServer) -> None:
             client.say(EMPTY)
 
 
-async def test_a_header_of_something_else(listener: AmqpServer) -> None:
-    """AMQP's header is the answer, and then the end: to TLS, HTTP and MQTT on this port, too."""
+async def test_another_protocols_header(listener: AmqpServer) -> None:
+    """The answer to TLS, HTTP and MQTT on this port is AMQP's header and the end of the connection, too."""
     for first in (b"AMQP\x02\x01\x00\x00", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HT", b"\x10\x0c\x00\x04MQTT"):
         host, _, port = listener.bound.rpartition(":")
         client = await WireClient.connect((host, int(port)))

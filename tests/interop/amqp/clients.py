@@ -14,7 +14,7 @@ RUST = HERE / "rust"
 
 
 class Kind(NamedTuple):
-    """A library, and how it comes to the gateway."""
+    """A library, and its transport to the gateway."""
 
     library: str
     transport: str = "tcp"

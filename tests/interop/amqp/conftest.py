@@ -1,4 +1,4 @@
-"""The foreign AMQP clients as fixtures: each driver is started once, when the first test asks for it."""
+"""The foreign AMQP clients as fixtures: each driver starts once, with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def amqp_gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 async def new_client(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> AsyncIterator[NewClient]:
-    """Make foreign clients (`await new_client(GO, **fields of connect)`), connected; `connected=False`: not yet."""
+    """Make foreign clients (`await new_client(GO, **fields of connect)`), connected unless `connected=False`."""
     made: list[Client] = []
 
     async def make(
@@ -68,7 +68,7 @@ async def new_client(amqp_drivers: Drivers, amqp_gateway: GatewayProcess) -> Asy
 
 @pytest.fixture
 def own() -> str:
-    """A topic's name of the test's own; the gateway creates it."""
+    """A topic name for this test only; the gateway creates the topic."""
     return f"t-{uuid.uuid4().hex[:12]}"
 
 

@@ -6,9 +6,9 @@ A client has one connection with one session; its links have names. Commands, wi
   no SASL at all), tls (ca, cert, key: files), idle_ms (the client's idle time-out), frame_bytes (its largest frame).
 - `attach`: link, role (`sender`, `receiver`), address, dynamic, settled (sender settle mode), durable, capabilities,
   filters (pairs of name and value), copy (distribution mode), credit (of a receiver: a window that the library keeps
-  full; 0: only what `credit` and `drain` give). The answer: address, and filters, those of the gateway's attach.
-- `send`: link, messages. The answer: outcomes, one for each when all are settled.
-- `receive`: link, count, seconds. The answer: messages, so many or those that came in time.
+  full; 0: only the credit of `credit` and `drain`). The answer: address and filters of the gateway's attach.
+- `send`: link, messages. The answer: outcomes, one for each, when all are settled.
+- `receive`: link, count, seconds. The answer: `count` messages, or those that arrived in time.
 - `settle`: link, deliveries (their numbers), outcome, and condition, failed, undeliverable.
 - `credit`: link, count. `drain`: link; answered when the credit is used up.
 - `detach`: link, close. `close`, `release`. `closed` is the event of a connection that ended by itself.
@@ -36,7 +36,7 @@ Message = dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """How a sent message ended."""
+    """The outcome of a sent message."""
 
     name: str
     condition: str | None = None
@@ -60,12 +60,12 @@ class Client:
         return f"{self._driver.name} {self._driver.version} {self.name}"
 
     def happened(self, said: dict[str, Any]) -> None:
-        """Note an event."""
+        """Store an event."""
         self.closed.append(said)
         self.ended.set()
 
     async def do(self, verb: str, **fields: Any) -> Any:
-        """Give one command and wait for its answer."""
+        """Send one command and wait for its answer."""
         answer = self._driver.send(verb, self, **fields)
         try:
             return await asyncio.wait_for(answer, WAIT_S)
@@ -73,7 +73,7 @@ class Client:
             raise AssertionError(f"{self}: no answer to {verb} {fields}") from None
 
     async def connect(self, *, container: str | None = None, **fields: Any) -> None:
-        """Connect; RefusedError when the gateway or the library says no."""
+        """Connect. Raises RefusedError when the gateway or the library refuses."""
         host, port = self._address
         await self.do("connect", host=host, port=port, path=self._path, container=container or self.name, **fields)
 
@@ -91,7 +91,7 @@ class Client:
         return link, await self.do("attach", link=link, role=role, address=address, **fields)
 
     async def close(self) -> None:
-        """Close the connection in peace."""
+        """Close the connection with an AMQP close."""
         await self.do("close")
 
     async def release(self) -> None:
@@ -109,11 +109,11 @@ class Link:
         self.filters: list[str] = sorted(attached.get("filters") or [])
 
     async def detach(self) -> None:
-        """Leave, and keep what the terminus holds."""
+        """Detach, and keep the terminus."""
         await self.client.do("detach", link=self.name, close=False)
 
     async def close(self) -> None:
-        """Leave for good."""
+        """Detach with closed=true."""
         await self.client.do("detach", link=self.name, close=True)
 
 
@@ -121,7 +121,7 @@ class Sender(Link):
     """The sending end."""
 
     async def send(self, *messages: Message) -> list[Outcome]:
-        """Send, and wait until all are settled; their outcomes."""
+        """Send, wait until all are settled, and return their outcomes."""
         said = await self.client.do("send", link=self.name, messages=messages)
         return [Outcome(**outcome) for outcome in said["outcomes"]]
 
@@ -130,23 +130,23 @@ class Receiver(Link):
     """The receiving end."""
 
     async def receive(self, count: int = 1) -> list[Message]:
-        """Wait for exactly so many messages; those that come later are for the next call."""
+        """Wait for exactly `count` messages; later ones are for the next call."""
         messages = await self.received(count, WAIT_S - 5)
         assert len(messages) == count, f"{self.client}: {len(messages)} of {count} messages came: {messages}"
         return messages
 
     async def received(self, count: int, seconds: int) -> list[Message]:
-        """Return those of so many messages that come in time."""
+        """Return up to `count` messages that arrive in time."""
         return list((await self.client.do("receive", link=self.name, count=count, seconds=seconds))["messages"])
 
     async def settle(self, messages: Sequence[Message], outcome: str = "accepted", **fields: Any) -> None:
-        """Give them an outcome."""
+        """Settle messages with an outcome."""
         await self.client.do(
             "settle", link=self.name, deliveries=[one["delivery"] for one in messages], outcome=outcome, **fields
         )
 
     async def credit(self, count: int) -> None:
-        """Ask for so many more."""
+        """Grant more credit."""
         await self.client.do("credit", link=self.name, count=count)
 
     async def drain(self) -> None:
@@ -165,5 +165,5 @@ def body(message: Message) -> str:
 
 
 def bodies(messages: Sequence[Message]) -> list[str]:
-    """The texts of several."""
+    """The texts of several messages."""
     return [body(message) for message in messages]

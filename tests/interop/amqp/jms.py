@@ -35,11 +35,11 @@ class JmsClient:
         return f"{self._driver.name} {self._driver.version} {self.name}"
 
     def happened(self, said: dict[str, Any]) -> None:
-        """Note an event."""
+        """Store an event."""
         self.closed.append(said)
 
     async def do(self, verb: str, **fields: Any) -> Any:
-        """Give one command and wait for its answer; RefusedError holds what the library threw."""
+        """Send one command and wait for its answer; RefusedError holds the library's exception."""
         try:
             return await asyncio.wait_for(self._driver.send(verb, self, **fields), WAIT_S)
         except TimeoutError:
@@ -73,7 +73,7 @@ class JmsSession:
         self.client, self.name, self._names = client, name, names
 
     async def do(self, verb: str, **fields: Any) -> Any:
-        """Give a command about this session."""
+        """Send a command for this session."""
         return await self.client.do(verb, session=self.name, **fields)
 
     async def producer(self, destination: str | None = None) -> JmsProducer:
@@ -91,12 +91,12 @@ class JmsSession:
         return JmsConsumer(self, name)
 
     async def temporary(self, *, topic: bool = False) -> tuple[str, str]:
-        """Make a temporary destination: what it is called here, and what its address is."""
+        """Make a temporary destination; return its name here and its address."""
         name = next(self._names)
         return f"temporary:{name}", (await self.do("temporary", name=name, topic=topic))["address"]
 
     async def browse(self, destination: str, **fields: Any) -> list[Message]:
-        """Look at a queue."""
+        """Browse a queue."""
         return list((await self.do("browse", destination=destination, **fields))["messages"])
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class JmsProducer:
         self.session, self.name = session, name
 
     async def send(self, *messages: Message) -> list[str]:
-        """Send each and wait until it is accepted; their JMSMessageIDs."""
+        """Send messages, wait until each is accepted, and return their JMSMessageIDs."""
         return list((await self.session.do("send", name=self.name, messages=messages))["ids"])
 
     async def texts(self, *bodies: str, **fields: Any) -> list[str]:
@@ -126,11 +126,11 @@ class JmsConsumer:
         self.session, self.name = session, name
 
     async def some(self, count: int, ms: int) -> list[Message]:
-        """Return those of so many messages that come within the time."""
+        """Return up to `count` messages that arrive in time."""
         return list((await self.session.do("receive", name=self.name, count=count, ms=ms))["messages"])
 
     async def receive(self, count: int = 1) -> list[Message]:
-        """Wait for exactly so many messages."""
+        """Wait for exactly `count` messages."""
         messages = await self.some(count, RECEIVE_MS)
         assert len(messages) == count, f"{self.session.client}: {len(messages)} of {count} messages came: {messages}"
         return messages
@@ -141,5 +141,5 @@ class JmsConsumer:
 
 
 def bodies(messages: list[Message]) -> list[Any]:
-    """What they hold."""
+    """The bodies of several messages."""
     return [message["body"] for message in messages]

@@ -116,9 +116,9 @@ async def test_a_durable_subscription(new_client: NewClient, own: str, kind: Kin
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "volatile"])
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_a_shared_subscription(new_client: NewClient, own: str, kind: Kind, durable: bool) -> None:
-    """Two members of two containers: each message goes to one of them.
+    """Two members of two containers: each message is delivered to one of them.
 
-    Each asks for so many and no more: a library that keeps a window full may be quick enough to have all of them.
+    Each grants limited credit: a library that keeps a window full could be quick enough to get all messages.
     """
     name = f"s-{uuid.uuid4().hex[:8]}"
     members = [await new_client(kind), await new_client(kind)]
@@ -158,7 +158,7 @@ async def test_selectors(new_client: NewClient, own: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_where_to_begin(new_client: NewClient, own: str, kind: Kind) -> None:
+async def test_start_positions(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind)
     sender = await client.sender(f"{own}/partitions/0")
     assert await sender.send(*(text(str(number)) for number in range(6))) == [ACCEPTED] * 6
@@ -186,7 +186,7 @@ async def test_where_to_begin(new_client: NewClient, own: str, kind: Kind) -> No
 
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_selectors_share_a_queue(new_client: NewClient, own: str, kind: Kind) -> None:
-    """What one receiver does not select is for others, that are there or come later."""
+    """Messages that one receiver does not select are for others, now or later."""
     client = await new_client(kind)
     sender = await client.sender(own)
     colours = ("red", "green", "blue")

@@ -1,4 +1,4 @@
-"""How foreign AMQP clients come in: login, TLS, WebSocket, and staying when nothing happens."""
+"""Connections of foreign AMQP clients: login, TLS, WebSocket, and heartbeats."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_plain_password_and_rights(new_client: NewClient, strict: GatewayP
 
 
 async def test_scram(new_client: NewClient, new_jms: NewJms, strict: GatewayProcess) -> None:
-    """The two of the libraries that have it."""
+    """With the two libraries that support it."""
     client = await new_client(FE2O3, at=strict, user="ann", password=PASSWORD, mechanism="SCRAM-SHA-256")
     await works(client, TOPIC)
     stranger = await new_client(FE2O3, at=strict, connected=False)
@@ -206,7 +206,7 @@ async def test_over_websocket(new_client: NewClient, new_jms: NewJms, amqp_gatew
 async def test_silence_is_bridged_by_both_sides(
     new_client: NewClient, new_jms: NewJms, bootstrap: str, tmp_path: Path, own: str
 ) -> None:
-    """Each wants a heartbeat every three seconds, and the gateway every four."""
+    """Each client needs a heartbeat every three seconds, and the gateway every four."""
     async with running(tmp_path, bootstrap, QUIET) as gateway:
         jms = await new_jms("amqp.idleTimeout=3000", at=gateway)
         consumer = await (await jms.session()).consumer(f"topic:{own}")

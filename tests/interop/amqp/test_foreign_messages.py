@@ -1,4 +1,4 @@
-"""What every foreign client sends comes back whole, and what it may say about deliveries is heard."""
+"""Messages of every foreign client are delivered unchanged, and their settle modes work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIELDS: Message = {
 
 
 def as_told(kind: Kind, value: Any) -> Any:
-    """A value as the library tells it: rhea's users see the types of JavaScript."""
+    """A value as the library returns it: rhea's users see the types of JavaScript."""
     if isinstance(value, list):
         return [as_told(kind, one) for one in value]
     if not isinstance(value, dict):

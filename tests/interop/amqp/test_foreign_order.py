@@ -1,6 +1,6 @@
-"""What one link sends without keys reaches one receiver in the order in which it was sent, whatever the partitions.
+"""Messages that one link sends without keys reach one receiver in the order of sending, whatever the partitions.
 
-The receivers come afterwards, to a group: so nothing but the log makes the order.
+The receivers attach afterwards, to a group, so that only the log determines the order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_one_link_without_keys_is_in_order(new_client: NewClient, own: str
 
 
 async def test_a_link_of_the_same_name_goes_on_in_order(new_client: NewClient, own: str) -> None:
-    """Over reconnects, with other links in between, that come and stay."""
+    """Across reconnects, while other links attach and stay."""
     crowd = await new_client(RHEA)
     for number in WANTED[:AWAITED]:
         client = await new_client(RHEA, container=f"same {own}")
@@ -68,7 +68,7 @@ async def test_a_relay_link_is_in_order_for_each_address(new_client: NewClient, 
 
 
 async def test_transactions_of_one_link_are_in_order(new_jms: NewJms, own: str) -> None:
-    """With each other; each is a batch of its own."""
+    """The transactions are in order; each is a separate batch."""
     client = await new_jms()
     session = await client.session("transacted")
     producer = await session.producer(f"queue:{own}")
@@ -81,7 +81,7 @@ async def test_transactions_of_one_link_are_in_order(new_jms: NewJms, own: str) 
 
 
 async def test_receivers_of_a_group_share_what_one_link_sends(new_client: NewClient, own: str) -> None:
-    """Each sees its part in order; what has a key stays with one of them."""
+    """Each receives its part in order; messages with the same key go to the same receiver."""
     client = await new_client(RHEA)
     receivers = [await client.receiver(f"{own}/group.id/g-{own}") for _ in range(2)]
     sender = await client.sender(own)

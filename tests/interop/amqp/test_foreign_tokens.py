@@ -1,4 +1,4 @@
-"""Foreign AMQP clients that log in with a token: SASL XOAUTH2, which three of the libraries have."""
+"""Foreign AMQP clients that log in with a token: SASL XOAUTH2, which three of the libraries support."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ topic = "{OPEN}"
 
 @pytest.fixture(scope="module")
 async def believing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """A gateway that takes tokens and nothing else."""
+    """A gateway that accepts only tokens."""
     directory = tmp_path_factory.mktemp("tokens")
     keys = directory / "jwks.json"
     keys.write_bytes(key_set())
@@ -46,7 +46,7 @@ async def believing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def of_ann(life_s: float = 3600) -> dict[str, str]:
-    """What she logs in with."""
+    """The token of a login."""
     return {"user": "ann", "password": token("rsa", expires_s=time.time() + life_s, roles=["testers"])}
 
 

@@ -1,4 +1,4 @@
-"""Qpid JMS: what an application that knows nothing but JMS sees."""
+"""Qpid JMS: the gateway as a JMS application sees it."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ async def test_selectors_and_no_local(new_jms: NewJms, own: str) -> None:
 
 
 async def test_selectors_share_a_queue(new_jms: NewJms, own: str) -> None:
-    """What one consumer does not select is for others, that are there or come later, and stays."""
+    """Messages that one consumer does not select stay for others, now or later."""
     client = await new_jms()
     session = await client.session()
     producer = await session.producer(f"queue:{own}")
@@ -274,7 +274,7 @@ async def test_what_the_gateway_does_not_offer_jms_does_not_do(new_jms: NewJms, 
 
 
 async def test_two_connections_with_one_client_id(new_jms: NewJms, own: str) -> None:
-    """`sole-connection-for-container` is not offered: the second is let in, and a subscription moves to it."""
+    """`sole-connection-for-container` is not offered: the second is accepted, and steals a subscription."""
     name = f"client-{own}"
     first, second = await new_jms(id=name), await new_jms(id=name)
     await (await first.session()).consumer(f"topic:{own}", kind="durable", as_="news")
@@ -301,7 +301,7 @@ async def test_a_link_that_is_refused(new_jms: NewJms, own: str) -> None:
 
 
 async def test_failover(new_jms: NewJms, amqp_gateway: GatewayProcess, own: str) -> None:
-    """The connection breaks twice; Qpid JMS finds its way back with all that was open, and nothing is lost."""
+    """The connection is lost twice; Qpid JMS reconnects with all sessions and links, and no message is lost."""
     async with Wire(amqp_gateway.address("amqp")).laid() as wire:
         host, port = wire.address
         client = await new_jms(connected=False)

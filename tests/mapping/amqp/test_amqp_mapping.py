@@ -1,4 +1,4 @@
-"""AMQP message to record and back: byte for byte, and readable in between."""
+"""Mapping an AMQP message to a record and back: byte for byte, with readable headers in the record."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ messages = messages_of(NOW)
 def test_round_trip_is_exact(parts: tuple[bytes, ...], hop: bytes) -> None:
     head, notes, *rest = parts
     record = to_record(head + hop + notes + b"".join(rest), HERE, NOW)
-    assert record == to_record(head + notes + b"".join(rest), HERE, NOW)  # delivery annotations are for this hop alone
+    assert record == to_record(head + notes + b"".join(rest), HERE, NOW)  # delivery annotations are hop by hop
     back = from_record(stored(record), NOW)
     assert back is not None
     assert without_annotations(back).endswith(b"".join(rest))
-    if header(record, EXPIRY) is None:  # else the header says how much time is left
+    if header(record, EXPIRY) is None:  # otherwise header.ttl is the remaining time
         assert without_annotations(back).removesuffix(b"".join(rest)) in (head, head or DURABLE)
     assert annotations(back).keys() >= COORDINATE_NAMES - {"x-opt-bridge.tombstone"}
     own = encoded_annotations(notes)
-    assert encoded_annotations(back)[: len(own)] == own  # and then ours
+    assert encoded_annotations(back)[: len(own)] == own  # then the gateway's
     for _, value in record.headers[2:]:
         assert value is None or isinstance(value, bytes)
 
 
 def encoded_annotations(data: bytes) -> list[bytes]:
-    """Keys and values of the message annotations in turn, as they are encoded."""
+    """The encoded keys and values of the message annotations, alternately."""
     found: list[bytes] = []
     for code, _, at, end in scan(data):
         if code == MESSAGE_ANNOTATIONS:
@@ -91,7 +91,7 @@ def encoded_annotations(data: bytes) -> list[bytes]:
 
 @given(messages)
 def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) -> None:
-    """Somebody copied the readable headers only. (proton cannot read them all: its maps are dictionaries.)"""
+    """A producer copied only the readable headers. (proton cannot read them all: its maps are dictionaries.)"""
     record = to_record(b"".join(parts), HERE, NOW)
     headers = tuple(pair for pair in record.headers if pair[0] != AMQP_SECTIONS)
     back = from_record(stored(msgspec.structs.replace(record, headers=headers)), NOW)
@@ -253,19 +253,19 @@ def test_ids_keep_their_type(correlation: Any) -> None:
 
 
 def test_a_correlation_id_of_mqtt() -> None:
-    """Its bytes are the header: a string where they are text, a binary where not."""
+    """The header's bytes become a string if they are text, else a binary."""
     for raw, expected in ((b"corr-1", "corr-1"), (b"\xff\x01", b"\xff\x01")):
         record = Received("t", b"k", b"v", (("correlation-id", raw), ("gw.protocol", b"mqtt5")), NOW, 0, 1)
         message = Message()
         message.decode(from_record(record, NOW))
         found = message.correlation_id
         assert (bytes(found) if isinstance(found, memoryview) else found) == expected
-    # And back again it is the same header.
+    # Mapped back it is the same header.
     back = to_record(encoded(Message(correlation_id="corr-1", body=b"v", inferred=True)), HERE, NOW)
     assert header(back, "correlation-id") == b"corr-1"
 
 
-def test_a_record_of_anybody() -> None:
+def test_a_record_of_any_client() -> None:
     record = Received(
         "sensors",
         b"kitchen/temp",
@@ -291,7 +291,7 @@ def test_a_record_of_anybody() -> None:
     }
 
 
-def test_our_own_headers_stay_inside() -> None:
+def test_the_gateways_headers_are_not_delivered() -> None:
     headers = (
         ("gw.protocol", b"mqtt5"),
         ("gw.client", b"c"),
@@ -348,7 +348,7 @@ def test_values_are_readable(body: Any, value: bytes) -> None:
 
 
 def test_a_changed_value_beats_the_side_car() -> None:
-    """A job copied the headers and wrote another value: the value counts."""
+    """A job copied the headers and changed the value: the new value is delivered."""
     for body in ({"a": 1}, "text", [1]):
         record = to_record(encoded(Message(id="m", body=body)), HERE, NOW)
         changed = stored(msgspec.structs.replace(record, value=b"\xffnew"))

@@ -1,4 +1,4 @@
-"""What the names of a selector mean for records of every origin."""
+"""The values of a selector's names, for records of every origin."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_ids(message_id: Any, text: str) -> None:
         "twice = 'first'",
     ],
 )
-def test_a_record_of_others(text: str) -> None:
+def test_a_record_of_another_protocol(text: str) -> None:
     headers: Headers = (
         ("level", b"5"), ("flag", b"true"), ("message-id", b"m"), ("correlation-id", b"c"), ("x-raw", b"\xff"),
         ("twice", b"first"), ("twice", b"second"), ("none", None),

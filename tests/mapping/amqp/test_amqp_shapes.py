@@ -1,4 +1,4 @@
-"""Messages as real AMQP clients send them, and what is made of them."""
+"""Mapping messages as real AMQP clients send them, also damaged ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.amqp_messages import simple
 HERE = Destination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4)
 SHAPES = shapes()
 MESSAGES = [message for found in SHAPES.values() for message in found]
-# Each section of each message alone, to be put together anew.
+# Each section of each message, to be combined into new messages.
 SECTIONS = sorted({data[start:end] for data in MESSAGES for _, start, _, end in scan(data)})
 TELLING = bytes.fromhex(
     "00 40 41 42 43 44 45 50 53 70 71 72 73 74 75 76 77 78 83 a0 a1 a3 b0 b1 b3 c0 c1 d0 d1 e0 f0 ff"
@@ -49,7 +49,7 @@ def test_what_clients_send_comes_back_whole(name: str) -> None:
 
 @st.composite
 def altered(draw: st.DrawFn) -> bytes:
-    """A real message, or sections of several, with some bytes changed, left out, doubled or put in."""
+    """A real message, or sections of several, with some bytes changed, removed, doubled or inserted."""
     if draw(st.booleans()):
         data = bytearray(draw(st.sampled_from(MESSAGES)))
     else:
@@ -92,11 +92,11 @@ def test_a_damaged_side_car_makes_no_broken_message(data: bytes, sidecar: bytes)
             assert decode(back, at, end)[1] == end
 
 
-# What JSON shows of a value, by the general decoder.
+# A value in JSON, by the general decoder.
 
 
 class NoJsonError(Exception):
-    """There is no such JSON."""
+    """JSON cannot represent the value."""
 
 
 def plain(value: Any) -> Any:
@@ -147,7 +147,7 @@ def test_json_is_read_as_the_general_decoder_reads(
         ((code, _, at, end),) = scan(data)
         wanted: Any = decode(data, at, end)[0]
     except (DecodeError, ValueError):
-        return  # damaged beyond a message; the tests above see what becomes of it
+        return  # no valid message any more; the tests above check the result
     found = amqp_body.to_value(data, [(code, 0, at, end)])
     assert code in (VALUE, SEQUENCE)
     if (found.form or b"").startswith(b"v:"):

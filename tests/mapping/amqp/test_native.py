@@ -1,4 +1,4 @@
-"""The mapping of messages in C is the one in Python, for every message. `make sanitize` runs this, too."""
+"""The mapping in C gives the same results as the one in Python, for every message. `make sanitize` runs this, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGES["encodings"] = [encodings(form, bytes(size)) for form in range(FORMS) f
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_what_clients_send_is_not_left_to_python(name: str) -> None:
+def test_messages_of_common_clients_are_mapped_in_c(name: str) -> None:
     mapper = Mapper(HERE)
     for data in MESSAGES[name]:
         assert mapper.record(data, CAPTURED) == to_record(data, HERE, CAPTURED)
@@ -35,15 +35,15 @@ def test_what_clients_send_is_not_left_to_python(name: str) -> None:
 
 
 @given(messages_of(CAPTURED).map(b"".join), st.sampled_from(DESTINATIONS), st.data())
-def test_any_message_has_the_same_fate(data: bytes, destination: Destination, drawn: Any) -> None:
+def test_any_message_gives_the_same_result(data: bytes, destination: Destination, drawn: Any) -> None:
     if data and drawn.draw(st.booleans()):
         at = drawn.draw(st.integers(0, len(data) - 1))
         data = data[:at] + drawn.draw(st.binary(max_size=2)) + data[at + 1 :]
     assert fate(Mapper(destination), data, CAPTURED) == fate(incoming.Mapper(destination), data, CAPTURED)
 
 
-def test_thousands_of_mutations_have_the_same_fate() -> None:
-    """A million have, by `python -m loadtest.bench.amqp_mutated`."""
+def test_thousands_of_mutations_give_the_same_result() -> None:
+    """`python -m loadtest.bench.amqp_mutated` checks a million."""
     records, taken = compare(8_000, seed=2)
     assert records > taken > 1_000
 
@@ -54,7 +54,7 @@ NEAR = [base + step for base in (0, 60_000, -60_000, CREATION_WINDOW_MS, -CREATI
 
 
 @pytest.mark.parametrize("count", [31, 32, 33])
-def test_many_data_sections_have_the_same_fate(count: int) -> None:
+def test_many_data_sections_give_the_same_result(count: int) -> None:
     sizes = (0, 255, 256, 65_536)
     data = [section(0x75, primitives.binary(bytes(sizes[place % 4]))) for place in range(count)]
     data[-1] = b"\x00\x80" + bytes(7) + b"\x75\xb0\x00\x00\x00\x01x"
@@ -63,8 +63,8 @@ def test_many_data_sections_have_the_same_fate(count: int) -> None:
         assert fate(Mapper(HERE), message, CAPTURED) == fate(incoming.Mapper(HERE), message, CAPTURED)
 
 
-def test_keys_and_times_at_their_bounds_have_the_same_fate() -> None:
-    """Which annotation wins in which order, and times at the ends of what a topic takes."""
+def test_keys_and_times_at_their_limits_give_the_same_result() -> None:
+    """Several key annotations in any order, and timestamps at the limits of a topic."""
     data = section(0x75, primitives.binary(b"value"))
     messages = [
         section(0x72, primitives.map_of([first, one, second, other])) + data
@@ -83,7 +83,7 @@ def test_keys_and_times_at_their_bounds_have_the_same_fate() -> None:
 
 
 def test_text_is_checked_as_python_checks_it() -> None:
-    """All leading bytes, those behind them between which the rules turn, and what may follow."""
+    """All leading bytes, with second bytes at the edges of the rules, and possible following bytes."""
     mapper = Mapper(HERE)
     for lead, second in itertools.product(range(0x80, 0x100), b"\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xff"):
         for rest in (b"", b"\xbf") if second < 0x80 else (b"", b"\x80", b"\xbf\x80", b"\xbf\xc0x"):
@@ -105,14 +105,14 @@ def test_what_is_no_message_is_a_type_error() -> None:
     for arguments in calls:
         with pytest.raises(TypeError):
             mapper.record(*arguments)
-    for now_ms in (1 << 64, -1):  # no clock of ours, and yet the same
+    for now_ms in (1 << 64, -1):  # an unrealistic time gives the same result, too
         assert mapper.record(MESSAGES["typical"][0], now_ms) == to_record(MESSAGES["typical"][0], HERE, now_ms)
     with pytest.raises(AttributeError):
         Mapper("no destination")  # type: ignore[arg-type]
 
 
-def test_nothing_is_kept() -> None:
-    """Memory and references are given back, whether C took the message, left it or refused it."""
+def test_nothing_is_leaked() -> None:
+    """Memory and references are released, whether C mapped the message, left it to Python or refused it."""
     own = Destination("t", b"t", None, b"own key", "ann", gateway_headers("own"))
     mapper = Mapper(own)
     names = [name for name, _ in mapper.record(MESSAGES["typical"][0], CAPTURED).headers if name in ("seq", "temp")]
@@ -120,7 +120,7 @@ def test_nothing_is_kept() -> None:
     messages = [one for found in MESSAGES.values() for one in found]
     messages += [one[:-1] for one in messages] + [one + b"\x00" for one in messages]
     for data in messages:
-        fate(mapper, data, CAPTURED)  # what is remembered is there
+        fate(mapper, data, CAPTURED)  # fill the caches
     gc.collect()
     references, blocks = [sys.getrefcount(one) for one in kept], sys.getallocatedblocks()
     for _ in range(20):
@@ -157,7 +157,7 @@ def test_any_records_have_the_same_messages(found: list[Received], attempts: int
 
 
 @pytest.mark.parametrize("fields", [{"offset": -1}, {"offset": 1 << 63}, {"timestamp": 1 << 63}, {"value": "text"}])
-def test_what_is_no_record_of_kafka_has_the_same_fate(fields: dict[str, Any]) -> None:
+def test_an_unusual_record_gives_the_same_result(fields: dict[str, Any]) -> None:
     record = Received(**{"topic": "t", "key": None, "value": b"", "headers": (), "timestamp": 0, "partition": 0,
                          "offset": 0, **fields})  # fmt: skip
     fates: list[Any] = []
@@ -169,10 +169,10 @@ def test_what_is_no_record_of_kafka_has_the_same_fate(fields: dict[str, Any]) ->
     assert fates[0] == fates[1]
 
 
-def test_usual_records_are_not_left_to_python() -> None:
+def test_usual_records_are_mapped_in_c() -> None:
     own = (("gw.protocol", b"mqtt5"), ("gw.client", b"c"), ("unit", b"C"))
     usual = [Received("t", key, b"value", own[:count], CAPTURED, 1, 7) for key in (None, b"k") for count in range(4)]
-    from_records(usual, CAPTURED, 0, 1 << 20)  # what is remembered is there
+    from_records(usual, CAPTURED, 0, 1 << 20)  # fill the caches
     calls: list[str] = []
     sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -182,8 +182,8 @@ def test_usual_records_are_not_left_to_python() -> None:
     assert calls == []
 
 
-def test_nothing_of_records_is_kept() -> None:
-    """Headers that are too many or too long to remember, too."""
+def test_mapping_records_leaks_nothing() -> None:
+    """Also of headers that are too many or too long to be cached."""
     made = [Received("t", b"key", b"value", (("unit", b"C" * size),) * count, CAPTURED, 1, 7)
             for size, count in ((1, 1), (200, 1), (1, 6))]  # fmt: skip
     for _ in range(3):

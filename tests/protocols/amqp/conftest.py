@@ -28,7 +28,7 @@ class Transfer(NamedTuple):
 
 
 class Server:
-    """Our side with the least of a session: log everybody in, accept every link, remember the events."""
+    """Our side with a minimal handler: it accepts every login and every link, and keeps the events."""
 
     def __init__(self, *, credit: int = 10, limit: int = 1000, limits: Limits | None = None, **options: Any) -> None:
         self.connection = Connection("server", limits or Limits(), **options)
@@ -68,7 +68,7 @@ class Server:
 
     @property
     def received(self) -> list[Transfer]:
-        """The messages that came, in runs of any length."""
+        """The received messages, in runs of any length."""
         return [
             Transfer(event.link, delivery, data)
             for event in self.of(TransfersReceived)

@@ -1,4 +1,4 @@
-"""Headers, SASL, opening, silence and closes: everything before and around the links."""
+"""Protocol headers, SASL, open, idle time-outs and close: everything before and around the links."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_splitting_changes_nothing(make_server: Any, make_peer: Any) -> None:
 
 
 @pytest.mark.clause("AMQP-5.3.2")
-def test_sasl_verdict_is_the_sessions(make_server: Any, frames: Any) -> None:
+def test_the_handler_decides_the_sasl_outcome(make_server: Any, frames: Any) -> None:
     server = make_server(mechanisms=("PLAIN", "ANONYMOUS"))
     server.answers = False
     server.feed(SASL + init(frames, "PLAIN", b"\0ann\0secret") + frames.begin())
@@ -120,7 +120,7 @@ def test_sasl_verdict_is_the_sessions(make_server: Any, frames: Any) -> None:
     assert b"\x05PLAIN\x09ANONYMOUS" in offer
     assert server.events == [SaslInitReceived("PLAIN", b"\0ann\0secret", None)]
     assert OUTCOME_OK not in offer
-    # What came ahead of the verdict is read after it, and not before.
+    # Bytes that arrive before the SASL outcome are read only after it.
     events = server.connection.sasl_outcome(SaslCode.OK)
     assert [type(event) for event in events] == [ConnectionOpened, SessionOpened]
     assert events[0].with_sasl
@@ -186,7 +186,7 @@ def test_bad_sasl_frames_close(make_server: Any, frames: Any, case: str) -> None
     assert server.connection.closing
 
 
-def test_a_flood_before_the_verdict_is_bounded(make_server: Any, frames: Any) -> None:
+def test_bytes_before_the_sasl_outcome_are_limited(make_server: Any, frames: Any) -> None:
     server = make_server(mechanisms=("PLAIN",))
     server.answers = False
     server.feed(SASL + init(frames, "PLAIN", b"\0a\0b"))
@@ -207,13 +207,13 @@ def test_open_must_come_in_time(make_server: Any) -> None:
 
 
 @pytest.mark.clause("AMQP-2.4.5")
-def test_idle_peers_are_given_up_and_ours_are_kept_alive(make_server: Any, make_peer: Any) -> None:
+def test_idle_time_outs_and_heartbeats(make_server: Any, make_peer: Any) -> None:
     server = make_server(limits=Limits(idle_timeout_s=60))
     peer = make_peer(server)
     peer.transport.idle_timeout = 40
     peer.open()
     peer.run()
-    assert peer.transport.remote_idle_timeout == 30  # the half is announced
+    assert peer.transport.remote_idle_timeout == 30  # half of it is announced
     # The peer announced 20 s: we send an empty frame every 10.
     last = now = 1000.0
     gaps = []
@@ -286,12 +286,12 @@ def test_eof_without_a_close(make_server: Any, make_peer: Any) -> None:
 
 
 def test_a_begin_before_the_open(make_server: Any, frames: Any) -> None:
-    """Nobody is known yet who could attach a link (part 2.4.1)."""
+    """The peer must send its open first (part 2.4.1)."""
     server = make_server()
     begin = frames.frame(frames.performative(0x11, frames.NULL, b"\x43", frames.uint(10), frames.uint(10)))
     server.feed(frames.HEADER + begin + frames.attach())
     assert server.events == [ConnectionFailed("a begin before the open", ILLEGAL_STATE)]
-    # proton writes no close to a peer that has not opened: the socket's end says it.
+    # proton writes no close to a peer that has not opened; the socket is closed.
     assert [code for code, _ in frames.parse(server.connection.data_to_send())] == [0x10]
     assert server.connection.closing
     assert server.feed(frames.begin()) == []

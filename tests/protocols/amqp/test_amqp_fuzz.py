@@ -1,4 +1,4 @@
-"""Any bytes give events: an exception out of the connection is our bug, and so is memory that grows."""
+"""Any bytes give events: an exception raised by the connection is our bug, and so is growing memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protocols.amqp.primitives import DecodeError
 from protocols.amqp.transactions import TRANSACTIONAL_STATE, read_command
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
-# The fixtures are plain classes: nothing of them is kept between examples.
+# The fixtures are plain classes: no state is kept between examples.
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 HEADERS = (b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"")
 

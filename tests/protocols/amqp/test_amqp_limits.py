@@ -1,4 +1,4 @@
-"""What one peer can make us keep, and what it can make us send: bounds on everything that it counts itself."""
+"""The limits of what one peer can make us store and send, for everything whose number the peer chooses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def begin(frames: Any, channel: int = 0) -> bytes:
 
 
 def opened(make_server: Any, frames: Any, *, max_frame: int | None = None, idle_ms: int = 0, **options: Any) -> Any:
-    """A server that has heard an open with these limits, and a begin."""
+    """A server with these limits that has received an open and a begin."""
     server = make_server(**options)
     fields = [
         frames.string("limited"),
@@ -44,7 +44,7 @@ def opened(make_server: Any, frames: Any, *, max_frame: int | None = None, idle_
 
 
 def feed(server: Any, data: bytes) -> bytes:
-    """As the pump does it: what is to be said is written after each read."""
+    """Write the output after each read, as the pump does."""
     if not server.connection.closing:
         server.feed(data)
     return bytes(server.connection.data_to_send())
@@ -107,7 +107,7 @@ def test_links_that_it_does_detach_are_not(make_server: Any, frames: Any, ending
 
 
 def partial(server: Any, frames: Any, links: int, parts: int) -> int:
-    """Begin a message on each of so many links; the number of the next delivery."""
+    """Start a message on each of `links` links; return the number of the next delivery."""
     for handle in range(links):
         feed(server, frames.attach(f"l{handle}", handle))
     for handle in range(links):
@@ -130,7 +130,7 @@ def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, fr
     assert (detached.link.name, detached.error.condition) == ("l3", outcomes.RESOURCE_LIMIT_EXCEEDED)
     assert 0x16 in codes(frames, answer)
     assert kept(server) == 18 * PART
-    # The others go on, and so does who is small.
+    # The other links work on, and so does a link with a small message.
     feed(server, frames.transfer(4, DATA, handle=4, first=False))
     feed(server, frames.transfer(number, DATA, handle=4))
     assert [len(event.data) for event in server.received] == [2 * PART + len(DATA), len(DATA)]
@@ -138,7 +138,7 @@ def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, fr
 
 
 @pytest.mark.parametrize("ending", ["completed", "aborted", "detached", "ended", "too large"])
-def test_what_a_partial_message_took_is_given_back(make_server: Any, frames: Any, ending: str) -> None:
+def test_the_memory_of_a_partial_message_is_released(make_server: Any, frames: Any, ending: str) -> None:
     server = opened(make_server, frames, limit=4 * PART, limits=Limits(partial_bytes=4 * PART))
     number = partial(server, frames, links=1, parts=4)
     if ending == "completed":
@@ -166,10 +166,10 @@ def test_what_a_partial_message_took_is_given_back(make_server: Any, frames: Any
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # classes, which have no state
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["part", "last", "abort", "detach"])), max_size=40))
 def test_the_count_of_partial_bytes_is_exact(make_server: Any, frames: Any, steps: list[tuple[int, str]]) -> None:
-    """On three links, with a limit that some messages go over, and one for all together that detaches now and then."""
+    """On three links, with a limit that some messages exceed, and a common limit that sometimes detaches a link."""
     limits = Limits(partial_bytes=5 * PART)
     server = opened(make_server, frames, limit=3 * PART, credit=1000, limits=limits)
-    numbers: dict[int, int] = {}  # by handle, the delivery that is not complete
+    numbers: dict[int, int] = {}  # the incomplete delivery, by handle
     names: dict[int, str] = {}
     deliveries = 0
     for at, (handle, step) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Links and deliveries: what proton leaves to its user, and that nothing is left behind."""
+"""Links and deliveries: the checks that proton leaves to its user, and that all memory is released."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scripted(make_server: Any, frames: Any, **options: Any) -> Any:
 
 
 def conditions(server: Any, frames: Any) -> list[tuple[int, bytes]]:
-    """The server's frames since last asked, without flow."""
+    """The server's frames since the last call, without flow."""
     return [(code, body) for code, body in frames.parse(server.connection.data_to_send()) if code != 0x13]
 
 
@@ -68,7 +68,7 @@ def test_credit_is_enforced(make_server: Any, frames: Any) -> None:
     ((code, body),) = conditions(server, frames)
     assert code == 0x16
     assert outcomes.TRANSFER_LIMIT_EXCEEDED.encode() in body
-    # The connection lives, and a new link works.
+    # The connection stays open, and a new link works.
     server.feed(frames.attach("again", 1))
     server.feed(frames.transfer(5, DATA, handle=1))
     assert len(server.received) == 4
@@ -103,13 +103,13 @@ def test_aborted_deliveries(make_server: Any, frames: Any) -> None:
     server.feed(frames.transfer(0, b"", aborted=True, first=False))
     server.feed(frames.transfer(1, DATA))
     assert [type(event) for event in server.events[-2:]] == [TransferAborted, TransfersReceived]
-    server.feed(frames.transfer(2, b"", aborted=True))  # begun and taken back at once
+    server.feed(frames.transfer(2, b"", aborted=True))  # aborted in its first transfer
     assert len(server.of(TransferAborted)) == 2
     assert server.links["s"].credit == 7
     assert server.links["s"].held == 1
 
 
-def test_settled_transfers_owe_nothing(make_server: Any, frames: Any) -> None:
+def test_settled_transfers_need_no_outcome(make_server: Any, frames: Any) -> None:
     server = scripted(make_server, frames)
     server.feed(frames.transfer(0, DATA, settled=True))
     (event,) = server.received
@@ -156,7 +156,7 @@ def test_an_endless_message_is_cut_off_without_being_kept(make_server: Any, fram
         assert sent < 10_000
     assert kept <= 1000
     assert server.of(LinkDetached)[0].error.condition == outcomes.MESSAGE_SIZE_EXCEEDED
-    server.feed(frames.transfer(0, bytes(500), more=True, first=False))  # what was on its way does no harm
+    server.feed(frames.transfer(0, bytes(500), more=True, first=False))  # transfers that were already sent do no harm
     assert not server.of(ConnectionFailed)
 
 
@@ -169,7 +169,7 @@ def test_the_session_window_is_enforced(make_server: Any, frames: Any) -> None:
     assert [code for code, _ in parsed if code == 0x11]
     server.feed(b"".join(frames.transfer(number, DATA) for number in range(4)))
     assert not server.of(ConnectionFailed)
-    # The window is only as wide as our last flow said, however fast we take: four frames of 1024 bytes.
+    # The window is only as wide as in our last flow, however fast we read: four frames of 1024 bytes.
     server.feed(frames.transfer(4, DATA))
     assert server.of(ConnectionFailed)[0].code == outcomes.WINDOW_VIOLATION
 
@@ -231,7 +231,7 @@ def test_refusal_is_a_null_terminus_and_a_detach(make_server: Any, make_peer: An
 
 
 def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
-    """The peer pipelines (part 2.4.1): its attach is refused at once, and the answer stays whole until our open."""
+    """The peer pipelines (part 2.4.1): its attach is refused early, and the answer is kept unchanged until our open."""
     server = make_server(limits=Limits(links_per_session=0))
     server.answers = False
     server.feed(frames.begin() + frames.attach(address="pipelined"))
@@ -242,8 +242,8 @@ def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any, lost: bool) -> None:
-    """proton's collector is one for all: what one connection is told while others speak is its own."""
+def test_each_connection_gets_only_its_own_events(make_server: Any, make_peer: Any, lost: bool) -> None:
+    """All connections share proton's collector, but each gets only its own events."""
     peers = []
     for _ in range(3):
         peer = make_peer(make_server(credit=50))
@@ -256,7 +256,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
         peer.run()
         peers.append((peer, sender))
     for number in range(20):
-        for peer, sender in peers:  # each says something and leaves it; only then they exchange bytes, in turn
+        for peer, sender in peers:  # each makes output and does not send it yet; then they exchange bytes by turns
             server = peer.server
             server.engine.send(server.links["r"], [DATA], [number])
             for transfer in server.received[number - 1 :]:
@@ -265,7 +265,7 @@ def test_connections_do_not_hear_of_each_other(make_server: Any, make_peer: Any,
             sender.send(DATA)
             sender.advance()
         if lost and number == 10:
-            del peers[1], peer, sender, server  # with what it has said and nobody has read
+            del peers[1], peer, sender, server  # with output that was not read
             gc.collect()
         for peer, _ in reversed(peers):
             peer.run()
@@ -350,7 +350,7 @@ def test_filters_that_are_applied_are_echoed_to_the_byte(
     ids=["list", "number", "descriptor", "null"],
 )
 @pytest.mark.clause("AMQP-3.5.3")
-def test_filter_sets_that_are_none(make_server: Any, make_peer: Any, filters: Any) -> None:
+def test_invalid_filter_sets(make_server: Any, make_peer: Any, filters: Any) -> None:
     server = make_server()
     peer = make_peer(server)
     receiver = peer.open().receiver("r")
@@ -428,7 +428,7 @@ def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, 
     for number in range(6):
         server.engine.send(server.links["r"], [DATA], [number])
     server.connection.data_to_send()
-    for first, last in ((1, 3), (0, 4), (4, 5), (5, 9)):  # what is heard twice, or was never sent, means nothing
+    for first, last in ((1, 3), (0, 4), (4, 5), (5, 9)):  # repeated or unknown: ignored
         accepted = (frames.TRUE, frames.uint(first), frames.uint(last), frames.TRUE, b"\x00\x53\x24\x45")
         server.feed(frames.frame(frames.performative(0x15, *accepted)))
     runs = [event.deliveries for event in server.of(DeliveriesAccepted)]
@@ -489,7 +489,7 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     sender.close()
     peer.run()
     assert [type(event) for event in server.events[-1:]] == [LinkDetached]
-    assert not server.engine.is_empty_of_links  # the handles are still held
+    assert not server.engine.is_empty_of_links  # the handles are still in use
     for event in received[:2]:
         server.engine.accept_deliveries(event.link, (event.delivery,))
     server.engine.settle_delivery(received[2].link, received[2].delivery, outcomes.STATE_FAILED)
@@ -555,7 +555,7 @@ def frames_of(peer: Any) -> list[tuple[int, bytes]]:
 
 
 def test_a_peers_window_that_is_shut(make_server: Any, frames: Any) -> None:
-    """Credit without a session window: we stop, and go on when it opens."""
+    """With credit but a shut session window we stop sending, and continue when the window opens."""
     server = make_server()
     server.feed(
         frames.HEADER
@@ -580,7 +580,7 @@ def test_a_peers_window_that_is_shut(make_server: Any, frames: Any) -> None:
         server.engine.send(link, [b"\x00\x53\x75\xb0\x00\x00\x27\x10" + bytes(10_000)], None)
         sent += 1
         assert sent < 1000
-    assert sent < 40  # 256 KiB inside the engine, no more
+    assert sent < 40  # at most 256 KiB inside the engine
     transfers = [code for code, _ in frames.parse(server.connection.data_to_send()) if code == 0x14]
     assert len(transfers) == 2
     before = len(server.of(CreditChanged))
@@ -591,7 +591,7 @@ def test_a_peers_window_that_is_shut(make_server: Any, frames: Any) -> None:
     assert server.engine.credit_of(link) > 0
 
 
-def test_both_tiers_see_the_same(make_server: Any, make_peer: Any) -> None:
+def test_protons_wrappers_and_our_calls_see_the_same(make_server: Any, make_peer: Any) -> None:
     """proton's public wrappers as the receiver, and our calls into its C functions, for the same bytes."""
     bodies = [bytes([number]) * (number * 37 + 1) for number in range(30)]
     wrapped_server = make_server(limit=10_000)

@@ -80,7 +80,7 @@ def test_commands_as_proton_writes_them(described: Any) -> None:
         Described(None, [None]),
     ],
 )
-def test_what_is_no_command(body: Any) -> None:
+def test_invalid_commands(body: Any) -> None:
     with pytest.raises(DecodeError):
         read_command(by_proton(body))
 
@@ -172,7 +172,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     peer.run()
     (transfer,) = server.of(TransactionalTransfer)
     assert (transfer.data, transfer.txn_id) == (DATA, TXN)
-    assert server.received[-1].data == DATA  # the plain one, as always
+    assert server.received[-1].data == DATA  # the message without a transaction, as usual
     server.engine.settle_posted(transfer.link, transfer.delivery, TXN, STATE_ACCEPTED)
     peer.run()
     assert int(posted.remote_state) == TRANSACTIONAL_STATE
@@ -194,7 +194,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     assert (second.token, second.delivery) == ("second", None)
     assert server.links["r"].held == 1
     server.engine.settle_retired(first.link, first.delivery, STATE_ACCEPTED)
-    server.engine.settle_retired(first.link, first.delivery, STATE_ACCEPTED)  # once is all that it does
+    server.engine.settle_retired(first.link, first.delivery, STATE_ACCEPTED)  # the second call has no effect
     peer.run()
     assert server.links["r"].held == 0
     assert peer.deliveries[0].settled
@@ -248,7 +248,7 @@ def scripted(make_server: Any, frames: Any, *, limit: int = 1000) -> Any:
 
 @pytest.mark.clause("AMQP-4.4.1")
 def test_a_post_of_several_transfers(make_server: Any, frames: Any) -> None:
-    """The state stands in the first one, and may be left out of the others (part 2.7.5)."""
+    """The first transfer has the state, and the others may omit it (part 2.7.5)."""
     server = scripted(make_server, frames)
     state = state_of(frames, frames.binary(TXN))
     server.feed(frames.transfer(0, DATA[:4], more=True, state=state))

@@ -1,4 +1,4 @@
-"""Runs of deliveries in C mean what the engine says of each delivery in Python. `make sanitize` runs this, too."""
+"""Runs of deliveries in C give the same events as the engine in Python. `make sanitize` runs this, too."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ steps = st.one_of(
 
 
 class Played(Server):
-    """A server to which a client's steps are told, and what came of them."""
+    """A server that a client's random steps are sent to, and its events."""
 
     def __init__(self, transactional: bool) -> None:
         super().__init__(credit=CREDIT, limit=LIMIT)
         self.told: list[Any] = []
         self.held: list[tuple[Any, Any, bytes | None]] = []  # link, delivery, txn-id
         self._number = self._token = 0
-        self._open: dict[int, int] = {}  # deliveries that are not complete, by handle
+        self._open: dict[int, int] = {}  # incomplete deliveries, by handle
         self._detached: set[int] = set()
         self._waiting = b""
         names = [("a", True), ("b", True), ("r", False), ("s", False)]
@@ -98,7 +98,7 @@ class Played(Server):
                     self.told.append(type(event))
 
     def play(self, step: tuple[Any, ...], size: int) -> None:
-        """One step; what the client says waits until it is `size` bytes."""
+        """Do one step; the client's frames are sent when they are `size` bytes."""
         match step:
             case ("transfer" | "detach", handle, *_) if handle in self._detached:
                 pass
@@ -127,7 +127,7 @@ class Played(Server):
             self.feed(part)
 
     def _act(self, step: tuple[Any, ...]) -> None:
-        """What the session does in between."""
+        """Do one action of the server."""
         if self.engine.over:
             return
         match step:
@@ -155,7 +155,7 @@ class Played(Server):
                 self.engine.grant(self.links["abrs"[handle]], credit)
 
     def end(self) -> tuple[Any, ...]:
-        """What came of all: events, the links' accounts, and every byte that was said."""
+        """The result of all steps: events, the links' counters, and every byte of the output."""
         self.feed(self._waiting)
         self.output.append(self.connection.data_to_send())
         accounts = [(link.credit, link.held, link.held_bytes, link.attached) for link in self.links.values()]
@@ -165,13 +165,13 @@ class Played(Server):
 
 
 class Addressed(NamedTuple):
-    """In a link's place."""
+    """A stand-in for a link."""
 
     address: Any
 
 
 def use(form: Any, patch: pytest.MonkeyPatch) -> None:
-    """Let engines take C, or its reference."""
+    """Make engines use C, or the reference."""
     for name in ("take_usual", "accept", "send"):
         patch.setattr(engine, name, getattr(form, name))
 
@@ -211,7 +211,7 @@ def test_proton_keeps_nothing_that_is_settled(form: Any, monkeypatch: pytest.Mon
 def test_what_was_sent_on_a_link_that_is_gone_is_not_found_on_another(
     form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine forgets it some time later; meanwhile its address may be that of another link's delivery."""
+    """The engine forgets it later; until then another link's delivery may have the same address."""
     use(form, monkeypatch)
     server = Played(transactional=False)
     server.play(("send", 3, 30, False, 1), 1)
@@ -226,8 +226,8 @@ def test_what_was_sent_on_a_link_that_is_gone_is_not_found_on_another(
     assert (gone.held, gone.held_bytes) == (0, 0)
 
 
-def test_usual_transfers_are_not_left_to_python() -> None:
-    """A read of them is one call, and one event; likewise the outcomes of what was sent."""
+def test_usual_transfers_are_processed_in_c() -> None:
+    """One read of them is one call and one event; so are the outcomes of sent deliveries."""
     server = Played(transactional=False)
     left: list[int] = []
 
@@ -248,8 +248,8 @@ def test_usual_transfers_are_not_left_to_python() -> None:
     assert int(engine.lib.PN_DELIVERY) not in left
 
 
-def test_nothing_is_kept() -> None:
-    """References and memory are given back."""
+def test_nothing_is_leaked() -> None:
+    """References and memory are released."""
     server = Played(transactional=False)
     link, out = server.links["a"], server.links["r"]
     token, number = object(), 0
@@ -306,7 +306,7 @@ def test_arguments_of_other_types_are_refused(function: str, given: tuple[Any, .
 
 
 @pytest.mark.parametrize(("function", "given"), [("accept", ([0],)), ("send", (Addressed(0), 2, [b"data"], None, {}))])
-def test_the_address_of_nothing_is_refused(function: str, given: tuple[Any, ...]) -> None:
+def test_a_null_address_is_refused(function: str, given: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="nothing"):
         getattr(_native, function)(*given)
 

@@ -32,7 +32,7 @@ values = st.recursive(
 
 
 def plain(value: Any) -> Any:
-    """Our view of proton's Python value."""
+    """Convert proton's Python value to ours."""
     if isinstance(value, dict):
         return Pairs((key, plain(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -128,7 +128,7 @@ def test_an_array_of_nothing_is_bounded() -> None:
         (primitives.described(0x24, b"\x45"), Described(0x24, [])),
     ],
 )
-def test_what_we_write_is_what_we_read_and_proton_reads_it_too(encoded: bytes, value: Any) -> None:
+def test_our_encoding_is_read_by_our_decoder_and_by_proton(encoded: bytes, value: Any) -> None:
     assert decode(encoded, 0, len(encoded)) == (value, len(encoded))
     data = Data()
     assert data.decode(encoded) == len(encoded)

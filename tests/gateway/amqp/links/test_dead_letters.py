@@ -1,4 +1,4 @@
-"""What receivers of a group cannot take: rejected, failed too often, undeliverable here."""
+"""Dead letters of a group's receivers: rejected, failed too often, undeliverable here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def headers(record: Any) -> dict[str, str]:
 
 
 async def dead_lettered(bootstrap: str, topic: str) -> Any:
-    """The only letter; nobody waits for the dead letter, so it may lie there a moment later."""
+    """Return the only dead letter; it may be stored a moment later, because no client waits for it."""
     async with asyncio.timeout(60):
         while not (letters := await read_all(bootstrap, topic)):
             pass
@@ -37,7 +37,7 @@ async def dead_lettered(bootstrap: str, topic: str) -> Any:
 
 
 async def test_rejected_is_a_dead_letter(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
-    """With the receiver's own words; the record is committed past, though the receiver leaves at once."""
+    """It has the receiver's error; the record is committed, though the receiver detaches immediately."""
     topic, dead = await new_topic(partitions=1), await new_topic(partitions=1)
     listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead})
     await produce(bootstrap, topic, [b"poison", b"good"], key=b"k", headers=[("unit", b"C")])
@@ -73,7 +73,7 @@ async def test_rejected_is_a_dead_letter(start_listener: Any, bootstrap: str, ne
 
 
 async def test_failed_too_often_is_a_dead_letter(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
-    """Released does not count; delivery-count tells the receiver what does."""
+    """Released is no failed attempt; the header's delivery-count counts the failed ones."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
     listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 2})
@@ -104,7 +104,7 @@ async def test_failed_too_often_is_a_dead_letter(start_listener: Any, bootstrap:
 async def test_a_connection_that_is_lost_with_a_record_has_failed(
     start_listener: Any, bootstrap: str, new_topic: Any
 ) -> None:
-    """A receiver that dies of a record is counted; one that leaves in peace is not. Another one keeps the group."""
+    """A receiver that crashes on a record counts; one that detaches does not. Another one keeps the group."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
     listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead, "max_attempts": 1})
@@ -115,7 +115,7 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
     held = asyncio.Event()
 
     def hold(connection: BlockingConnection) -> tuple[bytes, int]:
-        message = connection.create_receiver(address, credit=0).receive(TIMEOUT)  # which grants one, no more
+        message = connection.create_receiver(address, credit=0).receive(TIMEOUT)  # which grants exactly one credit
         return body_of(message), message.delivery_count
 
     def die() -> None:
@@ -141,7 +141,7 @@ async def test_a_connection_that_is_lost_with_a_record_has_failed(
 
 
 async def test_undeliverable_here_goes_to_another_receiver(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
-    """And is a dead letter when there is no other."""
+    """Without another receiver it becomes a dead letter."""
     topic = await new_topic(partitions=1)
     dead = await new_topic(partitions=1)
     listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": dead})
@@ -165,8 +165,10 @@ async def test_undeliverable_here_goes_to_another_receiver(start_listener: Any, 
     assert headers(letter)["dead-letter.attempts"] == "2"
 
 
-async def test_what_cannot_be_dead_lettered_comes_again(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
-    """Nothing is committed past before its dead letter is stored: here the topic is not there."""
+async def test_a_record_without_dead_letter_is_offered_again(
+    start_listener: Any, bootstrap: str, new_topic: Any
+) -> None:
+    """No record is committed before its dead letter is stored: here the topic does not exist."""
     topic = await new_topic(partitions=1)
     listener: AmqpServer = await start_listener(amqp={"dead_letter_topic": "no-such-{topic}"})
     await produce(bootstrap, topic, [b"x"])

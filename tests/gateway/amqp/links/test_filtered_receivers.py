@@ -1,4 +1,4 @@
-"""Receivers with filters, by proton's blocking client from a real Kafka: positions, partitions, selectors."""
+"""Receivers with filters, with proton's blocking client and a real Kafka: positions, partitions, selectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFFSET_SPEC = symbol("rabbitmq:stream-offset-spec")
 
 
 async def produce(bootstrap: str, topic: str, *records: tuple[bytes, int, str]) -> None:
-    """Records of (value, partition, colour), a second apart."""
+    """Store records of (value, partition, colour), with timestamps a second apart."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for number, (value, partition, colour) in enumerate(records):
             headers = [("colour", colour.encode())]
@@ -61,7 +61,7 @@ def receiver_of(connection: BlockingConnection, address: str, filters: dict[Any,
     return connection.create_receiver(address, credit=credit, name=next(NAMES), options=Filter(filters))
 
 
-async def test_where_to_begin(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
+async def test_start_positions(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     """Partition 0 has a, c, e; partition 1 has b, d, f. Then one more is stored in each."""
     topic = await new_topic(partitions=2)
     await produce(bootstrap, topic, *[(b"abcdef"[n : n + 1], n % 2, "red") for n in range(6)])
@@ -124,7 +124,7 @@ async def test_a_selector_at_the_tail(listener: AmqpServer, new_topic: Any) -> N
 
 
 async def test_selectors_in_a_group(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """Each record goes to a member that selects it; what none selects stays for others."""
+    """Each record is delivered to a member that selects it; records that none selects stay in the queue."""
     topic = await new_topic(partitions=2)
     colours = ["red", "blue", "green"]
     records = [(b"%d" % n, n % 2, colours[n % 3]) for n in range(30)]
@@ -134,8 +134,8 @@ async def test_selectors_in_a_group(listener: AmqpServer, bootstrap: str, new_to
     def share(connection: BlockingConnection) -> list[list[str]]:
         blue = receiver_of(connection, address, selector("colour = 'blue'"), credit=0)
         red = receiver_of(connection, address, selector("colour = 'red'"))
-        first = values(red, 10)  # though nobody takes the blue ones
-        receiver_of(connection, address, selector("colour = 'yellow'"))  # is offered what waits for blue
+        first = values(red, 10)  # though no receiver takes the blue ones
+        receiver_of(connection, address, selector("colour = 'yellow'"))  # is offered the waiting blue records
         blue.link.flow(50)
         return [first, values(blue, 10)]
 
@@ -167,7 +167,7 @@ async def test_no_local(listener: AmqpServer, new_topic: Any) -> None:
 
 
 async def test_selectors_at_a_temporary_queue(start_listener: Any, new_topic: Any) -> None:
-    """As JMS clients wait for one reply each, by its correlation-id."""
+    """JMS clients wait like this for one reply each, by its correlation-id."""
     listener = await start_listener(amqp={"reply_topic": await new_topic(partitions=1)})
 
     def receive(connection: BlockingConnection) -> list[list[str]]:
@@ -213,4 +213,4 @@ async def test_filters_that_are_refused(
             receiver_of(connection, address.format(topic=topic), filters)
         return int(caught.value.link.remote_source.type)
 
-    assert await as_client(listener, attach) == 0  # a null source: attached in form only
+    assert await as_client(listener, attach) == 0  # a null source: the refusal of an attach

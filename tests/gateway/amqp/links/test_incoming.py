@@ -1,4 +1,4 @@
-"""What a sending peer is told, by proton's blocking client against a real Kafka."""
+"""Credit and outcomes of a sending peer, with proton's blocking client and a real Kafka."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_targets_that_are_refused(
     def attach(connection: BlockingConnection) -> None:
         with pytest.raises(LinkDetached, match=condition):
             connection.create_sender(address.format(topic=topic) if address else None)
-        connection.create_sender(topic, name="other").send(data(b"x"))  # the connection lives on
+        connection.create_sender(topic, name="other").send(data(b"x"))  # the connection stays open
 
     await as_client(listener, attach)
 
@@ -124,7 +124,7 @@ async def test_a_record_too_large_is_refused_alone(listener: AmqpServer, bootstr
 
 
 async def test_the_limit_of_a_body_is_the_bodys(start_listener: Any, bootstrap: str, new_topic: Any) -> None:
-    """Exactly the limit is stored whatever stands beside it, one byte more is refused, also within a run."""
+    """A body of exactly the limit is stored whatever the other sections; one byte more is refused, also in a run."""
     limit = 100_000
     listener = await start_listener(amqp={"max_body_bytes": limit, "max_message_bytes": 2 * limit})
     topic = await new_topic(partitions=1)
@@ -143,7 +143,7 @@ async def test_the_limit_of_a_body_is_the_bodys(start_listener: Any, bootstrap: 
         for message in (
             data(bytes(limit), **aside), data(bytes(limit + 1)), data(bytes(limit + 1), **aside),
             Message("z" * limit, **aside), Message("z" * (limit + 1)), data(bytes(limit)),
-            *(data(bytes(size)) for size in (10, 11, 12, 13, limit + 1, limit)),  # a run of messages that are alike
+            *(data(bytes(size)) for size in (10, 11, 12, 13, limit + 1, limit)),  # a run of equal messages
         ):  # fmt: skip
             connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
             deliveries.append(link.send(message))
@@ -160,7 +160,7 @@ async def test_the_limit_of_a_body_is_the_bodys(start_listener: Any, bootstrap: 
     assert sizes == [limit, limit, limit, 10, 11, 12, 13, limit]
 
 
-async def test_a_message_that_is_none_is_rejected(listener: AmqpServer, new_topic: Any) -> None:
+async def test_an_invalid_message_is_rejected(listener: AmqpServer, new_topic: Any) -> None:
     topic = await new_topic()
 
     def send(connection: BlockingConnection) -> Any:
@@ -216,7 +216,7 @@ async def test_credit_stops_with_the_budget(start_listener: Any, backend: Any, n
         connection.wait(lambda: link.credit == 4, timeout=TIMEOUT)
         loop.call_soon_threadsafe(shut_budget)
         asyncio.run_coroutine_threadsafe(shut.wait(), loop).result(TIMEOUT)
-        for number in range(4):  # what was granted is honoured and answered
+        for number in range(4):  # messages within the granted credit are stored and settled
             sender.send(data(b"%d" % number))
         spent = link.credit
         loop.call_soon_threadsafe(budget.give, budget.bytes_limit)
@@ -288,7 +288,7 @@ async def test_stopping_closes(start_listener: Any, new_topic: Any) -> None:
 
 
 async def test_a_window_grows_while_kafka_is_not_crowded(start_listener: Any, new_topic: Any) -> None:
-    """It begins with the smallest and ends with the largest; the messages of that are less than a batch."""
+    """It starts with the smallest and reaches the largest, whose messages are less than a batch."""
     topic = await new_topic(partitions=1)
     listener = await start_listener(amqp={"link_credit": 400, "link_credit_least": 20})
     count = 1500

@@ -1,4 +1,4 @@
-"""What a receiving peer gets, by proton's blocking client from a real Kafka."""
+"""Deliveries to a receiving peer, with proton's blocking client and a real Kafka."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_unsettled_records_of_a_lost_link_go_back(listener: AmqpServer, bo
 
 
 @pytest.mark.parametrize(("state", "count"), [(Delivery.RELEASED, 0), (Delivery.MODIFIED, 1)])
-async def test_returned_records_come_again(
+async def test_returned_records_are_offered_again(
     listener: AmqpServer, bootstrap: str, new_topic: Any, state: Any, count: int
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -137,7 +137,7 @@ async def test_returned_records_come_again(
     assert message.delivery_count == count
 
 
-async def test_rejected_records_are_done_with(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
+async def test_rejected_records_are_not_offered_again(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"poison", b"good"])
 
@@ -153,7 +153,7 @@ async def test_rejected_records_are_done_with(listener: AmqpServer, bootstrap: s
     assert listener.statistics().rejected_by_peer >= 1
 
 
-async def test_the_tail_begins_at_the_attach(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
+async def test_the_end_of_the_log_is_fixed_at_the_attach(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     await produce(bootstrap, topic, [b"old"])
 
@@ -169,7 +169,7 @@ async def test_the_tail_begins_at_the_attach(listener: AmqpServer, bootstrap: st
 
 
 async def test_credit_is_demand(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """A receiver without credit gets nothing; with some, as many; nothing is lost in between."""
+    """A receiver gets exactly as many messages as it grants credit, and none is lost in between."""
     topic = await new_topic(partitions=1)
     count = 300
 

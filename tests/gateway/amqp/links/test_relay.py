@@ -1,4 +1,4 @@
-"""The anonymous relay: messages that say themselves where they go."""
+"""The anonymous relay: each message has its own address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 60
 
 
 def outcome(connection: BlockingConnection, link: Any, message: Message) -> tuple[int, str | None]:
-    """Send; the state and the condition of the answer."""
+    """Send a message; return the outcome's state and condition."""
     connection.wait(lambda: link.credit > 0, timeout=TIMEOUT)
     delivery = link.send(message)
     connection.wait(lambda: delivery.settled, timeout=TIMEOUT)
@@ -28,7 +28,7 @@ def outcome(connection: BlockingConnection, link: Any, message: Message) -> tupl
 
 
 async def test_each_message_finds_its_topic(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
-    """Also the first ones, whose topic has to be looked up, in order; the link outlives what cannot be sent."""
+    """In order, also the first ones, whose topic is looked up; a refused message does not detach the link."""
     one, two = await new_topic(partitions=1), await new_topic(partitions=2)
     count = 20
 
@@ -72,7 +72,7 @@ async def test_each_message_finds_its_topic(listener: AmqpServer, bootstrap: str
     assert dict(keyed[0].headers)["message-id"] == b"m1"
 
 
-async def test_rights_are_asked_for_each_message(start_listener: Any, new_topic: Any) -> None:
+async def test_rights_are_checked_for_each_message(start_listener: Any, new_topic: Any) -> None:
     allowed, denied = await new_topic(), await new_topic()
     listener = await start_listener(security=SecurityConfig(access=(AccessRule(action="publish", topic=allowed),)))
 
@@ -86,10 +86,10 @@ async def test_rights_are_asked_for_each_message(start_listener: Any, new_topic:
     ]
 
 
-async def test_what_waits_for_a_topic_outlives_the_connection(
+async def test_messages_that_wait_for_a_topic_outlive_the_connection(
     listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
-    """The messages' topics are being looked up when the socket goes; nobody is there to be told of the other."""
+    """The messages' topics are being looked up when the connection is lost; the valid messages are still stored."""
     topic = await new_topic(partitions=1)
 
     def send(connection: BlockingConnection) -> None:

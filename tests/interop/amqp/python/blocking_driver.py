@@ -1,4 +1,4 @@
-"""proton's blocking client under the line protocol of drivers.py; each client lives in a thread of its own."""
+"""proton's blocking client under the line protocol of drivers.py; each client has its own thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 60
 
 
 class Client:
-    """One connection; all of proton is used in one thread, as it must be."""
+    """One connection; proton must be used in one thread only."""
 
     def __init__(self) -> None:
         self.commands: queue.Queue[dict[str, Any] | None] = queue.Queue()

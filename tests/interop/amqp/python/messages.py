@@ -61,7 +61,7 @@ SELECTOR = ulong(0x0000468C00000004)
 
 
 def value_of(told: Any) -> Any:
-    """A value as proton takes it."""
+    """Convert a value of the line protocol to proton's."""
     if isinstance(told, list):
         return [value_of(one) for one in told]
     if not isinstance(told, dict):
@@ -71,7 +71,7 @@ def value_of(told: Any) -> Any:
 
 
 def tell(value: Any) -> Any:
-    """A value as the line protocol has it."""
+    """Convert a value of proton to the line protocol's."""
     for kind, tag, plain in TAGS:
         if isinstance(value, kind):
             return {tag: plain(value)}
@@ -83,7 +83,7 @@ def tell(value: Any) -> Any:
 
 
 def to_proton(told: dict[str, Any]) -> Message:
-    """A message as proton sends it; it knows one Data or Sequence section."""
+    """Convert a message of the line protocol to proton's, which has only one Data or Sequence section."""
     message = Message()
     for name, own in FIELDS.items():
         if name in told:
@@ -112,7 +112,7 @@ def to_proton(told: dict[str, Any]) -> Message:
 
 
 def from_proton(message: Message, number: int, settled: bool) -> dict[str, Any]:
-    """A received message as the line protocol has it."""
+    """Convert a received message to the line protocol's."""
     told: dict[str, Any] = {
         "delivery": number,
         "settled": settled,
@@ -144,7 +144,7 @@ def from_proton(message: Message, number: int, settled: bool) -> dict[str, Any]:
 
 
 class Options:
-    """What an attach asks for, applied to a link before it is opened (proton's LinkOption)."""
+    """The fields of an attach, applied to a link before it is opened (proton's LinkOption)."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         self.command = command
@@ -178,7 +178,7 @@ class Options:
 
 
 def attached(link: Link, role: str) -> dict[str, Any]:
-    """What the gateway's attach said."""
+    """The answer with the fields of the gateway's attach."""
     if role == "sender":
         return {"address": link.remote_target.address}
     filters = link.remote_source.filter
@@ -229,7 +229,7 @@ def outcome_of(delivery: Any) -> dict[str, Any]:
 
 
 def prepare(delivery: Any, command: dict[str, Any]) -> None:
-    """Write what an outcome says beside its name."""
+    """Set the fields of an outcome."""
     if command.get("condition"):
         delivery.local.condition = Condition(command["condition"], command.get("description", "no"))
     if command["outcome"] == "modified":

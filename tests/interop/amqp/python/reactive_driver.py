@@ -27,7 +27,7 @@ from tests.interop.python.lines import decode, say
 
 
 class Waiting:
-    """A `receive` that is not answered yet."""
+    """An unanswered `receive`."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         self.command = command
@@ -35,7 +35,7 @@ class Waiting:
 
 
 class Links:
-    """What the driver keeps of one link."""
+    """The driver's state of one link."""
 
     def __init__(self, link: Link, command: dict[str, Any]) -> None:
         self.link = link
@@ -153,7 +153,7 @@ class Client(MessagingHandler):
         self.gone(event.link)
 
     def on_link_error(self, event: Any) -> None:
-        """Not proton's default, which closes the connection: on_link_remote_close tells of it."""
+        """Replace proton's default, which closes the connection: on_link_remote_close handles the error."""
 
     def gone(self, link: Link) -> None:
         kept = self.links.get(link.name)

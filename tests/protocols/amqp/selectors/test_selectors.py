@@ -309,7 +309,7 @@ def truth_of(tree: Tree, message: Message) -> bool | None:
 
 
 @given(conditions, messages)
-def test_as_the_second_evaluator_says(tree: Tree, message: Message) -> None:
+def test_the_second_evaluator_agrees(tree: Tree, message: Message) -> None:
     assert compile_selector(written(tree), name_of)(message) is (truth_of(tree, message) is True)
 
 
@@ -366,7 +366,7 @@ def test_any_text_is_a_selector_or_the_one_error(text: str, message: Message) ->
     ids=lambda text: text[:12],
 )
 def test_no_text_costs_much(text: str) -> None:
-    """Nor a deep stack: the worst of them stay below a second, on a machine that is not too slow."""
+    """It needs no deep stack either; the worst texts take less than a second on a usual machine."""
     began = time.process_time()
     try:
         matches = compile_selector(text, name_of)
