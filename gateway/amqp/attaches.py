@@ -264,10 +264,10 @@ class Attach:
                 )
             self._accept_node(node, filters_of_node(link, peer.container_id, peer.now_ms()))
             return
-        found = None
+        durable = None
         if link.source.kind is TerminusKind.NONE:
             source = await self._resume()
-            found = peer.grant.names.own(source.topic)
+            durable = peer.grant.names.own(source.topic)
         else:
             source = source_of(link, peer.container_id, peer.now_ms(), services.address_types)
             source = source.with_tenant(peer.grant.names)
@@ -294,10 +294,10 @@ class Attach:
         if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
             outgoing.leave()
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
-        self._accept_receiver(outgoing, source, found=found)
+        self._accept_receiver(outgoing, source, durable=durable)
 
     def _accept_receiver(
-        self, outgoing: OutgoingLink, source: Source, *, found: str | None = None, dynamic: str | None = None
+        self, outgoing: OutgoingLink, source: Source, *, durable: str | None = None, dynamic: str | None = None
     ) -> None:
         peer, link = self._peer, self._link
         peer.add_receiver(outgoing)
@@ -306,7 +306,7 @@ class Attach:
             capabilities=source.capabilities,
             settled=link.settle_mode == SETTLED,
             filters=source.filters,
-            found=found,
+            durable=durable,
             dynamic=dynamic,
         )
         peer.pump.flush()

@@ -25,7 +25,7 @@ class Login:
         self._peer = peer
         self._certificate = certificate
         self._exchange: Exchange | None = None
-        self.name = ""  # the claimed user name, for the audit log; "" if the mechanism does not send one in plain text
+        self.name = ""  # the user name that PLAIN claims, for the audit trail; "" with other mechanisms
 
     async def step(self, event: SaslInitReceived | SaslResponseReceived) -> Continue | Done | Failed:
         """Process the peer's initial response or response; return a challenge or the result."""

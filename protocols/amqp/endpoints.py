@@ -113,7 +113,7 @@ class Endpoints:
         capabilities: Iterable[str] = (),  # the capabilities that our terminus has
         settled: bool = False,  # outgoing: every delivery is sent settled
         filters: Iterable[Filter] = (),  # outgoing: the requested filters that are applied
-        found: str | None = None,  # outgoing: address of the existing durable source of a peer that sent a null source
+        durable: str | None = None,  # outgoing: the address of the existing durable source for a null source
         dynamic: str | None = None,  # the address of the dynamic node that was created for the peer
     ) -> None:
         """Answer an attach with the termini the peer asked for.
@@ -135,8 +135,8 @@ class Endpoints:
         if applied:
             native.put(lib.pn_terminus_filter(source), primitives.map_of(applied))
         terminus = target if link.incoming else source
-        if found is not None:
-            native.set_durable_source(source, found)
+        if durable is not None:
+            native.set_durable_source(source, durable)
         if dynamic is not None:
             lib.pn_terminus_set_address(terminus, dynamic.encode())
         native.put(lib.pn_terminus_capabilities(terminus), primitives.symbols(capabilities))
