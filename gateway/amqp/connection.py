@@ -83,7 +83,7 @@ class AmqpConnection(AttachingPeer):
         self._login: Login | None = None  # until its outcome
         self._expiry: Expiry | None = None  # of the login's token, if it has one
         self._limits: ClientLimits | None = None  # None before the login, and without limits
-        self._closed_in_order = False  # a close was sent or received
+        self._closed_cleanly = False  # a close was sent or received
         self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
         self._now_ms = 0
 
@@ -168,7 +168,7 @@ class AmqpConnection(AttachingPeer):
     def _end_all_links(self) -> Iterator[None]:
         """End the remaining links one by one, then free the engine's memory."""
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
-        yield from self._end_links(links, failed=not self._closed_in_order)
+        yield from self._end_links(links, failed=not self._closed_cleanly)
         self._connection.release()
 
     # Owner
@@ -333,7 +333,7 @@ class AmqpConnection(AttachingPeer):
 
     def _close(self, error: Error, *, stopping: bool = False) -> None:
         if not self.gone and not self._connection.closing:
-            self._closed_in_order = True
+            self._closed_cleanly = True
             self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
             self.pump.flush()
@@ -374,7 +374,7 @@ class AmqpConnection(AttachingPeer):
                     self._audit_refusal("this mechanism is not offered")
                 self._log.info("connection failed", reason=reason, code=code)
             case ConnectionClosed():
-                self._closed_in_order = True  # the engine has answered; the pump closes the socket
+                self._closed_cleanly = True  # the engine has answered; the pump closes the socket
                 self._ended = CLOSED_BY_PEER
             case _:
                 pass  # SessionOpened: the engine has answered it

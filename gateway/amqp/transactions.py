@@ -116,12 +116,14 @@ class Coordinators:
 class Coordinator:
     """A link on which a peer declares and discharges transactions; the `context` of the engine's link."""
 
-    __slots__ = ("_coordinators", "_unanswered", "known", "link", "peer", "touched")
+    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "touched", "transactions")
 
-    def __init__(self, coordinators: Coordinators, peer: Peer, link: Link, known: dict[bytes, Transaction]) -> None:
+    def __init__(
+        self, coordinators: Coordinators, peer: Peer, link: Link, transactions: dict[bytes, Transaction]
+    ) -> None:
         self._coordinators = coordinators
         self._unanswered = 0
-        self.known = known  # the connection's transactions by txn-id
+        self.transactions = transactions  # the connection's transactions by txn-id
         self.link = link  # the engine's
         self.peer = peer  # the connection
         self.touched = False  # see `IncomingLink`
@@ -167,7 +169,7 @@ class Coordinator:
 
     def detached(self) -> None:
         """Roll back the link's transactions: the link has ended (part 4.3)."""
-        for transaction in [one for one in self.known.values() if one.coordinator is self]:
+        for transaction in [one for one in self.transactions.values() if one.coordinator is self]:
             transaction.roll_back(Error(ROLLED_BACK, "the coordinator's link was detached"))
             transaction.forget()
 
@@ -196,16 +198,16 @@ class Coordinator:
         if isinstance(declared, Error):
             self._reject(delivery, declared)
             return
-        self.known[declared.id] = declared
+        self.transactions[declared.id] = declared
         self._unanswered -= 1
         self.peer.engine.settle_declared(self.link, delivery, declared.id)
 
     def _discharge(self, delivery: Any, command: Discharge) -> None:
-        transaction = self.known.get(command.txn_id)
+        transaction = self.transactions.get(command.txn_id)
         if transaction is None or transaction.coordinator is not self:
             self._reject(delivery, Error(UNKNOWN_ID, "no transaction of this link has this txn-id"))
             return
-        del self.known[command.txn_id]
+        del self.transactions[command.txn_id]
         transaction.discharge(delivery, fail=command.fail)
 
     def _reject(self, delivery: Any, error: Error) -> None:
@@ -266,7 +268,7 @@ class Transaction:
 
     # Posting (part 4.4.1).
 
-    def count_arrival(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+    def admit(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
         """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
         incoming.window.arrive(size)
         if self.error is not None:
@@ -338,7 +340,7 @@ class Transaction:
         self._retired[id(event.token)] = _Retirement(link, event)
         link.retiring += 1
 
-    def _places(self) -> list[tuple[GroupReader, AssignedPartition, int]]:
+    def _records_to_commit(self) -> list[tuple[GroupReader, AssignedPartition, int]]:
         """Return the records to commit for groups; fail the transaction if a record has another receiver now."""
         places = []
         for retirement in self._retired.values():
@@ -390,7 +392,7 @@ class Transaction:
 
     def forget(self) -> None:
         """Remove the transaction: it can no longer be discharged."""
-        self.coordinator.known.pop(self.id, None)
+        self.coordinator.transactions.pop(self.id, None)
         self._coordinators.open.discard(self)
 
     def _set_rollback_only(self, error: Error) -> None:
@@ -448,7 +450,7 @@ class Transaction:
 
     async def _commit(self) -> None:
         async with self._ending:
-            places = self._places()
+            places = self._records_to_commit()
             if self.error is None:
                 self._stop_timer()
                 try:

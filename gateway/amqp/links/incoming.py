@@ -33,7 +33,7 @@ Allowed = Callable[[str, bytes | None], bool]
 class OpenTransaction(Protocol):
     """A transaction that messages are posted to; a protocol, because `gateway.amqp.transactions` imports the links."""
 
-    def count_arrival(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
+    def admit(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
         """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
@@ -132,7 +132,7 @@ class IncomingLink:
 
     def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
         """Post one received message in a transaction."""
-        if transaction.count_arrival(self, delivery, len(data)):
+        if transaction.admit(self, delivery, len(data)):
             self._post(transaction, delivery, data, now_ms)
 
     def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
