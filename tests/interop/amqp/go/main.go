@@ -36,19 +36,19 @@ type Client struct {
 
 var output sync.Mutex
 
-func say(line Told) {
+func say(line Fields) {
 	output.Lock()
 	defer output.Unlock()
 	os.Stdout.Write(append(must(json.Marshal(line)), '\n'))
 }
 
-func text(told Told, name string) string {
-	found, _ := told[name].(string)
+func text(fields Fields, name string) string {
+	found, _ := fields[name].(string)
 	return found
 }
 
-func flag(told Told, name string) bool {
-	found, _ := told[name].(bool)
+func flag(fields Fields, name string) bool {
+	found, _ := fields[name].(bool)
 	return found
 }
 
@@ -66,7 +66,7 @@ func reason(err error) string {
 	return fmt.Sprint(err)
 }
 
-func (client *Client) connect(command Told) (Told, error) {
+func (client *Client) connect(command Fields) (Fields, error) {
 	options := &amqp.ConnOptions{ContainerID: text(command, "container"), HostName: text(command, "host")}
 	switch mechanism := text(command, "mechanism"); {
 	case mechanism == "EXTERNAL":
@@ -85,7 +85,7 @@ func (client *Client) connect(command Told) (Told, error) {
 		options.MaxFrameSize = uint32(whole(command["frame_bytes"]))
 	}
 	scheme := "amqp"
-	if files, is := command["tls"].(Told); is {
+	if files, is := command["tls"].(Fields); is {
 		scheme = "amqps"
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(must(os.ReadFile(text(files, "ca"))))
@@ -114,13 +114,13 @@ func (client *Client) connect(command Told) (Told, error) {
 		client.mutex.Lock()
 		defer client.mutex.Unlock()
 		if !client.closing {
-			say(Told{"client": client.name, "event": "closed", "reason": reason(conn.Err())})
+			say(Fields{"client": client.name, "event": "closed", "reason": reason(conn.Err())})
 		}
 	}()
-	return Told{}, nil
+	return Fields{}, nil
 }
 
-func (client *Client) attach(command Told) (Told, error) {
+func (client *Client) attach(command Fields) (Fields, error) {
 	link, address := text(command, "link"), text(command, "address")
 	mode := amqp.SenderSettleModeUnsettled
 	if flag(command, "settled") {
@@ -142,7 +142,7 @@ func (client *Client) attach(command Told) (Told, error) {
 			return nil, err
 		}
 		client.senders[link] = sender
-		return Told{"address": sender.Address()}, nil
+		return Fields{"address": sender.Address()}, nil
 	}
 	options := &amqp.ReceiverOptions{
 		Name: link, DynamicAddress: flag(command, "dynamic"), SourceCapabilities: capabilities,
@@ -180,22 +180,22 @@ func (client *Client) attach(command Told) (Told, error) {
 			applied = append(applied, name)
 		}
 	}
-	return Told{"address": receiver.Address(), "filters": applied}, nil
+	return Fields{"address": receiver.Address(), "filters": applied}, nil
 }
 
-func (client *Client) send(command Told) (Told, error) {
+func (client *Client) send(command Fields) (Fields, error) {
 	link := text(command, "link")
 	sender := client.senders[link]
-	outcomes := []Told{}
+	outcomes := []Fields{}
 	receipts := []amqp.SendReceipt{}
 	for _, one := range command["messages"].([]any) {
 		if client.settled[link] {
-			if err := sender.Send(in(patience), toMessage(one.(Told)), nil); err != nil {
+			if err := sender.Send(in(patience), toMessage(one.(Fields)), nil); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		receipt, err := sender.SendWithReceipt(in(patience), toMessage(one.(Told)), nil)
+		receipt, err := sender.SendWithReceipt(in(patience), toMessage(one.(Fields)), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -208,25 +208,25 @@ func (client *Client) send(command Told) (Told, error) {
 		}
 		switch state := state.(type) {
 		case *amqp.StateAccepted:
-			outcomes = append(outcomes, Told{"name": "accepted"})
+			outcomes = append(outcomes, Fields{"name": "accepted"})
 		case *amqp.StateReleased:
-			outcomes = append(outcomes, Told{"name": "released"})
+			outcomes = append(outcomes, Fields{"name": "released"})
 		case *amqp.StateModified:
-			outcomes = append(outcomes, Told{"name": "modified"})
+			outcomes = append(outcomes, Fields{"name": "modified"})
 		case *amqp.StateRejected:
-			told := Told{"name": "rejected"}
+			fields := Fields{"name": "rejected"}
 			if state.Error != nil {
-				told["condition"], told["description"] = state.Error.Condition, state.Error.Description
+				fields["condition"], fields["description"] = state.Error.Condition, state.Error.Description
 			}
-			outcomes = append(outcomes, told)
+			outcomes = append(outcomes, fields)
 		}
 	}
-	return Told{"outcomes": outcomes}, nil
+	return Fields{"outcomes": outcomes}, nil
 }
 
-func (client *Client) receive(command Told) (Told, error) {
+func (client *Client) receive(command Fields) (Fields, error) {
 	receiver := client.receivers[text(command, "link")]
-	messages := []Told{}
+	messages := []Fields{}
 	ctx := in(time.Duration(whole(command["seconds"])) * time.Second)
 	for int64(len(messages)) < whole(command["count"]) {
 		message, err := receiver.Receive(ctx, nil)
@@ -238,14 +238,14 @@ func (client *Client) receive(command Told) (Told, error) {
 		}
 		client.number++
 		client.held[client.number] = message
-		told := fromMessage(message)
-		told["delivery"] = client.number
-		messages = append(messages, told)
+		fields := fromMessage(message)
+		fields["delivery"] = client.number
+		messages = append(messages, fields)
 	}
-	return Told{"messages": messages}, nil
+	return Fields{"messages": messages}, nil
 }
 
-func (client *Client) settle(command Told) (Told, error) {
+func (client *Client) settle(command Fields) (Fields, error) {
 	receiver := client.receivers[text(command, "link")]
 	for _, number := range command["deliveries"].([]any) {
 		message := client.held[whole(number)]
@@ -272,53 +272,53 @@ func (client *Client) settle(command Told) (Told, error) {
 			return nil, err
 		}
 	}
-	return Told{}, nil
+	return Fields{}, nil
 }
 
-func (client *Client) credit(command Told) (Told, error) {
-	return Told{}, client.receivers[text(command, "link")].IssueCredit(uint32(whole(command["count"])))
+func (client *Client) credit(command Fields) (Fields, error) {
+	return Fields{}, client.receivers[text(command, "link")].IssueCredit(uint32(whole(command["count"])))
 }
 
-func (client *Client) drain(command Told) (Told, error) {
-	return Told{}, client.receivers[text(command, "link")].DrainCredit(in(patience), nil)
+func (client *Client) drain(command Fields) (Fields, error) {
+	return Fields{}, client.receivers[text(command, "link")].DrainCredit(in(patience), nil)
 }
 
-func (client *Client) detach(command Told) (Told, error) {
+func (client *Client) detach(command Fields) (Fields, error) {
 	if !flag(command, "close") {
 		return nil, errors.New("go-amqp always closes a link")
 	}
 	if sender, is := client.senders[text(command, "link")]; is {
-		return Told{}, sender.Close(in(patience))
+		return Fields{}, sender.Close(in(patience))
 	}
-	return Told{}, client.receivers[text(command, "link")].Close(in(patience))
+	return Fields{}, client.receivers[text(command, "link")].Close(in(patience))
 }
 
-func (client *Client) close(Told) (Told, error) {
+func (client *Client) close(Fields) (Fields, error) {
 	client.mutex.Lock()
 	client.closing = true
 	client.mutex.Unlock()
 	if client.conn != nil {
 		client.conn.Close() // its error is that of an earlier end, if any
 	}
-	return Told{}, nil
+	return Fields{}, nil
 }
 
-func (client *Client) answer(command Told) {
-	verbs := map[string]func(Told) (Told, error){
+func (client *Client) answer(command Fields) {
+	verbs := map[string]func(Fields) (Fields, error){
 		"connect": client.connect, "attach": client.attach, "send": client.send, "receive": client.receive,
 		"settle": client.settle, "credit": client.credit, "drain": client.drain, "detach": client.detach,
 		"close": client.close, "release": client.close,
 	}
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			say(Told{"n": command["n"], "error": fmt.Sprint(panicked)})
+			say(Fields{"n": command["n"], "error": fmt.Sprint(panicked)})
 		}
 	}()
 	result, err := verbs[text(command, "do")](command)
 	if err != nil {
-		say(Told{"n": command["n"], "error": reason(err)})
+		say(Fields{"n": command["n"], "error": reason(err)})
 	} else {
-		say(Told{"n": command["n"], "result": result})
+		say(Fields{"n": command["n"], "result": result})
 	}
 }
 
@@ -333,7 +333,7 @@ func version() string {
 }
 
 func main() {
-	say(Told{"event": "ready", "name": "go-amqp", "version": version()})
+	say(Fields{"event": "ready", "name": "go-amqp", "version": version()})
 	clients := map[string]*Client{}
 	lines := bufio.NewReaderSize(os.Stdin, 1<<24)
 	for {
@@ -343,7 +343,7 @@ func main() {
 		}
 		decoder := json.NewDecoder(bytes.NewReader(line))
 		decoder.UseNumber()
-		command := Told{}
+		command := Fields{}
 		if err := decoder.Decode(&command); err != nil {
 			panic(err)
 		}

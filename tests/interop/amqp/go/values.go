@@ -11,8 +11,8 @@ import (
 	"github.com/Azure/go-amqp"
 )
 
-// Told is a value, a message or a command as the line protocol has it.
-type Told = map[string]any
+// Fields is a value, a message or a command in the line protocol.
+type Fields = map[string]any
 
 func must[T any](value T, err error) T {
 	if err != nil {
@@ -46,22 +46,22 @@ func tagged(tag string, content any) (any, bool) {
 	return nil, false
 }
 
-func toLibrary(told any) any {
-	switch told := told.(type) {
+func toLibrary(fields any) any {
+	switch fields := fields.(type) {
 	case json.Number:
-		if number, err := told.Int64(); err == nil {
+		if number, err := fields.Int64(); err == nil {
 			return number
 		}
-		return must(told.Float64())
+		return must(fields.Float64())
 	case []any:
-		out := make([]any, len(told))
-		for at, one := range told {
+		out := make([]any, len(fields))
+		for at, one := range fields {
 			out[at] = toLibrary(one)
 		}
 		return out
-	case Told:
+	case Fields:
 		out := map[string]any{}
-		for key, one := range told {
+		for key, one := range fields {
 			if value, is := tagged(key, one); is {
 				return value
 			}
@@ -69,25 +69,25 @@ func toLibrary(told any) any {
 		}
 		return out
 	}
-	return told
+	return fields
 }
 
 func fromLibrary(value any) any {
 	switch value := value.(type) {
 	case []byte:
-		return Told{"@binary": base64.StdEncoding.EncodeToString(value)}
+		return Fields{"@binary": base64.StdEncoding.EncodeToString(value)}
 	case amqp.UUID:
-		return Told{"@uuid": value.String()}
+		return Fields{"@uuid": value.String()}
 	case amqp.Symbol:
-		return Told{"@symbol": string(value)}
+		return Fields{"@symbol": string(value)}
 	case time.Time:
-		return Told{"@timestamp": value.UnixMilli()}
+		return Fields{"@timestamp": value.UnixMilli()}
 	case uint64:
-		return Told{"@ulong": value}
+		return Fields{"@ulong": value}
 	case uint32:
-		return Told{"@uint": value}
+		return Fields{"@uint": value}
 	case int32:
-		return Told{"@int": value}
+		return Fields{"@int": value}
 	case amqp.Null:
 		return nil
 	case []any:
@@ -97,13 +97,13 @@ func fromLibrary(value any) any {
 		}
 		return out
 	case map[string]any:
-		out := Told{}
+		out := Fields{}
 		for key, one := range value {
 			out[key] = fromLibrary(one)
 		}
 		return out
 	case map[any]any:
-		out := Told{}
+		out := Fields{}
 		for key, one := range value {
 			out[fmt.Sprint(key)] = fromLibrary(one)
 		}
@@ -112,114 +112,114 @@ func fromLibrary(value any) any {
 	return value
 }
 
-func stringOf(told Told, name string) *string {
-	if text, is := told[name].(string); is {
+func stringOf(fields Fields, name string) *string {
+	if text, is := fields[name].(string); is {
 		return &text
 	}
 	return nil
 }
 
-func timeOf(told Told, name string) *time.Time {
-	if told[name] == nil {
+func timeOf(fields Fields, name string) *time.Time {
+	if fields[name] == nil {
 		return nil
 	}
-	at := time.UnixMilli(whole(told[name]))
+	at := time.UnixMilli(whole(fields[name]))
 	return &at
 }
 
-func toMessage(told Told) *amqp.Message {
+func toMessage(fields Fields) *amqp.Message {
 	properties := &amqp.MessageProperties{
-		MessageID: toLibrary(told["id"]), CorrelationID: toLibrary(told["correlation_id"]),
-		To: stringOf(told, "to"), Subject: stringOf(told, "subject"), ReplyTo: stringOf(told, "reply_to"),
-		ContentType: stringOf(told, "content_type"), ContentEncoding: stringOf(told, "content_encoding"),
-		GroupID: stringOf(told, "group_id"), ReplyToGroupID: stringOf(told, "reply_to_group_id"),
-		AbsoluteExpiryTime: timeOf(told, "expiry"), CreationTime: timeOf(told, "creation"),
+		MessageID: toLibrary(fields["id"]), CorrelationID: toLibrary(fields["correlation_id"]),
+		To: stringOf(fields, "to"), Subject: stringOf(fields, "subject"), ReplyTo: stringOf(fields, "reply_to"),
+		ContentType: stringOf(fields, "content_type"), ContentEncoding: stringOf(fields, "content_encoding"),
+		GroupID: stringOf(fields, "group_id"), ReplyToGroupID: stringOf(fields, "reply_to_group_id"),
+		AbsoluteExpiryTime: timeOf(fields, "expiry"), CreationTime: timeOf(fields, "creation"),
 	}
-	if told["user_id"] != nil {
-		properties.UserID = toLibrary(told["user_id"]).([]byte)
+	if fields["user_id"] != nil {
+		properties.UserID = toLibrary(fields["user_id"]).([]byte)
 	}
-	if told["group_sequence"] != nil {
-		sequence := uint32(whole(told["group_sequence"]))
+	if fields["group_sequence"] != nil {
+		sequence := uint32(whole(fields["group_sequence"]))
 		properties.GroupSequence = &sequence
 	}
 	out := &amqp.Message{Properties: properties}
-	if told["durable"] != nil || told["priority"] != nil || told["ttl"] != nil {
+	if fields["durable"] != nil || fields["priority"] != nil || fields["ttl"] != nil {
 		out.Header = &amqp.MessageHeader{Priority: 4}
-		out.Header.Durable, _ = told["durable"].(bool)
-		if told["priority"] != nil {
-			out.Header.Priority = uint8(whole(told["priority"]))
+		out.Header.Durable, _ = fields["durable"].(bool)
+		if fields["priority"] != nil {
+			out.Header.Priority = uint8(whole(fields["priority"]))
 		}
-		if told["ttl"] != nil {
-			out.Header.TTL = time.Duration(whole(told["ttl"])) * time.Millisecond
+		if fields["ttl"] != nil {
+			out.Header.TTL = time.Duration(whole(fields["ttl"])) * time.Millisecond
 		}
 	}
-	if annotations, is := told["annotations"].(Told); is {
+	if annotations, is := fields["annotations"].(Fields); is {
 		out.Annotations = amqp.Annotations{}
 		for key, one := range annotations {
 			out.Annotations[key] = toLibrary(one)
 		}
 	}
-	if application, is := told["application"].(Told); is {
+	if application, is := fields["application"].(Fields); is {
 		out.ApplicationProperties = toLibrary(application).(map[string]any)
 	}
-	if value, is := told["value"]; is {
+	if value, is := fields["value"]; is {
 		if out.Value = toLibrary(value); value == nil {
 			out.Value = amqp.Null{}
 		}
-	} else if sequences, is := told["sequences"].([]any); is {
+	} else if sequences, is := fields["sequences"].([]any); is {
 		for _, one := range sequences {
 			out.Sequence = append(out.Sequence, toLibrary(one).([]any))
 		}
 	} else {
-		for _, one := range told["data"].([]any) {
+		for _, one := range fields["data"].([]any) {
 			out.Data = append(out.Data, bytesOf(one))
 		}
 	}
 	return out
 }
 
-func fromMessage(seen *amqp.Message) Told {
-	told := Told{"delivery_count": 0, "annotations": Told{}, "application": Told{}}
+func fromMessage(seen *amqp.Message) Fields {
+	fields := Fields{"delivery_count": 0, "annotations": Fields{}, "application": Fields{}}
 	if seen.Header != nil {
-		told["durable"], told["priority"] = seen.Header.Durable, seen.Header.Priority
-		told["ttl"], told["delivery_count"] = seen.Header.TTL.Milliseconds(), seen.Header.DeliveryCount
+		fields["durable"], fields["priority"] = seen.Header.Durable, seen.Header.Priority
+		fields["ttl"], fields["delivery_count"] = seen.Header.TTL.Milliseconds(), seen.Header.DeliveryCount
 	}
 	if own := seen.Properties; own != nil {
-		told["id"], told["correlation_id"] = fromLibrary(own.MessageID), fromLibrary(own.CorrelationID)
-		told["to"], told["subject"], told["reply_to"] = own.To, own.Subject, own.ReplyTo
-		told["content_type"], told["content_encoding"] = own.ContentType, own.ContentEncoding
-		told["group_id"], told["group_sequence"] = own.GroupID, own.GroupSequence
-		told["reply_to_group_id"] = own.ReplyToGroupID
+		fields["id"], fields["correlation_id"] = fromLibrary(own.MessageID), fromLibrary(own.CorrelationID)
+		fields["to"], fields["subject"], fields["reply_to"] = own.To, own.Subject, own.ReplyTo
+		fields["content_type"], fields["content_encoding"] = own.ContentType, own.ContentEncoding
+		fields["group_id"], fields["group_sequence"] = own.GroupID, own.GroupSequence
+		fields["reply_to_group_id"] = own.ReplyToGroupID
 		if own.UserID != nil {
-			told["user_id"] = fromLibrary(own.UserID)
+			fields["user_id"] = fromLibrary(own.UserID)
 		}
 		if own.AbsoluteExpiryTime != nil {
-			told["expiry"] = own.AbsoluteExpiryTime.UnixMilli()
+			fields["expiry"] = own.AbsoluteExpiryTime.UnixMilli()
 		}
 		if own.CreationTime != nil {
-			told["creation"] = own.CreationTime.UnixMilli()
+			fields["creation"] = own.CreationTime.UnixMilli()
 		}
 	}
 	for key, one := range seen.Annotations {
-		told["annotations"].(Told)[fmt.Sprint(key)] = fromLibrary(one)
+		fields["annotations"].(Fields)[fmt.Sprint(key)] = fromLibrary(one)
 	}
 	for key, one := range seen.ApplicationProperties {
-		told["application"].(Told)[key] = fromLibrary(one)
+		fields["application"].(Fields)[key] = fromLibrary(one)
 	}
 	if seen.Data != nil {
 		sections := []string{}
 		for _, one := range seen.Data {
 			sections = append(sections, base64.StdEncoding.EncodeToString(one))
 		}
-		told["data"] = sections
+		fields["data"] = sections
 	} else if seen.Sequence != nil {
 		lists := []any{}
 		for _, one := range seen.Sequence {
 			lists = append(lists, fromLibrary(one))
 		}
-		told["sequences"] = lists
+		fields["sequences"] = lists
 	} else {
-		told["value"] = fromLibrary(seen.Value)
+		fields["value"] = fromLibrary(seen.Value)
 	}
-	return told
+	return fields
 }

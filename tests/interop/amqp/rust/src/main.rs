@@ -22,14 +22,14 @@ use fe2o3_amqp::types::primitives::{Array, Symbol, Value};
 use fe2o3_amqp::{Connection, Receiver, Sendable, Sender, Session};
 use serde_amqp::described::Described;
 use serde_amqp::descriptor::Descriptor;
-use serde_json::{json, Value as Told};
+use serde_json::{json, Value as Fields};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::{oneshot, Mutex};
 
 const SELECTOR: u64 = 0x0000_468C_0000_0004;
 const VERSION: &str = "0.18.4";
 
-type Answer = Result<Told, Box<dyn Error>>;
+type Answer = Result<Fields, Box<dyn Error>>;
 
 #[derive(Clone)]
 enum End {
@@ -48,20 +48,20 @@ struct Client {
     number: Cell<u64>,
 }
 
-fn say(line: Told) {
+fn say(line: Fields) {
     println!("{line}");
 }
 
-fn text<'a>(told: &'a Told, name: &str) -> &'a str {
-    told[name].as_str().unwrap_or_default()
+fn text<'a>(fields: &'a Fields, name: &str) -> &'a str {
+    fields[name].as_str().unwrap_or_default()
 }
 
-fn flag(told: &Told, name: &str) -> bool {
-    told[name].as_bool().unwrap_or_default()
+fn flag(fields: &Fields, name: &str) -> bool {
+    fields[name].as_bool().unwrap_or_default()
 }
 
 fn condition(condition: &ErrorCondition) -> String {
-    serde_json::to_value(condition).ok().and_then(|told| told.as_str().map(str::to_owned)).unwrap_or_default()
+    serde_json::to_value(condition).ok().and_then(|fields| fields.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn reason(error: &definitions::Error) -> String {
@@ -69,7 +69,7 @@ fn reason(error: &definitions::Error) -> String {
 }
 
 impl Client {
-    async fn connect(&self, command: &Told) -> Answer {
+    async fn connect(&self, command: &Fields) -> Answer {
         let profile = match text(command, "mechanism") {
             "NONE" => None,
             "SCRAM-SHA-256" => {
@@ -113,7 +113,7 @@ impl Client {
         Ok(json!({}))
     }
 
-    async fn attach(&self, command: &Told) -> Answer {
+    async fn attach(&self, command: &Fields) -> Answer {
         let link = text(command, "link");
         let address = command["address"].as_str().map(str::to_owned);
         let mut session = self.session.lock().await;
@@ -170,18 +170,18 @@ impl Client {
         Ok(json!({ "address": remote.address, "filters": applied }))
     }
 
-    fn end(&self, command: &Told) -> Result<End, Box<dyn Error>> {
+    fn end(&self, command: &Fields) -> Result<End, Box<dyn Error>> {
         Ok(self.links.borrow().get(text(command, "link")).ok_or("no such link")?.clone())
     }
 
-    async fn send(&self, command: &Told) -> Answer {
+    async fn send(&self, command: &Fields) -> Answer {
         let End::Sender(sender) = self.end(command)? else { return Err("not a sender".into()) };
         let mut sender = sender.lock().await;
         let sender = sender.as_mut().ok_or("detached")?;
         let settled = self.settled.borrow()[text(command, "link")];
         let mut waiting = Vec::new();
-        for told in command["messages"].as_array().into_iter().flatten() {
-            let message = Sendable::builder().message(values::to_message(told)).settled(settled).build();
+        for fields in command["messages"].as_array().into_iter().flatten() {
+            let message = Sendable::builder().message(values::to_message(fields)).settled(settled).build();
             waiting.push(sender.send_batchable(message).await?);
         }
         let mut outcomes = Vec::new();
@@ -209,14 +209,14 @@ impl Client {
 
     async fn next(&self, end: &mut Receiver) -> Answer {
         let delivery = end.recv::<Body<Value>>().await?;
-        let mut told = values::from_message(delivery.message());
+        let mut fields = values::from_message(delivery.message());
         self.number.set(self.number.get() + 1);
-        told["delivery"] = json!(self.number.get());
+        fields["delivery"] = json!(self.number.get());
         self.held.borrow_mut().insert(self.number.get(), DeliveryInfo::from(&delivery));
-        Ok(told)
+        Ok(fields)
     }
 
-    async fn receive(&self, command: &Told) -> Answer {
+    async fn receive(&self, command: &Fields) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
         let end = receiver.as_mut().ok_or("detached")?;
@@ -224,14 +224,14 @@ impl Client {
         let mut messages = Vec::new();
         while messages.len() < command["count"].as_u64().unwrap() as usize {
             match tokio::time::timeout_at(until, self.next(end)).await {
-                Ok(told) => messages.push(told?),
+                Ok(fields) => messages.push(fields?),
                 Err(_) => break,
             }
         }
         Ok(json!({ "messages": messages }))
     }
 
-    async fn settle(&self, command: &Told) -> Answer {
+    async fn settle(&self, command: &Fields) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let receiver = receiver.lock().await;
         let end = receiver.as_ref().ok_or("detached")?;
@@ -260,7 +260,7 @@ impl Client {
         Ok(json!({}))
     }
 
-    async fn credit(&self, command: &Told) -> Answer {
+    async fn credit(&self, command: &Fields) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
         let count = command["count"].as_u64().unwrap() as u32;
@@ -268,14 +268,14 @@ impl Client {
         Ok(json!({}))
     }
 
-    async fn drain(&self, command: &Told) -> Answer {
+    async fn drain(&self, command: &Fields) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
-        receiver.as_mut().ok_or("detached")?.drain().await?; // who waits for its end waits for what is sent: the library does not tell
+        receiver.as_mut().ok_or("detached")?.drain().await?; // waits for the drain and its messages: the library reports no end
         Ok(json!({}))
     }
 
-    async fn detach(&self, command: &Told) -> Answer {
+    async fn detach(&self, command: &Fields) -> Answer {
         let end = self.end(command)?;
         self.links.borrow_mut().remove(text(command, "link"));
         let close = flag(command, "close");
@@ -305,7 +305,7 @@ impl Client {
         if let Some(closer) = closer {
             let (done, closed) = oneshot::channel();
             if closer.send(done).is_ok() {
-                let _ = closed.await; // it ended by itself meanwhile
+                let _ = closed.await; // it may have ended by itself
             }
         }
         self.links.borrow_mut().clear();
@@ -313,7 +313,7 @@ impl Client {
         Ok(json!({}))
     }
 
-    async fn answer(&self, command: &Told) {
+    async fn answer(&self, command: &Fields) {
         let answered = match text(command, "do") {
             "connect" => self.connect(command).await,
             "attach" => self.attach(command).await,
@@ -340,7 +340,7 @@ async fn main() {
         let mut clients: HashMap<String, Rc<Client>> = HashMap::new();
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            let command: Told = serde_json::from_str(&line).unwrap();
+            let command: Fields = serde_json::from_str(&line).unwrap();
             let name = text(&command, "client").to_owned();
             let client = clients
                 .entry(name.clone())

@@ -8,18 +8,18 @@ use fe2o3_amqp::types::messaging::{
 };
 use fe2o3_amqp::types::primitives::{OrderedMap, SimpleValue, Symbol, Timestamp, Uuid, Value};
 use serde_bytes::ByteBuf;
-use serde_json::{json, Map, Value as Told};
+use serde_json::{json, Map, Value as Fields};
 
-pub fn bytes(told: &Told) -> ByteBuf {
-    ByteBuf::from(BASE64_STANDARD.decode(told.as_str().unwrap()).unwrap())
+pub fn bytes(fields: &Fields) -> ByteBuf {
+    ByteBuf::from(BASE64_STANDARD.decode(fields.as_str().unwrap()).unwrap())
 }
 
 fn base64(data: &[u8]) -> String {
     BASE64_STANDARD.encode(data)
 }
 
-fn uuid(told: &Told) -> Uuid {
-    let digits: String = told.as_str().unwrap().replace('-', "");
+fn uuid(fields: &Fields) -> Uuid {
+    let digits: String = fields.as_str().unwrap().replace('-', "");
     let mut out = [0; 16];
     for (at, byte) in out.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap();
@@ -27,30 +27,30 @@ fn uuid(told: &Told) -> Uuid {
     Uuid::from(out)
 }
 
-fn tagged(tag: &str, told: &Told) -> Option<Value> {
+fn tagged(tag: &str, fields: &Fields) -> Option<Value> {
     Some(match tag {
-        "@binary" => Value::Binary(bytes(told)),
-        "@uuid" => Value::Uuid(uuid(told)),
-        "@symbol" => Value::Symbol(Symbol::from(told.as_str().unwrap())),
-        "@timestamp" => Value::Timestamp(Timestamp::from(told.as_i64().unwrap())),
-        "@ulong" => Value::Ulong(told.as_u64().unwrap()),
-        "@uint" => Value::Uint(told.as_u64().unwrap() as u32),
-        "@int" => Value::Int(told.as_i64().unwrap() as i32),
+        "@binary" => Value::Binary(bytes(fields)),
+        "@uuid" => Value::Uuid(uuid(fields)),
+        "@symbol" => Value::Symbol(Symbol::from(fields.as_str().unwrap())),
+        "@timestamp" => Value::Timestamp(Timestamp::from(fields.as_i64().unwrap())),
+        "@ulong" => Value::Ulong(fields.as_u64().unwrap()),
+        "@uint" => Value::Uint(fields.as_u64().unwrap() as u32),
+        "@int" => Value::Int(fields.as_i64().unwrap() as i32),
         _ => return None,
     })
 }
 
-pub fn to_library(told: &Told) -> Value {
-    match told {
-        Told::Null => Value::Null,
-        Told::Bool(flag) => Value::Bool(*flag),
-        Told::Number(number) => match number.as_i64() {
+pub fn to_library(fields: &Fields) -> Value {
+    match fields {
+        Fields::Null => Value::Null,
+        Fields::Bool(flag) => Value::Bool(*flag),
+        Fields::Number(number) => match number.as_i64() {
             Some(whole) => Value::Long(whole),
             None => Value::Double(number.as_f64().unwrap().into()),
         },
-        Told::String(text) => Value::String(text.clone()),
-        Told::Array(list) => Value::List(list.iter().map(to_library).collect()),
-        Told::Object(map) => {
+        Fields::String(text) => Value::String(text.clone()),
+        Fields::Array(list) => Value::List(list.iter().map(to_library).collect()),
+        Fields::Object(map) => {
             if let Some(value) = map.iter().next().and_then(|(tag, content)| tagged(tag, content)) {
                 return value;
             }
@@ -63,7 +63,7 @@ pub fn to_library(told: &Told) -> Value {
     }
 }
 
-pub fn from_library(value: &Value) -> Told {
+pub fn from_library(value: &Value) -> Fields {
     match value {
         Value::Bool(flag) => json!(flag),
         Value::Ubyte(number) => json!(number),
@@ -87,9 +87,9 @@ pub fn from_library(value: &Value) -> Told {
             for (key, one) in map.iter() {
                 out.insert(from_library(key).as_str().unwrap_or_default().to_owned(), from_library(one));
             }
-            Told::Object(out)
+            Fields::Object(out)
         }
-        _ => Told::Null,
+        _ => Fields::Null,
     }
 }
 
@@ -98,8 +98,8 @@ fn hyphened(id: &[u8; 16]) -> String {
     [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
-fn to_id(told: &Told) -> Option<MessageId> {
-    match to_library(told) {
+fn to_id(fields: &Fields) -> Option<MessageId> {
+    match to_library(fields) {
         Value::String(text) => Some(MessageId::String(text)),
         Value::Ulong(number) => Some(MessageId::Ulong(number)),
         Value::Uuid(id) => Some(MessageId::Uuid(id)),
@@ -108,57 +108,57 @@ fn to_id(told: &Told) -> Option<MessageId> {
     }
 }
 
-fn from_id(id: &Option<MessageId>) -> Told {
+fn from_id(id: &Option<MessageId>) -> Fields {
     match id {
         Some(MessageId::String(text)) => json!(text),
         Some(MessageId::Ulong(number)) => json!({ "@ulong": number }),
         Some(MessageId::Uuid(id)) => json!({ "@uuid": hyphened(id.as_inner()) }),
         Some(MessageId::Binary(data)) => json!({ "@binary": base64(data) }),
-        None => Told::Null,
+        None => Fields::Null,
     }
 }
 
-fn text(told: &Told, name: &str) -> Option<String> {
-    told[name].as_str().map(str::to_owned)
+fn text(fields: &Fields, name: &str) -> Option<String> {
+    fields[name].as_str().map(str::to_owned)
 }
 
-pub fn to_message(told: &Told) -> Message<Body<Value>> {
+pub fn to_message(fields: &Fields) -> Message<Body<Value>> {
     let properties = Properties {
-        message_id: to_id(&told["id"]),
-        user_id: told["user_id"].get("@binary").map(bytes),
-        to: text(told, "to"),
-        subject: text(told, "subject"),
-        reply_to: text(told, "reply_to"),
-        correlation_id: to_id(&told["correlation_id"]),
-        content_type: text(told, "content_type").map(Symbol::from),
-        content_encoding: text(told, "content_encoding").map(Symbol::from),
-        absolute_expiry_time: told["expiry"].as_i64().map(Timestamp::from),
-        creation_time: told["creation"].as_i64().map(Timestamp::from),
-        group_id: text(told, "group_id"),
-        group_sequence: told["group_sequence"].as_u64().map(|number| number as u32),
-        reply_to_group_id: text(told, "reply_to_group_id"),
+        message_id: to_id(&fields["id"]),
+        user_id: fields["user_id"].get("@binary").map(bytes),
+        to: text(fields, "to"),
+        subject: text(fields, "subject"),
+        reply_to: text(fields, "reply_to"),
+        correlation_id: to_id(&fields["correlation_id"]),
+        content_type: text(fields, "content_type").map(Symbol::from),
+        content_encoding: text(fields, "content_encoding").map(Symbol::from),
+        absolute_expiry_time: fields["expiry"].as_i64().map(Timestamp::from),
+        creation_time: fields["creation"].as_i64().map(Timestamp::from),
+        group_id: text(fields, "group_id"),
+        group_sequence: fields["group_sequence"].as_u64().map(|number| number as u32),
+        reply_to_group_id: text(fields, "reply_to_group_id"),
     };
     let header = Header {
-        durable: told["durable"].as_bool().unwrap_or_default(),
-        priority: Priority(told["priority"].as_u64().unwrap_or(4) as u8),
-        ttl: told["ttl"].as_u64().map(|ms| ms as u32),
+        durable: fields["durable"].as_bool().unwrap_or_default(),
+        priority: Priority(fields["priority"].as_u64().unwrap_or(4) as u8),
+        ttl: fields["ttl"].as_u64().map(|ms| ms as u32),
         ..Header::default()
     };
     let mut annotations = Annotations::new();
-    for (key, one) in told["annotations"].as_object().into_iter().flatten() {
+    for (key, one) in fields["annotations"].as_object().into_iter().flatten() {
         annotations.insert(OwnedKey::Symbol(Symbol::from(key.as_str())), to_library(one));
     }
     let mut application = OrderedMap::new();
-    for (key, one) in told["application"].as_object().into_iter().flatten() {
+    for (key, one) in fields["application"].as_object().into_iter().flatten() {
         application.insert(key.clone(), SimpleValue::try_from(to_library(one)).unwrap());
     }
-    let body = if let Some(sections) = told["data"].as_array() {
+    let body = if let Some(sections) = fields["data"].as_array() {
         Body::Data(sections.iter().map(|one| Data(bytes(one))).collect::<Vec<_>>().into())
-    } else if let Some(lists) = told["sequences"].as_array() {
+    } else if let Some(lists) = fields["sequences"].as_array() {
         let lists = lists.iter().map(|one| AmqpSequence(one.as_array().unwrap().iter().map(to_library).collect()));
         Body::Sequence(lists.collect::<Vec<_>>().into())
     } else {
-        Body::Value(AmqpValue(to_library(&told["value"])))
+        Body::Value(AmqpValue(to_library(&fields["value"])))
     };
     Message {
         header: Some(header),
@@ -171,7 +171,7 @@ pub fn to_message(told: &Told) -> Message<Body<Value>> {
     }
 }
 
-pub fn from_message(seen: &Message<Body<Value>>) -> Told {
+pub fn from_message(seen: &Message<Body<Value>>) -> Fields {
     let header = seen.header.clone().unwrap_or_default();
     let own = seen.properties.clone().unwrap_or_default();
     let mut annotations = Map::new();
@@ -184,7 +184,7 @@ pub fn from_message(seen: &Message<Body<Value>>) -> Told {
     for (key, one) in seen.application_properties.iter().flat_map(|found| found.0.iter()) {
         application.insert(key.clone(), from_library(&Value::from(one.clone())));
     }
-    let mut told = json!({
+    let mut fields = json!({
         "durable": header.durable,
         "priority": header.priority.0,
         "ttl": header.ttl,
@@ -206,12 +206,12 @@ pub fn from_message(seen: &Message<Body<Value>>) -> Told {
         "application": application,
     });
     match &seen.body {
-        Body::Data(sections) => told["data"] = sections.iter().map(|one| json!(base64(&one.0))).collect(),
+        Body::Data(sections) => fields["data"] = sections.iter().map(|one| json!(base64(&one.0))).collect(),
         Body::Sequence(lists) => {
-            told["sequences"] = lists.iter().map(|one| one.0.iter().map(from_library).collect::<Told>()).collect()
+            fields["sequences"] = lists.iter().map(|one| one.0.iter().map(from_library).collect::<Fields>()).collect()
         }
-        Body::Value(value) => told["value"] = from_library(&value.0),
+        Body::Value(value) => fields["value"] = from_library(&value.0),
         Body::Empty => {}
     }
-    told
+    fields
 }
