@@ -136,7 +136,7 @@ def _number(one: Filter, limit: int) -> int:
     """Return the filter's integer of any width, 0 or greater."""
     value = one.value
     if type(value) is not int or not 0 <= value < limit:
-        raise _invalid(one, "expected an integer of 0 or more")
+        raise _invalid(one, "expected a number of 0 or more")
     return value
 
 
