@@ -87,7 +87,3 @@ class AckQueue:
         """Put slots from `ready` back at the head, in order, and clear the first one's result."""
         slots[0].result = None
         self._line.extendleft(reversed(slots))
-
-    def clear(self) -> None:
-        """Empty the queue after the connection has ended."""
-        self._line.clear()
