@@ -22,7 +22,7 @@ A = TypeVar("A", bound="packets.Acknowledgement | packets.Suback | packets.Unsub
 
 
 class PahoClient:
-    """One connection that is not made again when it is lost."""
+    """One connection, without reconnects."""
 
     def __init__(
         self, address: tuple[str, int], *, user: str | None = None, password: str = "", **options: Any
@@ -52,17 +52,17 @@ class PahoClient:
         return self
 
     def send(self, topic: str, payload: bytes = b"", qos: int = 1) -> int:
-        """Publish without waiting; the packet id."""
+        """Publish without waiting; return the packet identifier."""
         return self.paho.publish(topic, payload, qos).mid
 
     async def publish(self, topic: str, payload: bytes = b"") -> int:
-        """Publish with QoS 1 and wait; PUBACK's reason code."""
+        """Publish with QoS 1 and wait; return PUBACK's reason code."""
         mid = self.send(topic, payload)
         await wait_until(lambda: mid in self.pubacks or self.disconnected is not None)
         return self.pubacks[mid].value
 
     async def subscribe(self, topic_filter: str, qos: int = 1) -> int:
-        """Subscribe and wait; SUBACK's reason code."""
+        """Subscribe and wait; return SUBACK's reason code."""
         _, mid = self.paho.subscribe(topic_filter, qos)
         assert mid is not None
         # `#` asks for the end of every topic of the whole run.
@@ -76,9 +76,9 @@ class PahoClient:
 
 
 class RawClient:
-    """One connection, packet by packet: it answers nothing by itself and sends what it is told, legal or not.
+    """One connection, packet by packet: it answers nothing by itself, and sends any packet, legal or not.
 
-    What comes is decoded by the product's decoder, whose own tests compare it with bytes typed by hand.
+    Packets are decoded by the product's decoder, whose own tests compare it with bytes typed by hand.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: Version) -> None:
@@ -115,7 +115,7 @@ class RawClient:
 
     @property
     def granted(self) -> Properties:
-        """What CONNACK announced."""
+        """CONNACK's properties."""
         return self.connack.properties or NONE
 
     def send(self, packet: packets.Packet) -> None:
@@ -123,16 +123,16 @@ class RawClient:
         self.send_bytes(encode_packet(packet, self.version))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send what no packet is."""
+        """Send any bytes."""
         self._writer.write(data)
 
     def new_id(self) -> int:
-        """Give an identifier that is not used yet."""
+        """Return an unused packet identifier."""
         self._next_id += 1
         return self._next_id
 
     async def receive(self, timeout: float = 60) -> packets.Packet:
-        """Wait for the next packet; EOFError when the server has closed."""
+        """Wait for the next packet; raise EOFError if the server has closed."""
         if self._aside:
             return self._aside.popleft()
         return await self._read(timeout)
@@ -158,7 +158,7 @@ class RawClient:
         return packet
 
     async def answer(self, kind: type[A], packet_id: int, timeout: float = 60) -> A:
-        """Wait for the answer to a packet; what comes before it is kept for `receive`."""
+        """Wait for the answer to a packet; earlier packets are kept for `receive`."""
         while True:
             packet = await self._read(timeout)
             if isinstance(packet, kind) and packet.packet_id == packet_id:
@@ -166,7 +166,7 @@ class RawClient:
             self._aside.append(packet)
 
     async def expect_end(self) -> list[packets.Packet]:
-        """Wait until the server closes; what it said before."""
+        """Wait until the server closes; return the packets before that."""
         said = []
         try:
             while True:
@@ -188,7 +188,7 @@ class RawClient:
         return await self.answer(packets.Unsuback, self._next_id)
 
     async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, retain: bool = False, **more: Any) -> int:
-        """Publish, go through the whole exchange, and give the first answer's reason code."""
+        """Publish, complete the exchange, and return the first answer's reason code."""
         packet_id = self.new_id() if qos else 0
         properties = Properties(**more) if more else None
         self.send(packets.Publish(topic, payload, qos, retain, False, packet_id, properties))
@@ -214,11 +214,11 @@ class RawClient:
         return message
 
     async def messages(self, count: int) -> list[packets.Publish]:
-        """Wait for so many messages, and acknowledge each."""
+        """Wait for `count` messages, and acknowledge each."""
         return [await self.message() for _ in range(count)]
 
     async def ping(self) -> None:
-        """Prove that nothing but the answer is on its way."""
+        """Check with PINGREQ that no other packet is in flight."""
         self.send(packets.Pingreq())
         await self.expect(packets.Pingresp)
 
@@ -229,7 +229,7 @@ class RawClient:
         self._writer.close()
 
     def close_writing(self) -> None:
-        """Close one half of the connection: nothing more is sent, and what comes is still read."""
+        """Half-close the connection: nothing more is sent, but packets are still read."""
         self._writer.write_eof()
 
     def drop(self) -> None:

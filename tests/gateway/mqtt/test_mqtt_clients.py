@@ -1,4 +1,4 @@
-"""MQTT as its users see it: paho against a running gateway; other libraries are in `tests/interop/mqtt`."""
+"""MQTT from a user's view: paho against a running gateway; other libraries are in `tests/interop/mqtt`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NewTopic = Callable[..., Awaitable[str]]
 
 
 class Client:
-    """paho with an event loop's manners."""
+    """paho driven from an event loop."""
 
     def __init__(self, gateway: GatewayProcess, client_id: str | None = None, **options: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def test_wildcards_reach_every_mapped_topic(gateway: GatewayProcess, new_t
 
 
 async def test_a_subscription_comes_before_the_topic(gateway: GatewayProcess) -> None:
-    """What is published first after SUBACK arrives, also when it is what creates the Kafka topic."""
+    """The first message after SUBACK arrives, even if it creates the Kafka topic."""
     name = f"later-{uuid.uuid4().hex[:8]}"
     wild, exact = await Client(gateway).connect(), await Client(gateway).connect()
     await wild.subscribe("+/x", qos=1)

@@ -1,4 +1,4 @@
-"""The order of presence records: whatever gateways write and when it arrives, the log ends with the truth."""
+"""The order of presence records: the log ends with the true states, for any writes and delays of the gateways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("a", "b", "c")
 
 
 class Gateway:
-    """One process: its ledger, what it has given to its producer, and how far it has read the log."""
+    """One process: its ledger, its writes in flight, and its position in the log."""
 
     def __init__(self, world: World, name: str, life: int) -> None:
         self.owner = f"{name}/{life}"
@@ -55,7 +55,7 @@ class Gateway:
 
 
 class World(stateful.RuleBasedStateMachine):
-    """Gateways whose writes reach the log late, who read it late, and who are killed."""
+    """Gateways that write and read the log with delay, and are killed."""
 
     unique = True
 
@@ -113,7 +113,7 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule(name=st.sampled_from(NAMES), stored=st.booleans())
     def refuse(self, name: str, stored: bool) -> None:
-        """Kafka has not answered in time; it may have stored the record all the same."""
+        """Have a write time out; Kafka may have stored the record nevertheless."""
         gateway = self.gateways[name]
         if gateway.is_alive and gateway.sent:
             self.is_calm = False
@@ -130,7 +130,7 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule(name=st.sampled_from(NAMES), back=st.booleans())
     def kill(self, name: str, back: bool) -> None:
-        """What it had given to its producer may still be stored, as far as the test goes on to let it arrive."""
+        """Kill a gateway; its writes in flight may still be stored, if the test lets them arrive."""
         gateway = self.gateways[name]
         gateway.is_alive = False
         for number, where in list(self.open.items()):
@@ -145,7 +145,7 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule(name=st.sampled_from(NAMES))
     def thaw(self, name: str) -> None:
-        """It was stopped: what was not sent is withdrawn, all is read, then it goes on."""
+        """Continue a frozen gateway: unsent writes are withdrawn, then it reads the log to its end."""
         gateway = self.gateways[name]
         if not gateway.is_alive:
             return
@@ -166,7 +166,7 @@ class World(stateful.RuleBasedStateMachine):
                 pass
 
     def settle(self) -> None:
-        """All that is on its way arrives, and all is read, until nobody has anything to say."""
+        """Let all writes arrive and be read, until no gateway has anything to write."""
         for _ in range(60):
             for gateway in self.gateways.values():
                 while gateway.sent:
@@ -209,12 +209,12 @@ class World(stateful.RuleBasedStateMachine):
                 assert not gateway.ledger._local or self.open  # nothing is remembered of who is gone
 
     def told_online(self) -> list[int]:
-        """Connections in the order in which they came to the log."""
+        """The connections in the order of the log."""
         records = [decode(value) for _, value in self.log if value != TOMBSTONE]
         return [int(one.address.partition(":")[2]) for one in records if one is not None and one.state == "online"]
 
     def right(self) -> list[Any]:
-        """The records that a reader keeps, which goes by the epoch alone."""
+        """The records that a reader keeps that compares only epochs."""
         kept: list[Any] = []
         for _, value in self.log:
             record = decode(value) if value != TOMBSTONE else None
@@ -226,7 +226,7 @@ class World(stateful.RuleBasedStateMachine):
 
 
 class Several(World):
-    """The same where a name may have several connections: it is online while one of them is open."""
+    """The same for keys with several connections: a key is online while one of them is open."""
 
     unique = False
 
@@ -242,7 +242,7 @@ def present(principal: str, closed: list[str]) -> Present:
 
 
 def test_a_client_id_is_not_taken_from_another_principal() -> None:
-    """Two principals connect with one client id in the same moment: the first in the log keeps it."""
+    """Two principals connect with one client id at the same moment: the first in the log keeps it."""
     closed: list[str] = []
     log: list[tuple[str, bytes]] = []
     both = {
@@ -270,7 +270,7 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
 
 
 def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: Any) -> None:
-    """What waits is bounded; who was told to be online is told to be offline all the same."""
+    """The number of waiting states is bounded; a client that was reported online is still reported offline."""
     monkeypatch.setattr(ledger, "MAX_DUE", 10)
     one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
     one.enter("mqtt/told", 0, present("p", []))

@@ -34,7 +34,7 @@ Connect = Callable[..., Awaitable[RawClient]]
 
 
 class Gateway(NamedTuple):
-    """One of two, with its listeners."""
+    """One of two gateways, with its listeners."""
 
     made: Assembled
     listeners: dict[str, Listener]
@@ -103,7 +103,7 @@ def name() -> str:
 
 
 class Told:
-    """All records of the topic, as a plain Kafka client reads them."""
+    """All records of the topic, read by a plain Kafka client."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[dict[str, Any]]] = {}
@@ -116,7 +116,7 @@ class Told:
                 self.records.setdefault(record.key.decode(), []).append(json.loads(record.value or b"null"))
 
     def states(self, key: str) -> list[tuple[str, str | None]]:
-        """Each state of a key, and who has ended it."""
+        """Each state of a key, and what ended it."""
         return [(one["state"], one.get("reason", {}).get("by")) for one in self.records.get(key, ())]
 
 
@@ -138,7 +138,7 @@ async def told(bootstrap: str, both: tuple[Gateway, Gateway]) -> AsyncIterator[T
 async def test_a_subscriber_sees_who_is_there_and_who_comes_and_goes(
     both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str
 ) -> None:
-    """The last state of each client is a retained message; what changes comes as it is stored."""
+    """The last state of each client is a retained message; changes are delivered as they are stored."""
     one, other = both
     client = await connect(one, name, clean_start=False, session_expiry_interval=30)
     await wait_until(lambda: told.states(f"mqtt/{name}") == [("online", None)])
@@ -175,7 +175,7 @@ async def test_a_subscriber_sees_who_is_there_and_who_comes_and_goes(
 async def test_a_client_id_has_one_connection_over_all_gateways(
     both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str, turned: bool
 ) -> None:
-    """A second CONNECT with a clean session closes the first one at the other gateway; nobody says offline for it."""
+    """A second CONNECT with clean session closes the first at the other gateway, without an offline record."""
     one, other = reversed(both) if turned else both
     first = await connect(one, name)
     await wait_until(lambda: f"mqtt/{name}" in other.made.state.presence.ledger.known)
@@ -193,7 +193,7 @@ async def test_a_client_id_has_one_connection_over_all_gateways(
 async def test_of_two_that_connect_in_the_same_moment_one_stays(
     both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str
 ) -> None:
-    """The same one for both gateways, and the topic ends with it."""
+    """Both gateways keep the same one, and the topic ends with it."""
     names = [f"{name}-{number}" for number in range(20)]
     pairs = [await asyncio.gather(*(connect(each, client) for each in both)) for client in names]
     for client, pair in zip(names, pairs, strict=True):
@@ -216,7 +216,7 @@ async def test_of_two_that_connect_in_the_same_moment_one_stays(
 async def test_a_client_id_that_another_principal_has_elsewhere_is_refused(
     both: tuple[Gateway, Gateway], bootstrap: str, connect: Connect, name: str
 ) -> None:
-    """As long as its gateway lives: this one is told of by a plain Kafka client."""
+    """As long as its gateway is alive; here a plain Kafka client writes the record."""
     one, _ = both
     theirs = {
         "state": "online", "client": name, "principal": "somebody else", "protocol": "mqtt", "address": "h:1",
@@ -241,7 +241,7 @@ async def test_a_client_id_that_another_principal_has_elsewhere_is_refused(
 
 
 async def test_how_connections_end(both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str) -> None:
-    """Who has ended it, and by which code of the protocol."""
+    """The record has the side that ended the connection, and the protocol's code."""
     gateway = both[0]
     lost, silent, wrong = [
         await connect(gateway, f"{name}-{how}", keep_alive=alive)
@@ -268,7 +268,7 @@ async def test_how_connections_end(both: tuple[Gateway, Gateway], connect: Conne
 async def test_amqp_and_http_clients_are_told_of_and_read_it(
     both: tuple[Gateway, Gateway], connect: Connect, told: Told, name: str
 ) -> None:
-    """A container-id is online while one of its connections is open, at whichever gateway."""
+    """A container-id is online while one of its connections is open, at any gateway."""
     one, other = both
 
     def connect(to: Gateway) -> BlockingConnection:
@@ -304,7 +304,7 @@ async def test_amqp_and_http_clients_are_told_of_and_read_it(
 
 
 async def test_no_client_writes_it(both: tuple[Gateway, Gateway], connect: Connect, name: str) -> None:
-    """Not by MQTT, retained or not, and not by HTTP: who is online is the gateway's word."""
+    """Neither by MQTT, retained or not, nor by HTTP: only gateways write to the topic."""
     one, _ = both
     client = await connect(one, name)
     assert await client.publish(f"{TOPIC}/mqtt/x", b"{}") == 0x87
@@ -322,7 +322,7 @@ async def test_no_client_writes_it(both: tuple[Gateway, Gateway], connect: Conne
 async def test_while_kafka_is_away_clients_are_served_and_the_last_states_come_later(
     stoppable: EmbeddedBroker, connect: Connect, name: str
 ) -> None:
-    """Nobody waits for presence: many connect and leave, and one record says what is so at the end."""
+    """No client waits for presence: many connect and disconnect, and one record has the final state."""
     topic = f"presence-{name}"
     bootstrap = stoppable.bootstrap_servers
     async with running(bootstrap, topic) as gateway, following(bootstrap, topic) as told:

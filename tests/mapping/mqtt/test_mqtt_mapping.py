@@ -1,4 +1,4 @@
-"""MQTT and Kafka records: nothing is lost on the way there and back, and foreign records come out sensibly."""
+"""MQTT and Kafka records: a round trip loses nothing, and foreign records have a sensible MQTT form."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ def say(connection: Connection, *texts: str) -> list[Any]:
 
 
 def failed(events: list[Any]) -> str:
-    """Give the code of the failure that ends `events`, of which there is one."""
+    """Return the code of the single failure that ends `events`."""
     assert [type(one) for one in events].count(ConnectionFailed) == 1
     assert type(events[-1]) is ConnectionFailed
     return str(events[-1].code)
 
 
 def ended_by(connection: Connection) -> tuple[int, int] | None:
-    """Give the first byte and the reason code of what was said last, once the connection is closing."""
+    """Return the first byte and the reason code of the last packet, once the connection is closing."""
     assert connection.closing
     data = connection.data_to_send()
     if not data:

@@ -1,4 +1,4 @@
-"""Topic aliases towards the client: it sees the right topics, and the topics that are sent most have the aliases."""
+"""Topic aliases towards the client: it sees the right topics, and the topics sent most have the aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of the whole: round trips, splits that change nothing, and bytes of any kind that never raise."""
+"""Properties of the whole parser: round trips, splits that change nothing, and no exception for any bytes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_round_trip(packet: Packet) -> None:
 
 
 def older(packet: Packet) -> Packet | None:
-    """Give what of a packet 3.1.1 can say; None when it has no such packet, or not with these values."""
+    """Return a packet as 3.1.1 can express it, or None if it cannot."""
     match packet:
         case packets.Connect():
             will = packet.will and packets.Will(
@@ -180,7 +180,7 @@ def test_round_trip_in_311(packet: Packet) -> None:
 
 
 class Server:
-    """A session of the smallest kind: accepts, acknowledges if it is told to, and writes everything down."""
+    """A minimal session: accepts, optionally acknowledges, and records everything."""
 
     def __init__(self, acknowledges: bool = True) -> None:
         self.acknowledges = acknowledges
@@ -214,7 +214,7 @@ class Server:
 
 
 def check_end(server: Server) -> None:
-    """Everything is a stated event, and an end is the last one and closes."""
+    """Check that all events are known, and that an end is the last event and closes the connection."""
     ends = [one for one in server.events if type(one) in (ConnectionFailed, DisconnectReceived)]
     assert all(isinstance(one, Event | ConnectionFailed) for one in server.events)
     assert len(ends) <= 1

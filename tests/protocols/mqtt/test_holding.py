@@ -1,4 +1,4 @@
-"""Messages that are held back: what else is said leaves, and they follow in their order."""
+"""Messages that are held back: other packets are sent, and the messages follow in order."""
 
 from __future__ import annotations
 

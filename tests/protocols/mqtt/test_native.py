@@ -1,4 +1,4 @@
-"""Runs of packets in C mean what Python says of each packet. `make sanitize` runs this, too."""
+"""C parses runs of packets as Python parses each packet. `make sanitize` runs this, too."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def publishes(draw: Any) -> bytes:
 
 
 def played(take: Any, version: int, announced: Properties, pieces: list[bytes]) -> Any:
-    """All that can be seen of a connection to which the pieces were said."""
+    """The observable state of a connection after it has received the pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(receiving, "take_usual", take)
         connection = opened(version, announced)
@@ -120,7 +120,7 @@ def test_thousands_of_mutations_mean_the_same() -> None:
 
 
 def test_every_property_of_a_publish_is_taken() -> None:
-    """What is left to Python is dear: a property of the table that is not known in C would be."""
+    """A property that C does not know would be left to Python, which is slow."""
     found: list[Any] = []
     packet = wire(f"32 * s'a/b' 0001 v {EVERY_PROPERTY.hex()} ; 'x'")
     arguments = (packet * 2, 0, found, True, 1000, 9, publish_flags(), 2, {}, {}, {})
@@ -156,7 +156,7 @@ def test_what_no_caller_may_mean(place: int, value: Any) -> None:
 
 
 def test_nothing_is_kept() -> None:
-    """Memory and references are given back, whether C took a packet, left it or failed."""
+    """Memory and references are released, whether C handles a packet, leaves it or fails."""
     pieces = [wire(f"32 * s'a/b' 0001 v {wire(piece).hex()} ; 'x'") for piece in PIECES]
     pieces += [wire(f"34 * s'{name or 'x'}' 0001 00 'x'") for name in ("a", "b", "a+")]
     pieces += [wire(f"3c * s'a/b' 0001 v {EVERY_PROPERTY.hex()} ; 'x'"), b"\x40\2\0\1", b"\x62\2\0\1", b"\x30\2\0\1"]

@@ -1,4 +1,4 @@
-"""The 27 properties: bytes, places, repetitions; the table here is typed from table 2-4, apart from the code's."""
+"""The 27 properties: bytes, packets, repetitions; the table here is typed from table 2-4, independent of the code's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that goes on over a new connection: identifiers of both directions come along, quotas do not."""
+"""A session resumed on a new connection: packet identifiers of both directions are kept, quotas are not."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_identifiers_that_cannot_be(ids: dict[str, Any]) -> None:
 
 
 class Model:
-    """What must hold for the identifiers of ours, whoever does what in which order."""
+    """The invariants of the server's packet identifiers, for any order of events."""
 
     def __init__(self, reserved: set[int]) -> None:
         self.connection = resumed(reserved=reserved, connect=WINDOW_OF_2)

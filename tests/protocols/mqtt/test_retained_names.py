@@ -1,4 +1,4 @@
-"""The trie of retained names against a matcher that looks at every name."""
+"""The trie of retained names, compared with a matcher that checks every name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def matches(name: str, topic_filter: str) -> bool:
 
 
 def match(names: NameTrie, topic_filter: str) -> list[str]:
-    """What a search finds, in order."""
+    """The names that a search finds, in order."""
     return sorted(name for piece in names.search(topic_filter) for name in piece)
 
 
@@ -117,7 +117,7 @@ def test_names_that_come_and_go_do_not_disturb_a_search(
 
 
 def count_nodes(names: NameTrie) -> int:
-    """Nodes below the root; each must be a place where names part."""
+    """Count the nodes below the root; each must be a branching point."""
     waiting: list[_Node | str] = list(names._root.children.values())
     count = 0
     while waiting:

@@ -1,4 +1,4 @@
-"""Packets that are alike are parsed in one go: it must not matter which packet comes after which."""
+"""Similar packets are parsed in runs: the result must not depend on which packet follows which."""
 
 from __future__ import annotations
 

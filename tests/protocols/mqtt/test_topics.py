@@ -1,4 +1,4 @@
-"""Topic names, filters, shared subscriptions, and the trie against a matcher that a child could check."""
+"""Topic names, filters, shared subscriptions, and the trie, compared with a trivial matcher."""
 
 from __future__ import annotations
 

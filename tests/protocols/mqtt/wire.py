@@ -1,7 +1,7 @@
-"""Bytes as one writes them by hand; shares no code with the codec that is tested.
+"""Packets written by hand; shares no code with the tested codec.
 
-Tokens between blanks: hex digits; 'text' as it is; s'text' with its length in front; * the remaining length, v the
-property length of what follows up to a ;.
+Tokens between blanks: hex digits; 'text' without, s'text' with length prefix; * is the remaining length; v is the
+property length of all up to a ;.
 """
 
 from __future__ import annotations

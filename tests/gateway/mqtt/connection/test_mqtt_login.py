@@ -1,4 +1,4 @@
-"""Who an MQTT client is: SCRAM over AUTH, by aiokafka's SCRAM client; and what CONNECT alone proves."""
+"""Authentication of MQTT clients: SCRAM over AUTH, with aiokafka's SCRAM client; and CONNECT without a method."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def line(user: str, password: str, method: str = METHOD) -> str:
 async def secured(
     bootstrap: str, admin: AIOKafkaAdminClient, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[GatewayProcess, Path]]:
-    """A gateway that serves SCRAM and nothing else; its SCRAM file."""
+    """A gateway that accepts only SCRAM logins, and its SCRAM file."""
     await admin.create_topics([NewTopic(TOPIC, 1, 1)])
     await until_led(admin, TOPIC)
     directory = tmp_path_factory.mktemp("scram")
@@ -95,7 +95,7 @@ async def log_in(client: RawClient, steps: Any, method: str = METHOD, **connect:
 
 
 async def answered(client: RawClient, steps: Any, verdict: type[Any], method: str = METHOD) -> Any:
-    """Answer the server's challenge, and wait for its verdict."""
+    """Answer the server's challenge, and wait for the result."""
     auth = await client.expect(packets.Auth)
     assert auth.reason_code == ReasonCode.CONTINUE_AUTHENTICATION
     named, challenge = said(auth)
@@ -124,7 +124,7 @@ async def test_a_login(open_client: Any, method: str) -> None:
 
 
 async def test_the_identity_is_the_methods(open_client: Any) -> None:
-    """CONNECT's user name and password say nothing beside a method; the access list knows the SCRAM user."""
+    """With a method, CONNECT's user name and password are ignored; the access list gets the SCRAM user."""
     client = await open_client()
     connack = await log_in(client, scram("bob", "other"), username="ann", password=b"secret")
     assert connack.reason_code == 0
@@ -194,7 +194,7 @@ async def test_without_a_method_nothing_is_proven(
 
 @pytest.mark.clause("MQTT-4.12.0-5", "MQTT-4.12.1-1")
 async def test_re_authentication(open_client: Any) -> None:
-    """What the client publishes meanwhile is the old identity's; afterwards it goes on, and may do it again."""
+    """During re-authentication the old identity publishes; afterwards the client continues, and may repeat it."""
     client = await logged_in(await open_client())
     for _ in range(2):
         steps = scram()
@@ -214,7 +214,7 @@ async def test_re_authentication(open_client: Any) -> None:
 @pytest.mark.clause("MQTT-4.12.1-2")
 @pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("bob", "other")])
 async def test_a_re_authentication_that_fails(open_client: Any, user: str, password: str) -> None:
-    """A wrong password; or another user, whose session it would not be."""
+    """A wrong password, or another user, who does not own the session."""
     client, steps = await logged_in(await open_client()), scram(user, password)
     client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(steps.first_message().encode())))
     closing = await answered(client, steps, packets.Disconnect)

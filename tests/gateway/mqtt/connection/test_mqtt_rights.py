@@ -1,4 +1,4 @@
-"""The access list as MQTT clients meet it where topics have other names in Kafka: mapping rules, the catch-all."""
+"""The access list for MQTT topics that have other names in Kafka, by mapping rules or the catch-all topic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ kafka = "raw-{RUN}/open/#"
 async def gateway(
     bootstrap: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> AsyncIterator[tuple[GatewayProcess, bool]]:
-    """A gateway, and whether it grants filters of which a part is denied."""
+    """A gateway, and whether it grants filters that are partly denied."""
     directory = tmp_path_factory.mktemp("rights")
     process = await GatewayProcess(directory, bootstrap, config=CONFIG.format(partial=request.param)).start()
     yield process, request.param == "true"
@@ -82,7 +82,7 @@ async def test_what_is_granted_is_delivered(gateway: tuple[GatewayProcess, bool]
 async def test_a_denied_leaf_is_taken_out_or_refuses_the_filter(
     gateway: tuple[GatewayProcess, bool], client: RawClient, bootstrap: str
 ) -> None:
-    """The leaf is written by whoever may: a native client, with the header of an MQTT topic."""
+    """A native Kafka client, which may, writes to the denied topic, with the MQTT topic in a header."""
     process, partial = gateway
     filters = [f"plant-{RUN}/#", f"plant-{RUN}/+/key", f"$share/s-{RUN}/plant-{RUN}/#"]
     assert await subscribe(client, f"plant-{RUN}/m1/#", f"{SITE}/#") == [1, 1]

@@ -1,4 +1,4 @@
-"""A client of MQTT 3.1.1 sends again what it was disconnected for; it must not do so for ever, and nothing is lost."""
+"""An MQTT 3.1.1 client resends a message it was disconnected for; that must end, and the message must not be lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _find(consumer: AIOKafkaConsumer, payload: bytes) -> Any:
 async def test_paho_goes_on_behind_what_is_refused_for_good(
     gateway: GatewayProcess, new_topic: NewTopic, bootstrap: str, qos: int, refused: str
 ) -> None:
-    """The first time it is disconnected; the second time the message is kept, with the reason, and acknowledged."""
+    """The first time it is disconnected; the second time the message is stored as a dead letter and acknowledged."""
     good = await new_topic(max_message_bytes="2000")
     run = uuid.uuid4().hex
     topic = f"{good}/x" if refused == "too-large" else f"$SYS/{run}"
@@ -66,7 +66,7 @@ async def test_paho_goes_on_behind_what_is_refused_for_good(
 async def test_another_packet_of_the_same_client_is_refused_like_the_first(
     gateway: GatewayProcess, new_topic: NewTopic
 ) -> None:
-    """Only what was refused is taken for it: the same identifier, sent again."""
+    """Only the refused message counts as such: the same packet identifier, with DUP."""
     topic = await new_topic(max_message_bytes="2000")
     client_id = uuid.uuid4().hex
 

@@ -1,4 +1,4 @@
-"""What a client of MQTT 3.1.1, which has no word for a refusal, meets: a closed connection, or by setting a loss."""
+"""Refused publishes of MQTT 3.1.1, which has no error codes: the connection is closed, or the message is dropped."""
 
 from __future__ import annotations
 

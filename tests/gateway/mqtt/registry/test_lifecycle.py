@@ -1,7 +1,7 @@
-"""The life-cycle of a session as a table: every cell is walked on a real registry, and nothing ever leaves it.
+"""The life cycle of a session as a table: a real registry goes through every cell, and never leaves the table.
 
-Kafka, the other gateway and the clock are lists and numbers here, so that each moment between two answers can be
-stopped at. `test_two_gateways.py` and `loadtest.scenarios.kills` show the same with Kafka and processes.
+Kafka, the other gateway and the clock are lists and numbers here, so that a test can stop between any two answers.
+`test_two_gateways.py` and `loadtest.scenarios.kills` show the same with Kafka and processes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STORED = Result(Outcome.STORED)
 
 
 class Watched(Sessions):
-    """Sessions whose steps are noted."""
+    """Sessions that record their steps."""
 
     expected: State | None = None
     wrong: list[str]
@@ -172,13 +172,13 @@ class World:
     # the connection
 
     def taken_over(self) -> None:
-        """As the client does it: it leaves its session."""
+        """Detach the session, as the client does."""
         self.closed += 1
         if self.session is not None:
             self.sessions.leave(self.session, with_will=True)
 
     def answered(self) -> None:
-        """PUBRECs are due."""
+        """Ignore that PUBRECs are due."""
 
     # what can be asked, and done
 
@@ -200,7 +200,7 @@ class World:
         self.gateways.apply("other", GatewayRecord("1", self.now_ms))
 
     async def settle_down(self) -> None:
-        """Let everything go on that need not wait for an event."""
+        """Run everything that does not wait for an event."""
         loop = asyncio.get_running_loop()
         for _ in range(10):
             turn = loop.create_future()
@@ -208,7 +208,7 @@ class World:
             await turn
 
     async def kafka_answers(self, result: Result = STORED) -> None:
-        """For the writes of sessions' records, also for those that follow from the answers."""
+        """Answer the writes of session records, also those that follow from the answers."""
         await self.settle_down()
         while self.writes:
             writes, self.writes = self.writes, []
@@ -221,7 +221,7 @@ class World:
         self.attach()
 
     def attach(self) -> None:
-        """A CONNECT that has come to its end gets its session."""
+        """Give a finished CONNECT its session."""
         if self.task is not None and self.task.done():
             task, self.task = self.task, None
             if not task.cancelled() and task.exception() is None:
@@ -232,7 +232,7 @@ class World:
                 assert isinstance(task.exception(), Refused), task.exception()
 
     def answers(self) -> list[str]:
-        """What who claims the session has been told."""
+        """The answers written for the claiming gateway."""
         records = [(kind, decode_inflight(value)) for kind, value in self.written if kind in {INFLIGHT, RELEASE}]
         return ["nothing" if record is None else "final" for _, record in records if record is None or record.final]
 
@@ -319,7 +319,7 @@ class World:
         owner.settle([token], [0], Result(Outcome.STORED, 0))
 
     def stop_connect(self) -> None:
-        """The client has not waited for its CONNACK."""
+        """Cancel the CONNECT: the client has not waited for CONNACK."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -344,7 +344,7 @@ CELLS = [(state, event) for state, row in TABLE.items() for event in row]
 
 
 async def walk(world: World, state: State, event: Event) -> None:
-    """Bring the client id into a state, in a way in which the event can follow."""
+    """Bring the client id into a state from which the event can follow."""
     path = PATHS[state]
     if event is Event.FAIL:
         path = (*PATHS[State.AWAY], Event.CONNECT)
@@ -425,7 +425,7 @@ async def connected(world: World) -> None:
 
 
 async def test_connect_names_everybody_who_may_have_a_message_on_the_way(tmp_path: Path) -> None:
-    """Connect: the owner, and whom the owner has asked itself without an answer."""
+    """Connect: the owner, and the gateways that have not answered the owner's own claim."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5, "third/1")
     await world.happen(Event.CLAIM)
@@ -435,7 +435,7 @@ async def test_connect_names_everybody_who_may_have_a_message_on_the_way(tmp_pat
 
 @pytest.mark.parametrize("kind", [INFLIGHT, RELEASE])
 async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, tmp_path: Path) -> None:
-    """Have: what a gateway wrote before it read the claim says nothing of what it has now."""
+    """Have: what a gateway wrote before it read the claim does not answer the claim."""
     world = World(tmp_path)
     answer = InflightRecord("nonce", 5, final=True) if kind == INFLIGHT else None
     await world.claimed_by(OTHER, 5)
@@ -453,7 +453,7 @@ async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, 
 
 
 async def test_connect_reads_the_table_first(tmp_path: Path) -> None:
-    """Connect: another gateway has had the session since; what we have of it is old."""
+    """Connect: another gateway has had the session since; our records of it are outdated."""
     world = World(tmp_path)
     await connected(world)
     await world.happen(Event.DISCONNECT)
@@ -467,7 +467,7 @@ async def test_connect_reads_the_table_first(tmp_path: Path) -> None:
 
 
 async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
-    """Have: the process that was asked is gone when another of its gateway sends heartbeats."""
+    """Have: the asked process is dead when a new process of its gateway sends heartbeats."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.happen(Event.CLAIM)
@@ -480,7 +480,7 @@ async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
 
 
 async def test_have_waits_for_what_we_hand_over_ourselves(tmp_path: Path) -> None:
-    """Have: the client is back before Kafka has answered for its message here; sent again, it is not stored again."""
+    """Have: the client returns before Kafka has answered for its message; sent again, it is not stored twice."""
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
@@ -501,7 +501,7 @@ async def test_have_waits_for_what_we_hand_over_ourselves(tmp_path: Path) -> Non
 async def test_a_claim_without_an_answer_is_refused_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leave: 0x88 while a living gateway does not answer; who was asked is asked again."""
+    """Leave: 0x88 while a live gateway does not answer; the next CONNECT asks it again."""
     monkeypatch.setattr("gateway.mqtt.registry.opening.RELEASE_S", 0.01)
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
@@ -523,7 +523,7 @@ async def test_a_claim_without_an_answer_is_refused_and_made_again(
 
 
 async def test_a_session_that_ends_while_it_is_claimed_is_a_new_one(tmp_path: Path) -> None:
-    """Its client has ended it elsewhere, and is here already: that is nobody else who was faster."""
+    """The client has ended it elsewhere and connects here: no other gateway was faster."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.connect()
@@ -540,7 +540,7 @@ async def test_a_session_that_ends_while_it_is_claimed_is_a_new_one(tmp_path: Pa
 
 
 class Log:
-    """Kafka's log of QoS 2 messages, which takes its time to be read."""
+    """Kafka's log of QoS 2 messages, which is slow to read."""
 
     def __init__(self) -> None:
         self.is_read = asyncio.Event()
@@ -557,12 +557,12 @@ class Log:
 
 
 def unclear(epoch: int, **fields: Any) -> InflightRecord:
-    """An in-flight record behind which messages may lie in the log."""
+    """An in-flight record that does not cover all messages in the log."""
     return InflightRecord("nonce", epoch, scan_from={"t": {0: 0}}, **fields)
 
 
 async def opened_with_a_slow_log(world: World) -> Log:
-    """A gateway is dead, and may have stored messages; the client comes to us while we look for them."""
+    """A dead gateway may have stored messages; the client connects here while we scan the log for them."""
     log = Log()
     world.opening._recovery = log  # type: ignore[assignment]
     await connected(world)
@@ -595,7 +595,7 @@ async def test_a_session_that_ends_while_its_log_is_read_is_a_new_one(tmp_path: 
 
 
 async def test_what_comes_while_the_log_is_read_is_looked_at_too(tmp_path: Path) -> None:
-    """The last in-flight record of the former gateway comes late: with it more may be in the log, or finished."""
+    """The former gateway's last in-flight record comes late; it may name more messages, or finished ones."""
     world = World(tmp_path)
     log = await opened_with_a_slow_log(world)
     await world.foreign(INFLIGHT, unclear(world.record.epoch, low_water_mark=3, open={7: 2}))
@@ -633,7 +633,7 @@ async def test_a_session_that_expires_while_what_is_uncertain_is_looked_for_is_a
 
 
 async def test_answer_says_nothing_while_a_message_is_on_the_way(tmp_path: Path) -> None:
-    """Answer: once, with the state of the session, when Kafka has answered; also when others claim it meanwhile."""
+    """Answer: once, with the session's state, after Kafka's answer; also if other gateways claim it meanwhile."""
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
@@ -649,7 +649,7 @@ async def test_answer_says_nothing_while_a_message_is_on_the_way(tmp_path: Path)
 
 
 async def test_answer_without_anything_does_not_write_over_what_others_know(tmp_path: Path) -> None:
-    """Answer: an in-flight record of before would hide the message that its owner has stored since."""
+    """Answer: an older in-flight record would hide a message that the owner has stored since."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.foreign(INFLIGHT, InflightRecord("nonce", 5, low_water_mark=1, open={1: 0}))
@@ -659,7 +659,7 @@ async def test_answer_without_anything_does_not_write_over_what_others_know(tmp_
 
 
 async def test_read_keeps_the_in_flight_record_of_the_higher_epoch(tmp_path: Path) -> None:
-    """Read: a gateway that was frozen writes its last one late; it is written over."""
+    """Read: a gateway that was frozen writes its last record late; it is overwritten."""
     world = World(tmp_path)
     await connected(world)
     await world.happen(Event.DISCONNECT)
@@ -673,7 +673,7 @@ async def test_read_keeps_the_in_flight_record_of_the_higher_epoch(tmp_path: Pat
 
 
 async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: Path) -> None:
-    """LetGo: the gateway stops. The in-flight record that its connection leaves says so, but not too early."""
+    """LetGo: the gateway stops. The session's last in-flight record releases it, but not too early."""
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
@@ -713,7 +713,7 @@ async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: P
 async def test_connect_asks_nobody_when_the_owner_has_let_go(
     epoch: int, by: str, asked: tuple[str, ...], state: State, tmp_path: Path
 ) -> None:
-    """Connect: of a session that a stopping gateway has released, which is alive still."""
+    """Connect: the session was released by a stopping gateway, which is still alive."""
     world = World(tmp_path)
     world.gateways.apply("third", GatewayRecord("1", world.now_ms))
     await world.claimed_by(OTHER, 5, *asked, gone=True)
@@ -727,7 +727,7 @@ async def test_connect_asks_nobody_when_the_owner_has_let_go(
 
 
 async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
-    """Read: two claims with one epoch; the earlier may have been answered, and served, before the later was read."""
+    """Read: two claims with one epoch; the earlier may be answered and served before the later is read."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.happen(Event.CLAIM)
@@ -743,7 +743,7 @@ async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
 
 
 async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CaughtUp: a process that was stopped has not heard of anybody, and would take every session from the living."""
+    """CaughtUp: a process that was frozen has no recent heartbeats, and would take all sessions from live gateways."""
     monkeypatch.setattr("gateway.mqtt.registry.upkeep.TICK_S", 0.001)
     monkeypatch.setattr("gateway.fence.TICK_S", 0.001)
     world = World(tmp_path)
@@ -772,7 +772,7 @@ async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, mon
 
 
 async def test_take_over_asks_the_living(tmp_path: Path) -> None:
-    """TakeOver: the dead owner had claimed the session from a gateway that lives, and may have a message on the way."""
+    """TakeOver: the dead owner had claimed the session from a live gateway, which may have a message in flight."""
     world = World(tmp_path)
     world.gateways.apply("third", GatewayRecord("1", world.now_ms))
     await world.claimed_by(OTHER, 5, "third/1")
@@ -785,7 +785,7 @@ async def test_take_over_asks_the_living(tmp_path: Path) -> None:
 
 
 def possible(world: World) -> list[str]:
-    """What can happen now, as the world is: not what the table allows."""
+    """The events that can happen now in this world, independent of the table."""
     found = ["claimed", "moved", "outdated", "deleted", "rival", "final", "let", "dead", "alive", "11s", "61s"]
     found += ["give-up"] if world.task is not None else ["connect", "clean", "short"]
     found += ["kafka", "kafka-fails"] if world.writes else []
@@ -835,7 +835,7 @@ async def outside(world: World, name: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(picks=st.lists(st.integers(0, 251), min_size=10, max_size=30))
 def test_nothing_leaves_the_table(picks: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever comes in whatever order: no event meets no cell, and the state is always what the table said."""
+    """For events in any order: every event has a cell, and the state is always the table's."""
 
     async def run() -> None:
         world = World(tmp_path_factory.getbasetemp() / "lifecycle")

@@ -1,4 +1,4 @@
-"""Sessions in hard moments: deadlines, heartbeats, what an odd client does, what a CONNECT that fails leaves."""
+"""Sessions in unusual situations: deadlines, heartbeats, odd clients, failed CONNECTs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def name() -> str:
 
 @pytest.mark.clause("MQTT-3.1.2-25", "MQTT-3.3.4-9")
 async def test_a_message_that_is_too_large_gives_its_room_back(connect: Connect, name: str) -> None:
-    """Its place in the window was kept while its identifier was stored."""
+    """Its capacity in the window was reserved while its packet identifier was stored."""
     client = await connect(name, receive_maximum=1, maximum_packet_size=200, **KEPT)
     await client.subscribe(f"{name}/#")
     sender = await connect()
@@ -57,7 +57,7 @@ async def test_a_message_that_is_too_large_gives_its_room_back(connect: Connect,
 
 @pytest.mark.clause("MQTT-4.3.3-4")
 async def test_pubrec_for_what_was_not_sent_yet(connect: Connect, name: str) -> None:
-    """A client that guesses identifiers is told that it does, and harms nobody."""
+    """A client that guesses packet identifiers gets an error, and does not disturb others."""
     client = await connect(name, **KEPT)
     await client.subscribe(f"{name}/#")
     for packet_id in range(1, 20):
@@ -98,7 +98,7 @@ async def test_qos_2_twice_in_one_read(connect: Connect, name: str, options: dic
 @pytest.mark.parametrize("options", [{}, KEPT], ids=["", "kept"])
 @pytest.mark.parametrize("version", [4, 5])
 async def test_everything_in_one_write(connect: Connect, name: str, version: int, options: dict[str, Any]) -> None:
-    """What was asked before DISCONNECT is answered, and the will is taken back."""
+    """Requests before DISCONNECT are answered, and the will is deleted."""
     if version == 4:
         options = {"clean_start": not options}
     watcher = await connect()
@@ -125,7 +125,7 @@ async def test_everything_in_one_write(connect: Connect, name: str, version: int
 async def test_a_topic_was_deleted_meanwhile(
     connect: Connect, name: str, admin: AIOKafkaAdminClient, on_the_way: bool
 ) -> None:
-    """Its session comes back without it, soon, and gets what is in it once it is there again."""
+    """The session returns soon without it, and gets its messages once it is created again."""
     client = await connect(name, **KEPT)
     await client.subscribe(Subscription(f"{name}/#", 1), Subscription(f"{name}-other/#", 1))
     sender = await connect()
@@ -146,7 +146,7 @@ async def test_a_topic_was_deleted_meanwhile(
 
 
 async def test_a_session_that_no_record_can_hold(connect: Connect, name: str) -> None:
-    """What does not fit is refused, at once and not for ever; what was granted before stays."""
+    """What does not fit is refused, immediately and only once; earlier subscriptions stay."""
     client = await connect(name, **KEPT)
     filters = [packets.Subscription(f"{name}/{number}/{'x' * 60_000}", 1) for number in range(60)]
     assert (await client.subscribe(*filters[:30])).reason_codes == (1,) * 30

@@ -60,7 +60,7 @@ async def expect_taken_over(client: RawClient) -> None:
 async def test_a_session_moves_with_what_is_on_the_way(
     connect: Connect, gateway: GatewayProcess, other: GatewayProcess, new_topic: NewTopic, name: str
 ) -> None:
-    """QoS 2 in both directions is exactly once over the move, and nothing comes in another order."""
+    """QoS 2 is exactly once in both directions over the move, and the order is kept."""
     topic = await new_topic(partitions=1)
     first = await connect(gateway, name, **KEPT)
     watcher = await connect(other)
@@ -100,7 +100,7 @@ async def test_the_will_of_the_connection_that_is_taken_over(  # noqa: PLR0917 -
     delay: int,
     comes: bool,
 ) -> None:
-    """A clean start ends the session, and so the delay; else the will with a delay is off, and one without is due."""
+    """Clean Start ends the session and so the will's delay; otherwise a delayed will is cancelled, any other is due."""
     will = Will(f"{name}/will", b"w", 1, properties=Properties(will_delay_interval=delay))
     watcher = await connect(other)
     await watcher.subscribe(f"{name}/will")
@@ -118,7 +118,7 @@ async def test_the_will_of_the_connection_that_is_taken_over(  # noqa: PLR0917 -
 async def test_a_session_that_ends_with_its_connection_is_not_there_at_another_gateway(
     connect: Connect, gateway: GatewayProcess, other: GatewayProcess, name: str
 ) -> None:
-    """Only its will makes it known to the other gateway, which publishes it and does not wait for long."""
+    """The other gateway knows it only because of its will, which it publishes without waiting for long."""
     watcher = await connect(other)
     await watcher.subscribe(f"{name}/will")
     loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ async def test_a_session_that_ends_with_its_connection_is_not_there_at_another_g
 async def test_to_and_fro(
     connect: Connect, gateway: GatewayProcess, other: GatewayProcess, name: str, version: Version
 ) -> None:
-    """A session that moves at each connection, sometimes while the old one is still there, loses nothing."""
+    """A session that moves at each CONNECT, sometimes with the old connection still open, loses nothing."""
     sender = await connect(gateway)
     kept = KEPT if version is Version.V5 else {"clean_start": False}
     got: list[bytes] = []
@@ -171,7 +171,7 @@ async def test_killed_and_started_again(  # noqa: PLR0917 - fixtures
     new_topic: NewTopic,
     name: str,
 ) -> None:
-    """On the same data directory it is the successor: sessions go on at once, and the wills of the dead are due."""
+    """On the same data directory it is the successor: sessions resume immediately, and wills are due."""
     topic = await new_topic(partitions=1)
     process = new_gateway(bootstrap, "--data-dir", str(tmp_path / "data"))
     await process.start()
@@ -198,7 +198,7 @@ async def test_killed_and_started_again(  # noqa: PLR0917 - fixtures
 
 @pytest.fixture
 async def guarded(bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> GatewayProcess:
-    """A third one, at which there is a user `ann`."""
+    """A third gateway, with a user `ann`."""
     passwords = tmp_path / "passwords"
     passwords.write_text(f"ann:{Argon2Hasher(time_cost=1, memory_cost=1024).hash('secret')}\n")
     config = f'[kafka]\ncreate_topics = true\n[security]\npassword_file = "{passwords}"\n'
@@ -208,7 +208,7 @@ async def guarded(bootstrap: str, new_gateway: Callable[..., GatewayProcess], tm
 async def test_a_session_is_its_principal_s_at_every_gateway(
     connect: Connect, gateway: GatewayProcess, guarded: GatewayProcess, name: str
 ) -> None:
-    """Another user neither gets it, nor ends it, nor ends its connection; with the session the name is free again."""
+    """Another user neither gets nor ends it, nor its connection; when the session ends, the client id is free."""
     ann = {"username": "ann", "password": b"secret"}
     owner = await connect(guarded, name, **ann, **KEPT)
     await owner.subscribe(f"{name}/#")

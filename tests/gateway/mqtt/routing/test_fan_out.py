@@ -1,4 +1,4 @@
-"""One publisher, subscribers of every kind: what many messages at once look like to each of them."""
+"""One publisher and subscribers of every kind: what each of them receives of a burst."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = 200
 
 
 def burst(topic: str) -> list[packets.Publish]:
-    """Messages to three topics, mostly to one; large ones, ones that expire, ones with properties of their own."""
+    """Messages to three topics, mostly to one; some are large, expire, or have properties."""
     found = []
     for number in range(COUNT):
         payload = b"%d." % number + b"x" * (300 if number % 10 == 3 else 20)

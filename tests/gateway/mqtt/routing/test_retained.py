@@ -1,4 +1,4 @@
-"""Retained messages on a real Kafka: written with the message, known to every gateway, gone when they expire."""
+"""Retained messages on a real Kafka: written with the message, known to every gateway, removed when they expire."""
 
 from __future__ import annotations
 

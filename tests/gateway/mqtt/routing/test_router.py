@@ -1,4 +1,4 @@
-"""SUBSCRIBE over many topics: a few questions to Kafka, none of them in turn; and over topics that do not exist."""
+"""SUBSCRIBE over many topics, with few parallel requests to Kafka; and over topics that do not exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE_S = 60.0  # a broker that has just started on a busy machine is slower 
 
 
 class Parts:
-    """The way from Kafka to the router, as the application wires it; `seen` is what came to it."""
+    """Reader and router, wired as in the application; `seen` has the received records."""
 
     def __init__(self, bootstrap: str) -> None:
         config = KafkaConfig(bootstrap_servers=bootstrap)
@@ -60,7 +60,7 @@ class Parts:
         return await self._ends(partitions, **options)
 
     def questions_about(self, topics: Collection[str]) -> int:
-        """How often Kafka was asked for the ends of some of these topics; of others it is, when something is new."""
+        """The number of requests to Kafka for the ends of some of these topics."""
         return sum(not asked.isdisjoint(topics) for asked in self.questions)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -69,7 +69,7 @@ class Parts:
         return task
 
     async def settled(self) -> None:
-        """A broker answers for the metadata of new topics before it has made their logs."""
+        """Wait for the logs of new topics, which a broker creates after it returns their metadata."""
         await self.topics.refresh()
         found = await self.lookup.existing(self.topics.names)
         await self.lookup.ends([one for numbers in found.values() for one in numbers], existing=True)
@@ -107,7 +107,7 @@ async def connect(gateway: GatewayProcess) -> AsyncIterator[Connect]:
 
 @pytest.fixture
 async def many(admin: AIOKafkaAdminClient) -> AsyncIterator[list[str]]:
-    """Many topics of one partition; they go again, since other tests subscribe to everything."""
+    """Many topics of one partition; deleted afterwards, since other tests subscribe to everything."""
     name = uuid.uuid4().hex[:8]
     names = [f"many-{name}-{number}" for number in range(MANY)]
     await admin.create_topics([NewTopic(one, 1, 1) for one in names])
@@ -157,7 +157,7 @@ async def test_many_filters_are_one_pass(parts: Parts, many: list[str]) -> None:
 
 
 async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Parts, many: list[str]) -> None:
-    """One with a `topic_pattern`, say: its fetcher sleeps until the live reader sees something."""
+    """For example one with a `topic_pattern`: its fetcher sleeps until the live reader reads a record."""
     await parts.settled()
     woken = asyncio.Event()
     arrivals = Arrivals(parts.live_reader, parts.lookup)
@@ -173,7 +173,7 @@ async def test_an_http_consumer_of_many_topics_sleeps_after_one_pass(parts: Part
 async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(
     parts: Parts, admin: AIOKafkaAdminClient, bootstrap: str
 ) -> None:
-    """Whoever found it first, and from wherever he reads it."""
+    """Independent of which part found it first, and from where it is read."""
     names = [a_name(), a_name()]
     await parts.router.hold({f"{name}/#": None for name in names})
     await admin.create_topics([NewTopic(name, 1, 1) for name in names])
@@ -214,7 +214,7 @@ async def test_a_later_filter_does_not_move_a_new_topic_on(
 
 
 async def test_subscribing_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient, bootstrap: str) -> None:
-    """However many are named; each is granted, and what is stored in it later is delivered."""
+    """For any number of filters: each is granted, and later messages are delivered."""
     names = [a_name() for _ in range(300)]
     client = await connect()
     assert (await client.subscribe(*(f"{name}/#" for name in names))).reason_codes == (2,) * 300
@@ -304,7 +304,7 @@ async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -
 
 
 async def test_what_is_sent_behind_a_subscribe_keeps_its_order(connect: Connect) -> None:
-    """Much more than is read ahead; the subscription is in force for all of it, and a close comes last."""
+    """Much more than is read ahead; the subscription applies to all of it, and a close is handled last."""
     name, count = a_name(), 2000
     client, other = await connect(), await connect()
     await other.subscribe(packets.Subscription(f"{name}/#", 1))

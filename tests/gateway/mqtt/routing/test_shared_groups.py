@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 
 
 class Client:
-    """A session's place: it has a window, and acknowledges when the test says so."""
+    """Stands in for a session: it has a window, and acknowledges when the test requests it."""
 
     def __init__(self, name: str = "client", window: int = 1000, *, barred: bool = False) -> None:
         self.client_id = name
@@ -259,7 +259,7 @@ async def test_each_filter_gets_its_own(process, producer, new_topic, bootstrap,
 
 
 async def test_filters_that_overlap_get_a_copy_each(process, producer, new_topic, group) -> None:
-    """Shared subscriptions with the same name and other filters have nothing to do with each other (section 4.8.2)."""
+    """Shared subscriptions with the same share name and other filters are independent (section 4.8.2)."""
     topic = await new_topic(partitions=1)
     wide = [await process.join(Client(), group, f"{topic}/#") for _ in range(2)]
     narrow = await process.join(Client(), group, f"{topic}/a")
@@ -278,7 +278,7 @@ async def test_filters_that_overlap_get_a_copy_each(process, producer, new_topic
 
 
 async def test_who_comes_back_soon_has_missed_nothing(new_process, producer, new_topic, group) -> None:
-    """Another filter of the group keeps the partition here meanwhile."""
+    """Another filter of the group keeps the partition assigned here meanwhile."""
     process = new_process(return_wait_s=60)
     topic = await new_topic(partitions=1)
     other = await process.join(Client(), group, f"{topic}/b")
@@ -476,7 +476,7 @@ async def test_a_subscriber_that_joins_twice_at_once_has_one_place(process, new_
 
 
 async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, producer, new_topic, group) -> None:
-    """Two processes; members come, go and acknowledge as they like; the topics of each process change all the time."""
+    """Two processes; members join, leave and acknowledge at random; the topics of each process change all the time."""
     rng = random.Random(1)
     topics = [await new_topic(partitions=2) for _ in range(2)]
     # They acknowledge all the time, so a partition moves soon, and with nothing unsettled, on a slow machine, too.
@@ -505,7 +505,7 @@ async def test_nothing_is_missed_whatever_members_and_topics_do(new_process, pro
         return len(acknowledged) == sent
 
     async def work_until(churning: asyncio.Task[None]) -> None:
-        """Whatever Kafka keeps the publisher waiting."""
+        """Continue despite delays of the publisher by Kafka."""
         while not churning.done():
             work()
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Acknowledgements leave in order of arrival, whatever the order of Kafka's answers."""
+"""Acknowledgements are sent in order of arrival, for any order of Kafka's answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Deliveries of a kept session: whatever breaks, QoS 2 comes once, QoS 1 at least once, each partition in order.
+"""Deliveries of a kept session: despite any crash QoS 2 comes once, QoS 1 at least once, each partition in order.
 
-The log, the reader and the topic of sessions are lists here: what is tested is the arithmetic of inflight and places.
+The log, the reader and the sessions topic are lists here; the tests check the logic of in-flight records and offsets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def record(partition: int, offset: int) -> Received:
 
 
 class Client:
-    """What a client keeps, as section 4.4 has it."""
+    """A client's state as in section 4.4."""
 
     def __init__(self) -> None:
         self.got: list[tuple[int, int, int]] = []  # partition, offset, QoS
@@ -57,7 +57,7 @@ class Client:
 
 
 class Gateway:
-    """One life of the gateway's half: a reader per partition, a window, and writes that are stored in order."""
+    """One gateway process: a reader per partition, a window, and writes that are stored in order."""
 
     def __init__(self, rng: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
         self.rng, self.log, self.stored, self.client = rng, log, stored, client
@@ -71,7 +71,7 @@ class Gateway:
         self.begin()
 
     def begin(self) -> None:
-        """A connection: read again from where the client was."""
+        """Connect, and read again from the client's position."""
         self.client.answers.clear()
         self.waiting.clear()
         self.writes.clear()
@@ -89,7 +89,7 @@ class Gateway:
         return self.inflight.places({"t": dict(enumerate(self.positions))})
 
     def drop(self) -> None:
-        """The connection breaks; CONNACK of the next one means that all is stored."""
+        """Lose the connection; the next CONNACK means that everything is stored."""
         self.inflight.reached = self.reached()
         self.save()
         self.stored, _ = self.writes.pop()
@@ -111,7 +111,7 @@ class Gateway:
                 self.client.pubrel(packet_id)
 
     def read(self) -> None:
-        """Offer the next record of some partition, if there is room."""
+        """Offer the next record of some partition, if there is capacity."""
         behind = [number for number in range(PARTITIONS) if self.positions[number] < len(self.log[number])]
         if not behind or not self.window:
             return
@@ -137,7 +137,7 @@ class Gateway:
             self.waiting.append(("PUBLISH", packet_id, (partition, offset)))
 
     def hear(self) -> None:
-        """One answer of the client."""
+        """Process one answer of the client."""
         if not self.client.answers:
             return
         kind, packet_id = self.client.answers.popleft()
@@ -226,7 +226,7 @@ def test_what_is_answered_before_it_is_sent_again_is_not_sent() -> None:
 
 
 def test_only_what_is_on_the_way_is_wanted_of_a_topic_without_subscription() -> None:
-    """It may be subscribed to again while the log is still read for the deliveries."""
+    """The client may subscribe again while the log is still read for the deliveries."""
     inflight = InflightMessages([entry(1, 3)], {})
     starts, _, lost = inflight.rewind(0, {}, {"t": {0: 7}})
     assert (starts, lost) == ({("t", 0): 3}, [])

@@ -1,4 +1,4 @@
-"""The journal: what may be said only after the record is stored, in order, whatever Kafka does."""
+"""The journal: its callbacks run in order, after the record is stored, whatever Kafka answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORED = Result(Outcome.STORED, 0)
 
 
 class Writer:
-    """The state as it is at each write, and who is told."""
+    """Records the state at each write, and the callbacks."""
 
     def __init__(self) -> None:
         self.state = 0

@@ -1,4 +1,4 @@
-"""Retained messages that a kept session is still to be sent come after its return, whatever ended the connection."""
+"""A kept session gets its remaining retained messages after a reconnect, whatever ended the connection."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def some_retained(gateway: GatewayProcess, name: str, qos: int) -> list[by
 
 
 async def rest(client: RawClient, qos: int, seen: list[Publish]) -> list[bytes]:
-    """What a client gets after its return, acknowledged one by one, up to the end of five."""
+    """The messages after a reconnect, acknowledged one by one, up to the last of five."""
     got: list[bytes] = []
     again = {message.packet_id: message.payload for message in seen}
     while len(got) < 5:
@@ -157,7 +157,7 @@ async def test_not_for_what_was_unsubscribed(gateway: GatewayProcess) -> None:
 async def test_also_when_the_gateway_was_killed(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    """At QoS 2 none of them comes twice: how far it came is stored with the identifier, before the message leaves."""
+    """At QoS 2 none of them comes twice: the progress is stored with the identifier before the message is sent."""
     options = ("--data-dir", str(tmp_path / "data"))
     gateway = await new_gateway(bootstrap, *options, config="[kafka]\ncreate_topics = true\n").start()
     name = f"progress-{uuid.uuid4().hex[:8]}"

@@ -1,7 +1,7 @@
-"""QoS 2 from clients: whatever the order of events, and wherever the gateway dies, each message is stored once.
+"""Inbound QoS 2: each message is stored once, for any order of events and any crash of the gateway.
 
-The log and the topic of sessions are lists here: what is tested is the arithmetic of sequences and offsets, on
-every interleaving that hypothesis finds. `loadtest.scenarios.kills` shows the same with Kafka and SIGKILL.
+The log and the sessions topic are lists here; the tests check the logic of sequences and offsets, on every interleaving
+that hypothesis finds. `loadtest.scenarios.kills` shows the same with Kafka and SIGKILL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTITIONS = 2
 
 
 class Kafka:
-    """A log that outlives gateways, and the last in-flight record that was stored."""
+    """A log that outlives gateways, and the last stored in-flight record."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -67,14 +67,14 @@ class Link:
         self.completed: list[int] = []
 
     def answered(self) -> None:
-        """Results are known."""
+        """Ignore that results are known."""
 
     def complete(self, packet_id: int) -> None:
         self.completed.append(packet_id)
 
 
 class Gateway:
-    """One life of a gateway with one session: writes go out in order, and are answered when Kafka likes."""
+    """One gateway process with one session: writes are sent in order, and answered at any time."""
 
     def __init__(self, kafka: Kafka, *, v5: bool = True) -> None:
         self.kafka = kafka
@@ -120,7 +120,7 @@ class Gateway:
         self.waiting.append(("inflight", (value, owner)))
 
     def store_one(self) -> None:
-        """Kafka answers one of the writes, or not in time; those of one kind are answered in order."""
+        """Have Kafka answer one of the writes, or not in time; those of one kind are answered in order."""
         kind = self.kafka.rng.choice([kind for kind, _ in self.waiting])
         position = next(number for number, (other, _) in enumerate(self.waiting) if other == kind)
         _, write = self.waiting.pop(position)
@@ -148,9 +148,9 @@ class Gateway:
             owner.settle([token], [len(self.kafka.log[partition]) - 1], Result(Outcome.STORED, partition.partition))
 
     def die(self) -> None:
-        """Some of what is in flight is stored all the same, of each kind the first ones.
+        """Crash; some writes in flight are still stored, of each kind the first ones.
 
-        That Kafka was silent is among that: what a client was told of it in the moment before is lost otherwise.
+        If Kafka was silent, the record of uncertain messages is stored: the client may have got the error already.
         """
         rng = self.kafka.rng
         if self.was_busy:
@@ -166,7 +166,7 @@ class Gateway:
 
 
 class Client:
-    """A client that keeps its state as the standard says: what it has no PUBREC for it sends again."""
+    """A client that keeps its state as the standard requires, and resends messages without PUBREC."""
 
     def __init__(self, rng: random.Random, *, v5: bool) -> None:
         self.rng = rng
@@ -290,7 +290,7 @@ async def settle_all(gateway: Gateway) -> None:
 
 @pytest.mark.clause("MQTT-4.3.3-10")
 async def test_a_message_that_comes_twice_before_kafka_has_answered_is_answered_twice() -> None:
-    """Otherwise the acknowledgements behind the first one would wait for ever."""
+    """Otherwise the acknowledgements behind the first one would wait forever."""
     kafka = Kafka(random.Random(0))
     gateway = Gateway(kafka)
     slots = [Slot(5, None, 2), Slot(5, None, 2)]
@@ -302,7 +302,7 @@ async def test_a_message_that_comes_twice_before_kafka_has_answered_is_answered_
 
 
 async def test_pubcomp_goes_to_the_connection_that_sent_pubrel() -> None:
-    """A second one could be taken for the answer to the next message with the identifier."""
+    """A client could take a second one for the answer to the next message with that identifier."""
     gateway = Gateway(Kafka(random.Random(0)))
     old, new = gateway.link, Link(v5=True)
     gateway.inbound_qos2.publish(Record("t", b"0", b"x"), 5, Slot(5, None, 2))

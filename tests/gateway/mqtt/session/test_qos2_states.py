@@ -1,4 +1,4 @@
-"""QoS 2 from clients as a table: every cell is walked on a real session's messages, and nothing ever leaves it."""
+"""Inbound QoS 2 as a table: a real session's messages go through every cell, and never leave the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ID = 1
 
 
 class World:
-    """One packet identifier of a session; Kafka, the state record and the own copies answer when they are told to."""
+    """One packet identifier of a session; the test triggers the answers for Kafka, in-flight record and own copies."""
 
     def __init__(self) -> None:
         self.tokens: list[InboundMessage] = []  # records on their way to Kafka
@@ -60,7 +60,7 @@ class World:
             self.saves.append(then)
 
     def answered(self) -> None:
-        """PUBRECs are in the slots."""
+        """Ignore that PUBRECs are due."""
 
     def release_messages(self) -> None:
         """Copies are not held here."""
@@ -77,7 +77,7 @@ class World:
 
     @property
     def possible(self) -> list[Event]:
-        """What can happen now, as the world is: not what the table allows."""
+        """The events that can happen now in this world, independent of the table."""
         found = list(CLIENTS)
         found += [Event.STORED, Event.REFUSED] if self.tokens else []
         found += [Event.COPIED] if self.copies else []
@@ -152,7 +152,7 @@ def test_every_cell(state: State, event: Event) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_nothing_leaves_the_table(data: st.DataObject) -> None:
-    """Whatever comes in whatever order, also an identifier that is taken again too early: no event meets no cell."""
+    """For events in any order, also an identifier that is reused too early: every event has a cell."""
     world = World()
     published = 0
     for _ in range(data.draw(st.integers(1, 30))):

@@ -1,4 +1,4 @@
-"""A client's own messages before their acknowledgements, where `mqtt.echo_wait_ms` asks for it, within its bound."""
+"""A client's own messages come before their acknowledgements, if `mqtt.echo_wait_ms` is set, within that time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STORED = Result(Outcome.STORED, 0)
 
 
 class MovedByHand:
-    """A live reader that is moved by hand."""
+    """A live reader whose position the test sets."""
 
     def __init__(self) -> None:
         self.distributor = Distributor({}, lambda *_: None)
@@ -101,7 +101,7 @@ async def test_nothing_waits_longer_than_the_bound() -> None:
 
 
 async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: Any) -> None:
-    """The live reader of the gateway, of which nothing is read: it was not started."""
+    """The gateway's live reader was not started and never makes progress."""
     topic = await new_topic(1)
     tasks: list[asyncio.Task[None]] = []
     kafka = {"bootstrap_servers": bootstrap, "metadata_max_age_ms": 1000, "request_timeout_ms": 10_000}
@@ -169,7 +169,7 @@ class Link:
 
 
 class Sink:
-    """The way into Kafka; nothing comes back."""
+    """Stands in for the publisher, and never answers."""
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
@@ -237,7 +237,7 @@ KEPT = {"clean_start": False, "session_expiry_interval": 60}
 
 
 async def order(client: RawClient, topic: str, qos: int, granted: int, number: int) -> list[type]:
-    """Publish one message to oneself; what comes, and in which order."""
+    """Publish one message to oneself; return the received packets in order."""
     client.send(Publish(topic, b"%d" % number, qos, packet_id=number))
     came: list[type] = []
     last = packets.Puback if qos == 1 else packets.Pubcomp
@@ -279,7 +279,7 @@ async def test_the_copy_is_between_pubrec_and_pubcomp(echoing: GatewayProcess, g
 
 
 async def test_many_at_once_come_all_and_in_order(echoing: GatewayProcess) -> None:
-    """Of all QoS at once, without a look at what comes in between."""
+    """Messages of all QoS in one burst."""
     name = f"echo-{uuid.uuid4().hex[:8]}"
     client = await RawClient.connect(echoing.address("mqtt"))
     await client.subscribe(Subscription(f"{name}/#", 2))

@@ -1,4 +1,4 @@
-"""Records that somebody else wrote into the topics of sessions and retained messages: ignored, counted, logged once."""
+"""Foreign records in the topics of sessions and retained messages are ignored, counted and logged once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ KEYS = [None, b"", b"session", b"sessions/x", b"\xff/x", b"session/\xff", "кл�
 
 
 def test_the_names_in_kafka_are_those_of_the_first_version() -> None:
-    """A gateway reads what one of before has written, and the other way round."""
+    """A gateway reads the records of an earlier version, and the other way round."""
     assert encode(INFLIGHT) == STORED_BEFORE
     assert records.decode_inflight(STORED_BEFORE) == INFLIGHT
     assert b'{"nonce":"n",' in encode(SOUND)
@@ -141,7 +141,7 @@ def test_what_is_no_inflight_record(name: str) -> None:
 
 
 async def invalid(gateway: GatewayProcess) -> tuple[int, int]:
-    """How many records it has ignored: of sessions, and of retained messages."""
+    """The number of ignored records, of sessions and of retained messages."""
     async with (
         aiohttp.ClientSession() as http,
         http.get(f"http://{gateway.addresses['management']}/metrics") as answer,
