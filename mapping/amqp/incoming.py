@@ -115,7 +115,7 @@ _JSON_CONTENT: Final = (CONTENT_TYPE, amqp_body.JSON_TYPE)
 def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
     headers: list[Header] = list(destination.headers)
     body: list[Section] = []
-    sidecar: list[bytes] = []
+    stored: list[bytes] = []
     key, partition = destination.key, destination.partition
     timestamp: int | None = None
     own_key = False
@@ -125,11 +125,11 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
     for section in scan(data):
         code, start, at, end = section
         if code == APPLICATION_PROPERTIES:
-            sidecar.append(data[start:end])
+            stored.append(data[start:end])
             application_properties(data, at, end, headers)
             exact = True
         elif code == PROPERTIES:
-            sidecar.append(data[start:end])
+            stored.append(data[start:end])
             group, absolute, created = properties(data, at, end, headers, destination)
             if group is not None and not own_key:
                 key = group
@@ -139,14 +139,14 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
                 timestamp = _timestamp(created, headers, destination, now_ms)
             exact = True
         elif code == HEADER:
-            sidecar.append(data[start:end])
+            stored.append(data[start:end])
             more, ttl = header_fields(data[at:end])
             headers += more
             if ttl is not None:
                 expiry = now_ms + ttl
             exact = data[start:end] != PLAIN_HEADER
         elif code == MESSAGE_ANNOTATIONS:
-            sidecar.append(data[start:end])
+            stored.append(data[start:end])
             found_key, found_partition, others = annotation_fields(data[at:end])
             if found_key is not None:
                 key, own_key = found_key, True
@@ -168,11 +168,11 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
         if mapped.is_json and not _has_content_type(headers):
             headers.append(_JSON_CONTENT)
     if mapped.exact is not None:
-        sidecar.append(mapped.exact)
+        stored.append(mapped.exact)
     if footer:
-        sidecar.append(footer)
+        stored.append(footer)
     if exact or mapped.exact is not None or footer:
-        headers.append((AMQP_SECTIONS, b"".join(sidecar)))
+        headers.append((AMQP_SECTIONS, b"".join(stored)))
     return Record(destination.topic, key, mapped.value, tuple(headers), timestamp, partition)
 
 

@@ -81,7 +81,7 @@ COORDINATE_NAMES: Final = frozenset(
 PLAIN_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"  # only durable=true: the message comes from a log
 
 
-class _Sidecar(msgspec.Struct, frozen=True):
+class _StoredSections(msgspec.Struct, frozen=True):
     """A parsed sections header."""
 
     header: bytes = b""  # the encoded section
@@ -98,13 +98,13 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     `delivery_count` is the number of failed attempts (part 3.2.1).
     """
     headers, value = record.headers, record.value
-    sidecar: _Sidecar | None = None
+    stored: _StoredSections | None = None
     form: bytes | None = None
     ttl: int | None = None
     dead = False
     for name, content in headers:
         if name == AMQP_SECTIONS:
-            sidecar = _open_sidecar(content) if content else None
+            stored = _parse_stored(content) if content else None
         elif name == AMQP_BODY:
             form = content
         elif name == EXPIRY:
@@ -114,13 +114,13 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
                 if ttl <= 0:
                     return None
                 if ttl >= _UINT_LIMIT:
-                    ttl = None  # seven weeks and more, which header.ttl (32 bits) cannot represent
+                    ttl = None  # more than header.ttl can hold: 2**32 ms, seven weeks
         elif name == DEAD_LETTER_TOPIC:
             dead = True
-    if sidecar is not None:
-        header = _rewritten(sidecar.header, ttl, delivery_count)
-        bare, footer, exact = sidecar.bare, sidecar.footer, sidecar.body
-        own, own_count = sidecar.annotations, sidecar.items
+    if stored is not None:
+        header = _rewritten(stored.header, ttl, delivery_count)
+        bare, footer, exact = stored.bare, stored.footer, stored.body
+        own, own_count = stored.annotations, stored.items
     else:
         header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
@@ -205,7 +205,7 @@ def _cached_without_coordinates(kept: bytes) -> tuple[bytes, int]:
     return _without_coordinates(kept)
 
 
-def _open_sidecar(data: bytes) -> _Sidecar | None:
+def _parse_stored(data: bytes) -> _StoredSections | None:
     """Parse a sections header; None when the gateway did not write it (the readable headers are used instead)."""
     try:
         header = annotations = bare = body = footer = b""
@@ -225,7 +225,7 @@ def _open_sidecar(data: bytes) -> _Sidecar | None:
                 return None
             else:
                 body += data[start:end]
-        return _Sidecar(header, annotations, count, bare, body or None, footer)
+        return _StoredSections(header, annotations, count, bare, body or None, footer)
     except DecodeError:
         return None
 

@@ -90,12 +90,12 @@ class _Message:
         return _simple(self._annotations.get(name))
 
 
-def _annotations(sidecar: bytes) -> Pairs:
+def _annotations(stored: bytes) -> Pairs:
     """Decode the message annotations in a sections header (`amqp.sections`)."""
     try:
-        for code, _, at, end in scan(sidecar):
+        for code, _, at, end in scan(stored):
             if code == MESSAGE_ANNOTATIONS:
-                found = decode(sidecar, at, end)[0]
+                found = decode(stored, at, end)[0]
                 return found if isinstance(found, Pairs) else Pairs()
     except DecodeError:
         pass  # not written by the gateway

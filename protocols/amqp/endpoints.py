@@ -65,7 +65,7 @@ class Endpoints:
         self._sent: dict[int, tuple[Link, Any, int]] = {}  # unsettled deliveries by address: link, token, size in bytes
         self._stale = 0  # entries of `_sent` whose link is detached
         self._stalled: list[Link] = []
-        self._to_free: list[Link] = []  # links whose termini, or which themselves, can be freed after the next output
+        self._to_free: list[Link] = []  # to free after the next output: finished links, and answered links' termini
         self._ended: list[Session] = []
         self._partial_bytes = 0
         self._unanswered = 0  # see `UNANSWERED_LIMIT`

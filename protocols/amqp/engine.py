@@ -254,7 +254,7 @@ class Engine(Transacting):
             link.partial += _buffer(_scratch, size)
 
     def _on_part(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """Read one transfer of a message, which may span several transfers (part 2.6.14)."""
+        """Read the pending bytes of a message, which may span several transfers (part 2.6.14)."""
         assert link.partial is not None
         handle = link.handle
         while (size := _recv(handle, _scratch, _SCRATCH_BYTES)) > 0:

@@ -71,11 +71,11 @@ def test_a_second_death_replaces_the_first() -> None:
     assert [value for name, value in again.headers if name == "dead-letter.group"] == [b"h"]
 
 
-@pytest.mark.parametrize("sidecar", [False, True])
-def test_as_a_message(sidecar: bool) -> None:
+@pytest.mark.parametrize("sections_header", [False, True])
+def test_as_a_message(sections_header: bool) -> None:
     """The bare message is what it was; the origin is told by annotations."""
     source = Message(body=b"v", inferred=True, properties={"unit": "C"}, annotations=None)
-    headers = (("amqp.sections", bytes(source.encode()[:-6])),) if sidecar else (("unit", b"C"),)
+    headers = (("amqp.sections", bytes(source.encode()[:-6])),) if sections_header else (("unit", b"C"),)
     letter = dead_letter(received(headers=headers), "orders-dlq", CAUSE)
     data = from_record(received(topic="orders-dlq", headers=letter.headers), 0)
     assert data is not None

@@ -90,7 +90,7 @@ def encoded_annotations(data: bytes) -> list[bytes]:
 
 
 @given(messages)
-def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) -> None:
+def test_without_the_sections_header_it_still_is_a_message(parts: tuple[bytes, ...]) -> None:
     """A producer copied only the readable headers. (proton cannot read them all: its maps are dictionaries.)"""
     record = to_record(b"".join(parts), HERE, NOW)
     headers = tuple(pair for pair in record.headers if pair[0] != AMQP_SECTIONS)
@@ -105,14 +105,14 @@ def test_without_the_side_car_it_still_is_a_message(parts: tuple[bytes, ...]) ->
     texts.map(primitives.string) | st.binary(max_size=9).map(primitives.binary),
     st.binary(max_size=300),
 )
-def test_no_side_car_where_nothing_is_lost_without_it(head: bytes, key: bytes, value: bytes) -> None:
+def test_no_sections_header_where_nothing_is_lost_without_it(head: bytes, key: bytes, value: bytes) -> None:
     own = section(0x72, primitives.map_of([primitives.symbol("x-opt-bridge.key"), key]))
     body = section(0x75, primitives.binary(value))
     record = to_record(head + own + body, HERE, NOW)
     assert header(record, AMQP_SECTIONS) is None
     assert record.key == key[2:]
     back = from_record(stored(record), NOW)
-    # With a side-car it would be the same: the key annotation is the record's own, and durable is what a log is.
+    # With a sections header it would be the same: the key annotation is the record's own, and durable is what a log is.
     kept = msgspec.structs.replace(record, headers=(*record.headers, (AMQP_SECTIONS, (head or DURABLE) + own)))
     assert back == from_record(stored(kept), NOW)
 
@@ -226,7 +226,7 @@ def test_readable_headers() -> None:
         ("amqp.types", b"silbdnxutyBIsss"),
     ]
     assert list(record.headers[:-1]) == expected
-    # The types come back without the side-car too.
+    # The types come back without the sections header too.
     plain = Message()
     plain.decode(from_record(stored(msgspec.structs.replace(record, headers=record.headers[:-1])), NOW))
     assert plain.properties == message.properties
@@ -347,7 +347,7 @@ def test_values_are_readable(body: Any, value: bytes) -> None:
         json.loads(value)
 
 
-def test_a_changed_value_beats_the_side_car() -> None:
+def test_a_changed_value_beats_the_sections_header() -> None:
     """A job copied the headers and changed the value: the new value is delivered."""
     for body in ({"a": 1}, "text", [1]):
         record = to_record(encoded(Message(id="m", body=body)), HERE, NOW)
@@ -423,7 +423,7 @@ def test_a_user_id_must_be_the_authenticated_one() -> None:
     assert caught.value.outcome is Outcome.DENIED
 
 
-def test_the_plain_message_has_no_side_car() -> None:
+def test_the_plain_message_has_no_sections_header() -> None:
     record = to_record(b"\x00\x53\x75\xa0\x02hi", HERE, NOW)
     assert record == Record("t", None, b"hi", HERE.headers, None, None)
     long = b"\x00\x53\x75\xb0\x00\x00\x01\x2c" + bytes(300)

@@ -82,9 +82,9 @@ def test_what_is_made_of_them_is_a_message_again(data: bytes) -> None:
 
 
 @given(st.sampled_from(MESSAGES), altered())
-def test_a_damaged_side_car_makes_no_broken_message(data: bytes, sidecar: bytes) -> None:
+def test_a_damaged_sections_header_makes_no_broken_message(data: bytes, sections_header: bytes) -> None:
     record = to_record(data, HERE, CAPTURED)
-    headers = tuple((name, sidecar if name == AMQP_SECTIONS else content) for name, content in record.headers)
+    headers = tuple((name, sections_header if name == AMQP_SECTIONS else content) for name, content in record.headers)
     back = from_record(stored(msgspec.structs.replace(record, headers=headers)), CAPTURED, 1)
     assert back is not None
     for code, _, at, end in scan(back):
