@@ -91,9 +91,7 @@ class OutgoingLink:
         self._membership: Membership | NodeConsumer | None = None
         self._selected: tuple[tuple[OutgoingLink, None], ...] = ((self, None),)
         self._draining: asyncio.Task[None] | None = None
-        self._holding: ReceiverBudget | None = (
-            None  # the unsettled bytes in the shared budget; None until they are many
-        )
+        self._holding: ReceiverBudget | None = None  # unsettled bytes in the shared budget; None until they are many
         self._ended = False
         self._dead_letters = egress.dead_letters
         self._dead_letters_pending = 0  # in-flight dead letters

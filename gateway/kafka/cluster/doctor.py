@@ -197,10 +197,10 @@ async def _rights(
                 )
             )
             continue
-        bad = [(name, gone) for name, operations in allowed[need.resource] if (gone := lacking(need, operations))]
-        for name, gone in bad[:SHOWN]:
+        bad = [(name, missing) for name, operations in allowed[need.resource] if (missing := lacking(need, operations))]
+        for name, missing in bad[:SHOWN]:
             place = f"{need.resource.value}{name and f' ({name})'}"
             verdict = None if not need.always else False
-            found(Finding(verdict, f"rights: {', '.join(map(str, gone))} on {place} is missing: {need.without}"))
+            found(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {place} is missing: {need.without}"))
         if not bad and allowed[need.resource]:
             found(Finding(True, f"rights: {words} on {need.resource.value}"))

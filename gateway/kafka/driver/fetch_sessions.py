@@ -39,7 +39,7 @@ class FetchSession:
     """What one broker remembers of our fetches; independent of time and of the connection.
 
     A fetch consists of `changes` and `forgotten`; `asked` notes that it was sent, `answered` its answer. After an error
-    or a missing answer `begin` makes the next fetch a full one. Another set of partitions needs another object, since
+    or a missing answer `reset` makes the next fetch a full one. Another set of partitions needs another object, since
     an answer for this one may be in flight.
     """
 
@@ -51,7 +51,7 @@ class FetchSession:
         self.epoch = FIRST_EPOCH
         self._known: dict[TopicPartition, int] = {}
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Make the next fetch a full one, with which the broker closes the former session."""
         self.epoch = FIRST_EPOCH
         self._known.clear()
@@ -80,7 +80,7 @@ class FetchSession:
         """Note the session's error code and id in the broker's answer."""
         if error or session == NO_SESSION:
             self.id = NO_SESSION
-            self.begin()
+            self.reset()
             return
         self.id = session
         self.epoch = 1 if self.epoch == LAST_EPOCH else self.epoch + 1
@@ -161,9 +161,9 @@ class SessionFetcher(PacedFetcher):
         held = self._fetch_max_wait_ms / 1000 + ANSWER_S
         found: list[TopicPartition] = []
         for node, places in self._places.items():
-            told = now - self._answered.get(node, float("-inf"))
+            age = now - self._answered.get(node, float("-inf"))
             waits = node in self._in_flight and node not in self._gathering
-            if self._sessions[node].is_new or told > (held if waits else BETWEEN_S):
+            if self._sessions[node].is_new or age > (held if waits else BETWEEN_S):
                 found += places
         return found
 
@@ -260,7 +260,7 @@ class SessionFetcher(PacedFetcher):
         finally:
             response = request.answer.response
             if response is None:
-                request.session.begin()
+                request.session.reset()
             else:
                 request.session.answered(response.error_code, response.session_id)
                 self._answered[node_id] = asyncio.get_running_loop().time()

@@ -33,8 +33,8 @@ class LoginTrial:
         self._servers = collect_hosts(kafka.bootstrap_servers)
         self._kafka = kafka
         # Only for its certificates.
-        nobody = {"sasl_username": "", "sasl_password": SecretStr(""), "sasl_password_file": None}
-        self._tls = Login(kafka.model_copy(update=nobody))
+        no_password = {"sasl_username": "", "sasl_password": SecretStr(""), "sasl_password_file": None}
+        self._tls = Login(kafka.model_copy(update=no_password))
 
     async def accepts(self, user: str, password: str) -> bool:
         """Whether Kafka accepts the login. Raises Refused (BUSY) when no server answers."""

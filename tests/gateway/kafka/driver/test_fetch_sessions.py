@@ -75,7 +75,7 @@ def test_the_broker_reads_what_is_wanted_after_each_answered_fetch(steps: Any, f
         if what == "evicted":
             broker.id = -1
         if what == "lost":
-            session.begin()
+            session.reset()
             continue
         error, number = broker.fetch(body, room=what != "no room")
         session.answered(error, number)
