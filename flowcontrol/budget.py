@@ -54,7 +54,7 @@ class Budget:
         self.parent = parent
         self._most_bytes = bytes_limit - -(-bytes_limit // RESERVE)
         self._most_records = records_limit - -(-records_limit // RESERVE)
-        self.gate = Gate(bytes_limit, self._most_bytes)
+        self.gate = Gate()
         self.bytes = 0
         self.records = 0
         self.promised = 0
@@ -232,7 +232,7 @@ class ConnectionBudget:
             raise ValueError(f"limits must be positive, got {bytes_limit} bytes and {records_limit} records")
         self.bytes_limit = bytes_limit
         self.records_limit = records_limit
-        self.gate = Gate(bytes_limit, bytes_limit // 2)
+        self.gate = Gate()
         self.bytes = 0
         self.records = 0
         self.promised = 0
