@@ -109,7 +109,9 @@ def open_listeners(server: ProtocolSide, process: Process, security: ListenerSec
         if settings.protocol == server.name:
             listener = Listener(
                 settings,
-                Entrance(settings.name, security.authenticator, settings.logins, security.tenants.at(settings.name)),
+                Entrance(
+                    settings.name, security.authenticator, settings.logins, security.tenants.assigner(settings.name)
+                ),
                 server.accept,
                 tls=security.certificates.context(settings.tls, settings.tls_key),
                 strangers=security.strangers,

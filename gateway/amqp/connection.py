@@ -31,10 +31,10 @@ from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
+from gateway.security.fair_queue import Unavailable
 from gateway.security.scram import Continue
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import address_of
-from gateway.security.turns import Unavailable
 from gateway.taps import taps
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
@@ -440,7 +440,7 @@ class AmqpConnection(AttachingPeer):
         if access.by_certificate:
             identity = identity.with_certificate(self.pump.peercert)
         try:
-            identity = self.pump.entrance.place(identity, self.pump.peercert)
+            identity = self.pump.entrance.assign_tenant(identity, self.pump.peercert)
             self.grant = access.for_client(identity, event.container_id, peer=self.pump.peer)
         except NoTenantError as error:
             self.services.counts.refused_logins += 1

@@ -7,9 +7,9 @@ from typing import Any
 
 from gateway.security.entrance import Entrance
 from gateway.security.exchange import Done, Exchange, Failed
+from gateway.security.fair_queue import Busy
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue
-from gateway.security.turns import Busy
 from mapping.record import text_of
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 

@@ -191,7 +191,7 @@ class Coordinator:
         if command.is_global:
             self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not supported"))
             return
-        if not self.peer.grant.transacts(self.peer.container_id):
+        if not self.peer.grant.may_transact(self.peer.container_id):
             self._reject(delivery, Error(UNAUTHORIZED_ACCESS, "no right to use transactions"))
             return
         declared = self._coordinators.declare(self)

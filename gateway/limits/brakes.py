@@ -27,7 +27,7 @@ class Waiter(Protocol):
 
     mean: float  # average bytes of a message
 
-    def go_on(self, brake: Brake) -> tuple[int, int]:
+    def resume(self, brake: Brake) -> tuple[int, int]:
         """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend meanwhile."""
 
 
@@ -49,18 +49,18 @@ class Brake:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def awaited(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether there are waiters, so that a new one queues behind them."""
         return bool(self._waiting)
 
     def wait(self, waiter: Waiter) -> None:
-        """Call the waiter's `go_on` when it is its turn. No effect while it is already waiting."""
+        """Call the waiter's `resume` when it is its turn. No effect while it is already waiting."""
         if waiter not in self._waiting:
             self._waiting[waiter] = None
             if self._timer is None:
                 self._arm()
 
-    def forget(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter) -> None:
         """Remove a waiter."""
         self._waiting.pop(waiter, None)
         if not self._waiting and self._timer is not None:
@@ -82,7 +82,7 @@ class Brake:
                 break
             waiter, _ = self._waiting.popitem(last=False)
             try:
-                more, bytes_more = waiter.go_on(self)
+                more, bytes_more = waiter.resume(self)
             except Exception as error:  # a bug in one connection must not stop the others
                 failures.tell("connection", error, self.reason)
                 continue
@@ -155,7 +155,7 @@ class Pace:
         """
         now = self._clock()
         for brake in self.brakes:
-            if brake.awaited and brake not in turns:
+            if brake.has_waiters and brake not in turns:
                 return brake
             most = brake.limit.affordable(most, mean, now)
             if not most:
@@ -191,9 +191,9 @@ class ReadingPause:
         self._messages += messages
         self._size += size
         if self._waits is None:
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         wait_s, brake = self._pace.owed()
         if wait_s <= 0:
             return
@@ -205,12 +205,12 @@ class ReadingPause:
         brake.wait(self)
         self._pause(brake.reason)
 
-    def go_on(self, brake: Brake) -> tuple[int, int]:
+    def resume(self, brake: Brake) -> tuple[int, int]:
         """See `Waiter`."""
         before, self._waits = brake.reason, None
         spent = self._messages, self._size
         self._messages = self._size = 0
-        self._look()
+        self._check()
         now: Brake | None = self._waits
         if now is not None:  # for another limit
             if now.reason != before:
@@ -222,7 +222,7 @@ class ReadingPause:
     def end(self) -> None:
         """Stop waiting: the connection is closed."""
         if self._waits is not None:
-            self._waits.forget(self)
+            self._waits.remove(self)
             self._waits = None
 
 
@@ -265,7 +265,7 @@ class CreditPause:
             pauses.begin(found.reason, self, self._subject)
         return 0
 
-    def go_on(self, brake: Brake) -> tuple[int, int]:
+    def resume(self, brake: Brake) -> tuple[int, int]:
         """See `Waiter`."""
         self._waits = None
         self._turns = (*self._turns, brake)
@@ -287,7 +287,7 @@ class CreditPause:
         """Stop waiting: the connection is closed."""
         self._waiting.clear()
         if self._waits is not None:
-            self._waits.forget(self)
+            self._waits.remove(self)
             pauses.end(self._waits.reason, self)
             self._waits = None
 
@@ -315,7 +315,7 @@ class SendingPause:
         for brake in self._pace.owing():
             return self._wait(brake)
         for brake in self._pace.brakes:
-            if brake.awaited and brake not in self._turns:
+            if brake.has_waiters and brake not in self._turns:
                 return self._wait(brake)
         return True
 
@@ -339,7 +339,7 @@ class SendingPause:
         self._size += size
         self.mean = size / messages if messages else self.mean
 
-    def go_on(self, brake: Brake) -> tuple[int, int]:
+    def resume(self, brake: Brake) -> tuple[int, int]:
         """See `Waiter`."""
         self._waits = None
         self._turns = (*self._turns, brake)
@@ -358,7 +358,7 @@ class SendingPause:
         """Stop waiting: the connection is closed."""
         self._again = None
         if self._waits is not None:
-            self._waits.forget(self)
+            self._waits.remove(self)
             pauses.end(self._waits.reason, self)
             self._waits = None
 
@@ -372,14 +372,14 @@ class Turn:
         self.mean = 0.0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def go_on(self, brake: Brake) -> tuple[int, int]:
+    def resume(self, brake: Brake) -> tuple[int, int]:
         """See `Waiter`. The size of the next part of a body is unknown."""
         if not self._over.done():
             self._over.set_result(None)
         return 0, 0
 
     @classmethod
-    async def come(cls, pace: Pace, what: object, subject: str) -> None:
+    async def wait(cls, pace: Pace, what: object, subject: str) -> None:
         """Wait until there is no debt. Meanwhile `what` is noted as paused under the name `subject`."""
         while True:
             wait_s, brake = pace.owed()
@@ -391,5 +391,5 @@ class Turn:
             try:
                 await turn._over
             finally:
-                brake.forget(turn)
+                brake.remove(turn)
                 pauses.end(brake.reason, what)

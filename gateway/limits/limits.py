@@ -94,7 +94,7 @@ class Share:
         if self._connects is not None:
             self._connects.spend(1, now)
 
-    def is_new(self, now: float) -> bool:
+    def is_unused(self, now: float) -> bool:
         """Return whether the share is unused and without debt, so that it can be dropped."""
         return (
             not self.connections
@@ -166,7 +166,7 @@ class Limits:
         now = self.clock()
         while self._left:
             oldest = next(iter(self._left))
-            if len(self._left) <= REMEMBERED and not self._shares[oldest].is_new(now):
+            if len(self._left) <= REMEMBERED and not self._shares[oldest].is_unused(now):
                 break
             del self._left[oldest], self._shares[oldest]
 

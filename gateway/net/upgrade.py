@@ -58,7 +58,7 @@ class WebSocketEndpoint:
         offer = check_upgrade(request)
         entrance = offer.connection.entrance
         if not self._origins.allow_request(
-            request.raw_path, request.headers, secure=request.secure, login_in_protocol=entrance.asks_for_more
+            request.raw_path, request.headers, secure=request.secure, login_in_protocol=entrance.needs_explicit_login
         ):
             raise UpgradeError(403, "Pages of this origin may not connect")
         subprotocol = offer.choose(tuple(self._subprotocols))

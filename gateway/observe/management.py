@@ -30,8 +30,8 @@ from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.observe.spark_jobs import SparkJobs
 from gateway.security import throttle
+from gateway.security.fair_queue import Busy
 from gateway.security.origins import Hosts, Origins
-from gateway.security.turns import Busy
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0

@@ -116,7 +116,7 @@ class ListedRules:
             if isinstance(rule, _TopicTemplate) and not rule.kafka and _is_target(rule.levels[0], mapping)
         ]
 
-    def is_news_for(self, identity: Identity) -> bool:
+    def may_change_for(self, identity: Identity) -> bool:
         """Return False: configured rules never change."""
         return False
 
@@ -135,9 +135,9 @@ class ListedRules:
             else:
                 groups += template.rules_for(identity, client_id)
         rules = ClientRules(
-            publish=tuple(rule for rule in topics if rule.concerns("publish")),
-            subscribe=tuple(rule for rule in topics if rule.concerns("subscribe")),
-            admin=tuple(rule for rule in topics if rule.concerns("admin")),
+            publish=tuple(rule for rule in topics if rule.has_action("publish")),
+            subscribe=tuple(rule for rule in topics if rule.has_action("subscribe")),
+            admin=tuple(rule for rule in topics if rule.has_action("admin")),
             groups=tuple(groups),
         )
         if not any(template.variables for _, template in found):

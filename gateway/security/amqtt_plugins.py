@@ -246,7 +246,7 @@ class PluginBackend:
         """Ask the plugins. Returns False on a refusal, an error, a time-out, or if no plugin answers."""
         if not self._workers:
             return False  # stopped in the meantime
-        return self._judge(await self._ask(credentials))
+        return self._decide(await self._ask(credentials))
 
     async def _ask(self, credentials: Credentials) -> Sequence[tuple[str, bool | str | None]]:
         worker = min(self._workers, key=lambda one: one.pending)
@@ -259,7 +259,7 @@ class PluginBackend:
         finally:
             worker.pending -= 1
 
-    def _judge(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
+    def _decide(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
         agreed = False
         refused = False
         for key, answer in answers:

@@ -25,13 +25,13 @@ from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
 from gateway.security.exchange import Exchange, ScramExchange
+from gateway.security.fair_queue import Busy, FairQueue, Unavailable
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
 from gateway.security.key_source import FileKeys, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
-from gateway.security.tokens import Shown, TokenError, TokenJudge
-from gateway.security.turns import Busy, Turns, Unavailable
+from gateway.security.tokens import TokenError, TokenVerifier, VerifiedToken
 from gateway.security.user_files import ScramUsers, read_scram_file
 from gateway.security.variables import claims_in
 from gateway.statistics import counter, gauge
@@ -90,7 +90,7 @@ class Authenticator:
         self._tokens = None
         if oauth.enabled:
             claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
-            self._tokens = TokenJudge(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
+            self._tokens = TokenVerifier(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
@@ -99,7 +99,7 @@ class Authenticator:
         # A file changes only on a reload, which clears the cache.
         self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self._turns = Turns(
+        self._turns = FairQueue(
             at_once=WORKERS * CHECKS_AT_ONCE,
             of_address=CHECKS_OF_ADDRESS,
             waiting_of_address=WAITING_OF_ADDRESS,
@@ -219,7 +219,7 @@ class Authenticator:
             Busy: not checked: too many attempts wait, from this address or in total.
             Unavailable: not checked: the service that checks passwords is not reachable.
         """
-        known = self.known_password(user, password)
+        known = self.cached_password(user, password)
         backend = self._backend
         if known is not None or backend is None:
             return known
@@ -240,7 +240,7 @@ class Authenticator:
         await self._throttle.wait_refused(address, began)
         return None
 
-    def known_password(self, user: str, password: bytes | str) -> Identity | None:
+    def cached_password(self, user: str, password: bytes | str) -> Identity | None:
         """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._backend is None:
             return self.anonymous()
@@ -255,16 +255,16 @@ class Authenticator:
         self._counts.remembered_total += 1
         return Identity(user, "password")
 
-    def known_token(self, token: str, *, peer: str) -> Shown | None:
+    def cached_token(self, token: str, *, peer: str) -> VerifiedToken | None:
         """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._tokens is None or self._throttle.is_full(address_of(peer)):
             return None
-        shown = self._tokens.known(token)
+        shown = self._tokens.cached(token)
         if shown is not None:
             self.accepted()
         return shown
 
-    async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
+    async def authenticate_token(self, token: str, *, peer: str) -> VerifiedToken | None:
         """Check a bearer token (a JSON Web Token). A refusal is delayed on purpose.
 
         Returns:
@@ -278,7 +278,7 @@ class Authenticator:
             return None
         self.check_busy(address)
         try:
-            shown = await self._tokens.judge(token)
+            shown = await self._tokens.verify(token)
         except TokenError as fault:
             log.debug("token refused", reason=str(fault), peer=peer)
             await self.wait_refused(address)
@@ -293,7 +293,7 @@ class Authenticator:
             None if the mechanism is not offered.
         """
         if self._tokens is not None and mechanism in BEARER_MECHANISMS:
-            return BearerExchange(mechanism, self._tokens.judge, self, address_of(peer), user)
+            return BearerExchange(mechanism, self._tokens.verify, self, address_of(peer), user)
         users = self._scram
         if users is None or mechanism not in users.mechanisms:
             return None
@@ -302,7 +302,7 @@ class Authenticator:
         return ScramExchange(server, self, address_of(peer), user)
 
     def check_busy(self, address: str) -> None:
-        """Raise Busy if logins from this address are not checked now (contract: `gateway.security.exchange.Judge`)."""
+        """Raise Busy if logins from this address are not checked now (see `exchange.LoginGuard`)."""
         if self._throttle.is_full(address):
             self._count_busy()
             raise Busy("too many failed logins of this address are waiting")

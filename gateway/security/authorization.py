@@ -31,6 +31,7 @@ from weakref import WeakSet
 
 from gateway.config import AccessRule
 from gateway.security.access_rules import ListedRules
+from gateway.security.fair_queue import Unavailable
 from gateway.security.identity import Identity
 from gateway.security.permissions import (
     ClientRules,
@@ -41,7 +42,6 @@ from gateway.security.permissions import (
     Rule,
 )
 from gateway.security.throttle import host_of
-from gateway.security.turns import Unavailable
 from gateway.turns import in_turns
 from mapping.rules import Rules
 from mapping.tenants import NO_TENANTS, Names, Tenancy
@@ -93,14 +93,14 @@ class Grant:
         self.mqtt_subscribe.renew(rules.subscribe)
         return True
 
-    def administers(self, operation: Operation, topic: str) -> bool:
+    def may_administer(self, operation: Operation, topic: str) -> bool:
         """Return whether the client may perform the operation on a Kafka topic."""
         operations = self._rules.operations
         if operations is None:
             return self.admin.whole_topic(topic)
         return self._only(operations[operation]).whole_topic(topic)
 
-    def sees(self, topics: Sequence[str]) -> list[str]:
+    def visible_topics(self, topics: Sequence[str]) -> list[str]:
         """Return those of the Kafka topics whose existence the client may see."""
         operations = self._rules.operations
         rights = (self.subscribe, self.publish) if operations is None else (self._only(operations["describe"]),)
@@ -110,10 +110,10 @@ class Grant:
         """Return an uncached permission, for rare checks."""
         return Permission(rules, names=self.names)
 
-    def transacts(self, name: str) -> bool:
+    def may_transact(self, name: str) -> bool:
         """Return whether the client may use transactions under this name (a transactional id)."""
         rules = self._rules.transactions
-        return rules is None or next((rule.allow for rule in rules if rule.speaks_of(name)), False)
+        return rules is None or next((rule.allow for rule in rules if rule.applies_to(name)), False)
 
 
 class Rulebook(Protocol):
@@ -133,7 +133,7 @@ class Rulebook(Protocol):
         """Return the rules that apply to one client connecting from `host`."""
         ...
 
-    def is_news_for(self, identity: Identity) -> bool:
+    def may_change_for(self, identity: Identity) -> bool:
         """Return whether the client's rules may differ from those of the previous rulebook."""
         ...
 
@@ -228,7 +228,7 @@ class AccessList:
         for grant in tuple(self._given):
             if book is not self._book:
                 return  # a newer update is running
-            if (everybody or book.is_news_for(grant.identity)) and grant.renew(
+            if (everybody or book.may_change_for(grant.identity)) and grant.renew(
                 book.rules_for(grant.identity, None, grant.host)
             ):
                 self._changed.add(grant)

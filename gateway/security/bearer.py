@@ -13,9 +13,9 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.security.exchange import Done, Exchange, Failed, Judge, Step
+from gateway.security.exchange import Done, Exchange, Failed, LoginGuard, Step
 from gateway.security.scram import Continue
-from gateway.security.tokens import Shown, TokenError
+from gateway.security.tokens import TokenError, VerifiedToken
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
@@ -33,20 +33,20 @@ class _MessageError(ValueError):
 class BearerExchange(Exchange):
     """An exchange of OAUTHBEARER or XOAUTH2."""
 
-    __slots__ = ("_asked", "_judge_token", "_mechanism", "_refused")
+    __slots__ = ("_asked", "_mechanism", "_refused", "_verify_token")
 
     def __init__(
         self,
         mechanism: str,
-        judge_token: Callable[[str], Awaitable[Shown]],
-        judge: Judge,
+        verify_token: Callable[[str], Awaitable[VerifiedToken]],
+        guard: LoginGuard,
         address: str,
         user: str | None,
     ) -> None:
-        """Start an exchange. `judge_token` verifies a token and raises TokenError if it is not valid."""
-        super().__init__(judge, address, user)
+        """Start an exchange. `verify_token` verifies a token and raises TokenError if it is not valid."""
+        super().__init__(guard, address, user)
         self._mechanism = mechanism
-        self._judge_token = judge_token
+        self._verify_token = verify_token
         self._asked = False
         self._refused: str | None = None  # the reason, once the JSON challenge was sent
 
@@ -64,7 +64,7 @@ class BearerExchange(Exchange):
         except _MessageError as fault:
             return await self._refuse("invalid_request", "400", str(fault))
         try:
-            shown = await self._judge_token(token)
+            shown = await self._verify_token(token)
         except TokenError as fault:
             return await self._refuse("invalid_token", "401", f"token: {fault}")
         identity = shown.identity
@@ -72,11 +72,11 @@ class BearerExchange(Exchange):
             return await self._refuse("invalid_token", "401", "the name is not the token's")
         if self._user not in (None, identity.name):
             return await self._refuse("invalid_token", "401", "the user has changed")
-        self._judge.accepted()
+        self._guard.accepted()
         return Done(identity, b"", shown.expires_ms)
 
     async def _refuse(self, error: str, status: str, reason: str) -> Continue:
-        await self._judge.wait_refused(self._address)
+        await self._guard.wait_refused(self._address)
         self._refused = reason
         said = {"status": error} if self._mechanism == OAUTHBEARER else {"status": status, "schemes": "bearer"}
         return Continue(json.dumps(said, separators=(",", ":")).encode())

@@ -13,8 +13,8 @@ from gateway.security.authentication import Authenticator
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.exchange import Exchange
 from gateway.security.identity import Identity
-from gateway.security.tenants import Place
-from gateway.security.tokens import Shown
+from gateway.security.tenants import AssignTenant
+from gateway.security.tokens import VerifiedToken
 from gateway.settings.values import LoginMethod
 
 _METHODS: Final[dict[str, LoginMethod]] = {
@@ -29,15 +29,17 @@ _METHODS: Final[dict[str, LoginMethod]] = {
 class Entrance:
     """One listener's entrance. It restricts the login methods; the process's `Authenticator` checks the logins."""
 
-    __slots__ = ("_authenticator", "_logins", "connections", "name", "place")
+    __slots__ = ("_authenticator", "_logins", "assign_tenant", "connections", "name")
 
-    def __init__(self, name: str, authenticator: Authenticator, logins: Collection[LoginMethod], place: Place) -> None:
+    def __init__(
+        self, name: str, authenticator: Authenticator, logins: Collection[LoginMethod], assign_tenant: AssignTenant
+    ) -> None:
         """`name` is the listener's name, `logins` are the login methods that it accepts if they are configured.
 
-        `place` assigns the tenant to a client that has logged in.
+        `assign_tenant` assigns the tenant to a client that has logged in.
         """
         self.name = name
-        self.place = place
+        self.assign_tenant = assign_tenant
         self.connections = 0  # open, after PROXY header and TLS; the socket's current owner counts down when it closes
         self._authenticator = authenticator
         self._logins = frozenset(logins)
@@ -50,7 +52,7 @@ class Entrance:
         return "token" in self._logins and self._authenticator.takes_tokens
 
     @property
-    def asks_for_more(self) -> bool:
+    def needs_explicit_login(self) -> bool:
         """Whether neither anonymous nor certificate logins (which a browser does by itself) are accepted."""
         return self._logins.isdisjoint(("anonymous", "certificate"))
 
@@ -77,19 +79,19 @@ class Entrance:
             return self.anonymous()
         return await self._authenticator.authenticate_password(user, password, peer=peer, client_id=client_id)
 
-    def known_password(self, user: str, password: bytes | str) -> Identity | None:
+    def cached_password(self, user: str, password: bytes | str) -> Identity | None:
         """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if "password" not in self._logins:
             return self.anonymous()
-        return self._authenticator.known_password(user, password)
+        return self._authenticator.cached_password(user, password)
 
-    async def authenticate_token(self, token: str, *, peer: str) -> Shown | None:
+    async def authenticate_token(self, token: str, *, peer: str) -> VerifiedToken | None:
         """Check a bearer token; see `Authenticator`."""
         return await self._authenticator.authenticate_token(token, peer=peer) if "token" in self._logins else None
 
-    def known_token(self, token: str, *, peer: str) -> Shown | None:
+    def cached_token(self, token: str, *, peer: str) -> VerifiedToken | None:
         """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
-        return self._authenticator.known_token(token, peer=peer) if "token" in self._logins else None
+        return self._authenticator.cached_token(token, peer=peer) if "token" in self._logins else None
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
         """Start a SASL exchange; returns None if the mechanism is not offered here."""

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.security.fair_queue import Busy
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue, Disproven, Proven, ScramServer
-from gateway.security.turns import Busy
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 Step = Continue | Done | Failed
 
 
-class Judge(Protocol):
+class LoginGuard(Protocol):
     """The part of `Authenticator` that exchanges use; a Protocol because `authentication` imports this module."""
 
     def check_busy(self, address: str) -> None:
@@ -46,11 +46,11 @@ class Judge(Protocol):
 class Exchange(abc.ABC):
     """One exchange on one connection."""
 
-    __slots__ = ("_address", "_judge", "_user")
+    __slots__ = ("_address", "_guard", "_user")
 
-    def __init__(self, judge: Judge, address: str, user: str | None) -> None:
+    def __init__(self, guard: LoginGuard, address: str, user: str | None) -> None:
         """Failures are counted for `address`; `user` is as for `Authenticator.exchange`."""
-        self._judge = judge
+        self._guard = guard
         self._address = address
         self._user = user
 
@@ -61,7 +61,7 @@ class Exchange(abc.ABC):
     def _busy(self) -> Failed | None:
         """Return the refusal if logins from this address are not checked now."""
         try:
-            self._judge.check_busy(self._address)
+            self._guard.check_busy(self._address)
         except Busy as busy:
             return Failed(str(busy), busy=True)
         return None
@@ -72,8 +72,8 @@ class ScramExchange(Exchange):
 
     __slots__ = ("_server",)
 
-    def __init__(self, server: ScramServer, judge: Judge, address: str, user: str | None) -> None:
-        super().__init__(judge, address, user)
+    def __init__(self, server: ScramServer, guard: LoginGuard, address: str, user: str | None) -> None:
+        super().__init__(guard, address, user)
         self._server = server
 
     async def step(self, data: bytes | None) -> Step:
@@ -85,11 +85,11 @@ class ScramExchange(Exchange):
             case Continue():
                 return step
             case Proven(user, answer) if self._user in (None, user):
-                self._judge.accepted()
+                self._guard.accepted()
                 return Done(Identity(user, "scram"), answer)
             case Proven():
                 reason = "the user has changed"
             case Disproven(reason):
                 pass
-        await self._judge.wait_refused(self._address)
+        await self._guard.wait_refused(self._address)
         return Failed(reason)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-LOOK_S: Final = 3600.0  # the wall clock may be adjusted, so it is checked at least this often
+CHECK_S: Final = 3600.0  # the wall clock may be adjusted, so it is checked at least this often
 
 
 class Expiry:
@@ -36,10 +36,10 @@ class Expiry:
         del self._ended
 
     def _arm(self) -> None:
-        delay = min(LOOK_S, max(0.0, (self._expires_ms - self._wall_clock()) / 1000))
-        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+        delay = min(CHECK_S, max(0.0, (self._expires_ms - self._wall_clock()) / 1000))
+        self._timer = asyncio.get_running_loop().call_later(delay, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if self._wall_clock() >= self._expires_ms:
             self._ended()

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.kafka.cluster.rights import Operation as Kafkas
+from gateway.kafka.cluster.rights import Operation as KafkaOp
 from gateway.kafka.driver.acl_requests import ALL, CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl
 from gateway.security.access_rules import CACHED_RULES
 from gateway.security.filters import ANY, Beginning, Level
@@ -38,17 +38,17 @@ CLUSTERS_NAME: Final = "kafka-cluster"
 """The name of the only `CLUSTER` resource."""
 
 _IMPLYING: Final = {
-    Kafkas.DESCRIBE: frozenset({Kafkas.DESCRIBE, Kafkas.READ, Kafkas.WRITE, Kafkas.DELETE, Kafkas.ALTER}),
-    Kafkas.DESCRIBE_CONFIGS: frozenset({Kafkas.DESCRIBE_CONFIGS, Kafkas.ALTER_CONFIGS}),
+    KafkaOp.DESCRIBE: frozenset({KafkaOp.DESCRIBE, KafkaOp.READ, KafkaOp.WRITE, KafkaOp.DELETE, KafkaOp.ALTER}),
+    KafkaOp.DESCRIBE_CONFIGS: frozenset({KafkaOp.DESCRIBE_CONFIGS, KafkaOp.ALTER_CONFIGS}),
 }
-_OF_TOPICS: Final[dict[Operation, Kafkas]] = {
-    "create": Kafkas.CREATE,
-    "delete": Kafkas.DELETE,
-    "configure": Kafkas.ALTER_CONFIGS,
-    "inspect": Kafkas.DESCRIBE_CONFIGS,
-    "describe": Kafkas.DESCRIBE,
+_OF_TOPICS: Final[dict[Operation, KafkaOp]] = {
+    "create": KafkaOp.CREATE,
+    "delete": KafkaOp.DELETE,
+    "configure": KafkaOp.ALTER_CONFIGS,
+    "inspect": KafkaOp.DESCRIBE_CONFIGS,
+    "describe": KafkaOp.DESCRIBE,
 }
-_OF_GROUPS: Final = {"read": Kafkas.READ, "delete": Kafkas.DELETE, "admin": Kafkas.DESCRIBE}
+_OF_GROUPS: Final = {"read": KafkaOp.READ, "delete": KafkaOp.DELETE, "admin": KafkaOp.DESCRIBE}
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _EVERYTHING: Final = Rule(WILDCARD, (ANY,), True, kafka=True)
 _KINDS: Final = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID})
@@ -84,10 +84,10 @@ class AclBook:
         `security.allow_everyone_if_no_acl_found`. `before` is the book in force until now, with the same settings.
         """
         self.acls = self.relevant(acls)
-        self._news: set[str] | None = None  # principals whose ACLs changed; None means any may have
+        self._changed: set[str] | None = None  # principals whose ACLs changed; None means any may have
         if before is not None and not everyone:
-            news = {acl.principal for acl in self.acls ^ before.acls}
-            self._news = None if EVERYBODY in news else news
+            changed = {acl.principal for acl in self.acls ^ before.acls}
+            self._changed = None if EVERYBODY in changed else changed
         self.by_certificate = isinstance(principal, Slot) and principal.variable == COMMON_NAME
         self._principal = principal
         self._everyone = everyone
@@ -107,9 +107,9 @@ class AclBook:
         """Return the ACLs on resources that matter here."""
         return frozenset(acl for acl in acls if acl.kind in _KINDS)
 
-    def is_news_for(self, identity: Identity) -> bool:
+    def may_change_for(self, identity: Identity) -> bool:
         """Return whether the client's rules may differ from those of the previous book."""
-        return self._news is None or self._name_of(identity) in self._news
+        return self._changed is None or self._name_of(identity) in self._changed
 
     def _name_of(self, identity: Identity) -> str | None:
         return ANONYMOUS if identity.method == "anonymous" else principal_of(identity, self._principal)
@@ -140,29 +140,29 @@ class AclBook:
         cluster = [entry for entry in found if entry.acl.kind == CLUSTER]
         names = [entry for entry in found if entry.acl.kind == TRANSACTIONAL_ID]
         operations = {ours: self._of_topics(topics, kafkas) for ours, kafkas in _OF_TOPICS.items()}
-        if self._cluster(cluster, Kafkas.CREATE):
+        if self._cluster(cluster, KafkaOp.CREATE):
             operations["create"] = (_EVERYTHING,)
         return ClientRules(
-            publish=self._of_topics(topics, Kafkas.WRITE),
-            subscribe=self._of_topics(topics, Kafkas.READ),
-            admin=(_EVERYTHING,) if self._cluster(cluster, Kafkas.ALTER) else (),
+            publish=self._of_topics(topics, KafkaOp.WRITE),
+            subscribe=self._of_topics(topics, KafkaOp.READ),
+            admin=(_EVERYTHING,) if self._cluster(cluster, KafkaOp.ALTER) else (),
             groups=tuple(
                 GroupRule(action, rule.name, rule.beginning, rule.allow, kafka=True)
                 for action, operation in _OF_GROUPS.items()
                 for rule in self._of_names(groups, operation, GROUP)
             ),
             operations=operations,
-            transactions=self._of_names(names, Kafkas.WRITE, TRANSACTIONAL_ID),
+            transactions=self._of_names(names, KafkaOp.WRITE, TRANSACTIONAL_ID),
         )
 
-    def _of_topics(self, entries: Sequence[_Entry], operation: Kafkas) -> tuple[Rule, ...]:
+    def _of_topics(self, entries: Sequence[_Entry], operation: KafkaOp) -> tuple[Rule, ...]:
         rules = [rule for rule in _about(entries, operation) if isinstance(rule, Rule)]
         if self._everyone:
             rules += [rule for rule in self._named[TOPIC] if isinstance(rule, Rule)]
             rules.append(_EVERYTHING)
         return tuple(rules)
 
-    def _of_names(self, entries: Sequence[_Entry], operation: Kafkas, kind: int) -> tuple[GroupRule, ...]:
+    def _of_names(self, entries: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
         """Return rules that decide for every name."""
         rules = [rule for rule in _about(entries, operation) if isinstance(rule, GroupRule)]
         if self._everyone:
@@ -170,9 +170,9 @@ class AclBook:
         rules.append(GroupRule(WILDCARD, "", True, self._everyone, kafka=True))
         return tuple(rules)
 
-    def _cluster(self, entries: Sequence[_Entry], operation: Kafkas) -> bool:
+    def _cluster(self, entries: Sequence[_Entry], operation: KafkaOp) -> bool:
         rules = self._of_names(entries, operation, CLUSTER)
-        return next(rule.allow for rule in rules if rule.speaks_of(CLUSTERS_NAME))
+        return next(rule.allow for rule in rules if rule.applies_to(CLUSTERS_NAME))
 
 
 def principal_template(config: SecurityConfig) -> str | Slot:
@@ -198,7 +198,7 @@ def principal_of(identity: Identity, template: str | Slot) -> str | None:
     return f"{template.before}{values[0]}{template.after}" if len(values) == 1 and values[0] else None
 
 
-def _about(entries: Iterable[_Entry], operation: Kafkas) -> Iterator[Rule | GroupRule]:
+def _about(entries: Iterable[_Entry], operation: KafkaOp) -> Iterator[Rule | GroupRule]:
     """Yield the rules of the ACLs that apply to an operation, deny rules first."""
     allowing = _IMPLYING.get(operation, {operation})
     yield from (entry.rule for entry in entries if not entry.acl.allow and entry.acl.operation in (operation, ALL))

@@ -12,7 +12,7 @@ from gateway.config import ConfigError, KafkaConfig, SecurityConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.login_trial import LoginTrial
 from gateway.security.credentials import Credentials
-from gateway.security.turns import Unavailable
+from gateway.security.fair_queue import Unavailable
 
 log = structlog.get_logger(__name__)
 

@@ -39,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True):
     allow: bool
     kafka: bool = False
 
-    def concerns(self, action: Action) -> bool:
+    def has_action(self, action: Action) -> bool:
         """Return whether the rule applies to this action."""
         return self.action in (WILDCARD, action)
 
@@ -56,7 +56,7 @@ class GroupRule(msgspec.Struct, frozen=True):
     allow: bool
     kafka: bool = False
 
-    def speaks_of(self, group: str) -> bool:
+    def applies_to(self, group: str) -> bool:
         """Return whether the rule applies to this group."""
         return group.startswith(self.name) if self.beginning else group == self.name
 
@@ -76,7 +76,7 @@ class GroupPermission:
             return False
         own = self._names.own(group)
         for rule in self._rules:
-            if rule.action in (WILDCARD, action) and rule.speaks_of(group if rule.kafka else own):
+            if rule.action in (WILDCARD, action) and rule.applies_to(group if rule.kafka else own):
                 return rule.allow
         return None
 

@@ -91,16 +91,16 @@ class ScramServer:
 
     def step(self, message: bytes | None) -> Step:
         """Process the client's next message. None means no initial response; an empty challenge then asks for it."""
-        judge, self._next = self._next, None
-        if judge is None:
+        handle, self._next = self._next, None
+        if handle is None:
             return Disproven("the exchange is over")
         if message is None and not self._asked and not self._said:
-            self._asked, self._next = True, judge
+            self._asked, self._next = True, handle
             return Continue(b"")
         if message is None or len(message) > MESSAGE_LIMIT:
             return Disproven("the message is missing or too long")
         try:
-            return judge(message.decode())
+            return handle(message.decode())
         except UnicodeDecodeError:
             return Disproven("the message is not UTF-8")
         except _MessageError as fault:

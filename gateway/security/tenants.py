@@ -19,14 +19,14 @@ from gateway.settings.listeners import ListenerSettings
 from gateway.statistics import counter, gauge
 from mapping.tenants import Tenancy, is_tenant
 
-TOLD: Final = 200
+COUNTED_TENANTS: Final = 200
 """Tenants with their own counters in the metrics, in order of first login; the others are counted together."""
 OTHERS: Final = "(others)"
 
 _FIELDS: Final = {"O": "organizationName", "OU": "organizationalUnitName", "CN": "commonName"}
 
 
-Place = Callable[[Identity, Mapping[str, Any] | None], Identity]
+AssignTenant = Callable[[Identity, Mapping[str, Any] | None], Identity]
 """Assigns the tenant to a client that has logged in, given its certificate as from `SSLObject.getpeercert`.
 
 Raises:
@@ -63,11 +63,11 @@ class Tenants:
             if why is not None:
                 raise ConfigError(f"security.tenants.sources[{number}]: can never name a tenant: {why}")
 
-    def at(self, listener: str) -> Place:
+    def assigner(self, listener: str) -> AssignTenant:
         """Return the function that assigns tenants to the clients of a listener."""
-        return partial(self._place, listener) if self._sources else _nowhere
+        return partial(self._assign, listener) if self._sources else _without_tenant
 
-    def _place(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
+    def _assign(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
         try:
             tenant = self._find(identity, peercert, listener)
         except NoTenantError:
@@ -75,7 +75,7 @@ class Tenants:
             raise
         if tenant is None:
             return identity
-        if tenant in self._logins or len(self._logins) < TOLD:
+        if tenant in self._logins or len(self._logins) < COUNTED_TENANTS:
             self._logins[tenant] += 1
         else:
             self._logins[OTHERS] += 1
@@ -83,33 +83,35 @@ class Tenants:
 
     def _find(self, identity: Identity, peercert: Mapping[str, Any] | None, listener: str) -> str | None:
         for kind, what in self._sources:
-            said = _said(kind, what, identity, peercert, listener)
-            if not said:
+            names = _names(kind, what, identity, peercert, listener)
+            if not names:
                 continue
-            if len(said) > 1:
+            if len(names) > 1:
                 raise NoTenantError("the login names several tenants")
-            if not is_tenant(said[0]):
+            if not is_tenant(names[0]):
                 raise NoTenantError("the login's tenant is not a name of letters, digits and -")
-            return said[0]
+            return names[0]
         if self._required:
             raise NoTenantError("the login names no tenant")
         return None
 
     def is_operator(self, identity: Identity) -> bool:
         """Return whether a client of the management port has no tenant: a tenant's rights cover only its own names."""
-        return not any(_said(kind, what, identity, None, "") for kind, what in self._sources if kind != "listener")
+        return not any(_names(kind, what, identity, None, "") for kind, what in self._sources if kind != "listener")
 
     def statistics(self) -> TenantsStatistics:
         """Return the current counts."""
         return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
 
 
-def _nowhere(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
+def _without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
     """Return the identity unchanged: there are no tenants."""
     return identity
 
 
-def _said(kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:
+def _names(
+    kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] | None, listener: str
+) -> Sequence[str]:
     """Return the tenant names that a source gives for a client: none, one or several."""
     if kind == "claim":
         return dict(identity.claims).get(what, ())

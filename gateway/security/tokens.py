@@ -35,14 +35,14 @@ class TokenError(ValueError):
     """The token is not valid. The text is for the log and contains no part of the token."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class VerifiedToken(msgspec.Struct, frozen=True):
     """The content of a valid token."""
 
     identity: Identity  # the client
     expires_ms: int  # wall clock, epoch milliseconds; includes the leeway
 
 
-class TokenJudge:
+class TokenVerifier:
     """Verifies tokens with the issuer's keys and remembers verified ones for `REMEMBER_S`."""
 
     def __init__(
@@ -65,21 +65,21 @@ class TokenJudge:
         self._leeway_ms = int(config.leeway_s * 1000)
         self._clock = clock
         self._wall_clock = wall_clock
-        self._remembered: collections.OrderedDict[bytes, tuple[float, Shown]] = collections.OrderedDict()
+        self._remembered: collections.OrderedDict[bytes, tuple[float, VerifiedToken]] = collections.OrderedDict()
         self.keys: FileKeys | UrlKeys
         if config.jwks_file is not None:
             self.keys = FileKeys(config.jwks_file, config.algorithms)
         else:
             self.keys = UrlKeys(config, clock=clock)
 
-    async def judge(self, token: str) -> Shown:
+    async def verify(self, token: str) -> VerifiedToken:
         """Verify a token and return its content; raises TokenError if it is not valid."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
             raise TokenError("it is too long or not ASCII")
         digest = hashlib.sha256(token.encode()).digest()
         known = self._remembered.get(digest)
         if known is not None and self._clock() < known[0]:
-            self._judge_time(known[1].expires_ms)
+            self._check_expiry(known[1].expires_ms)
             return known[1]
         shown = self._read(await self._claims(token))
         self._remembered[digest] = (self._clock() + REMEMBER_S, shown)
@@ -88,7 +88,7 @@ class TokenJudge:
             self._remembered.popitem(last=False)
         return shown
 
-    def known(self, token: str) -> Shown | None:
+    def cached(self, token: str) -> VerifiedToken | None:
         """Return the content of a valid token verified less than `REMEMBER_S` ago. None means: verify it."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
             return None
@@ -117,10 +117,10 @@ class TokenJudge:
             # PyJWT's texts may hold a part of the token.
             raise error if isinstance(error, TokenError) else TokenError(type(error).__name__) from None
 
-    def _read(self, claims: dict[str, Any]) -> Shown:
+    def _read(self, claims: dict[str, Any]) -> VerifiedToken:
         config = self._config
         expires_ms = _milliseconds(claims["exp"]) + self._leeway_ms
-        self._judge_time(expires_ms)
+        self._check_expiry(expires_ms)
         if "nbf" in claims and _milliseconds(claims["nbf"]) - self._leeway_ms > self._wall_clock():
             raise TokenError("it is not valid yet")
         name = _claim(claims, config.name_claim)
@@ -130,9 +130,9 @@ class TokenJudge:
         if config.groups_claim is not None:
             groups = _groups(_claim(claims, config.groups_claim))
         wanted = tuple((path, _texts(_claim(claims, path))) for path in self._claims_wanted)
-        return Shown(Identity(name, "token", groups, wanted), expires_ms)
+        return VerifiedToken(Identity(name, "token", groups, wanted), expires_ms)
 
-    def _judge_time(self, expires_ms: int) -> None:
+    def _check_expiry(self, expires_ms: int) -> None:
         if expires_ms <= self._wall_clock():
             raise TokenError("it has expired")
 

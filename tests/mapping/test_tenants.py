@@ -139,8 +139,8 @@ def test_no_rule_gives_a_right_on_what_is_another_tenants(
             assert not right.some(whole)
             assert not right.whole_topic(whole)
         assert rights.group("read", whole) is False
-        assert not rights.sees([whole])
-        assert not rights.administers("delete", whole)
+        assert not rights.visible_topics([whole])
+        assert not rights.may_administer("delete", whole)
         assert not rights.mqtt_publish.of_topic(other.mqtt(text)) or one.has_mqtt(other.mqtt(text))
 
 

@@ -32,9 +32,9 @@ from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from gateway.security.exchange import Done, Failed
+from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.tenants import NoTenantError
-from gateway.security.turns import Busy, Unavailable
 from gateway.taps import taps
 from mapping.outcomes import Outcome
 from protocols.connection import ConnectionFailed
@@ -308,7 +308,7 @@ class Client(ClientPort):
         assert self._pump is not None
         assert self.grant is not None
         try:
-            return self._pump.entrance.place(identity, self._pump.peercert).tenant == self.grant.identity.tenant
+            return self._pump.entrance.assign_tenant(identity, self._pump.peercert).tenant == self.grant.identity.tenant
         except NoTenantError:
             return False
 
@@ -342,7 +342,7 @@ class Client(ClientPort):
             identity = identity.with_certificate(pump.peercert)
         own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
         try:
-            identity = pump.entrance.place(identity, pump.peercert)
+            identity = pump.entrance.assign_tenant(identity, pump.peercert)
             grant = self.grant = services.access.for_client(identity, own_id, peer=pump.peer)
         except NoTenantError as error:
             return self._refuse(ReasonCode.NOT_AUTHORIZED, str(error))

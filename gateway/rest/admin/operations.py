@@ -164,7 +164,7 @@ class Administration(OperationSet):
             if topic.startswith("__"):
                 raise forbidden(f"{what} an internal topic")
             raise not_found(f"Topic {topic[:64]} does not exist")
-        if not grant.administers(operation, topic):
+        if not grant.may_administer(operation, topic):
             raise forbidden(f"{what} {topic}")
 
     async def _committed(self, grant: Grant, group: str, *, known: bool = False) -> dict[TopicPartition, int]:

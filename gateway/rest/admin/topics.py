@@ -87,7 +87,7 @@ class TopicOperations(OperationSet):
         """`POST /admin/topics`."""
         wanted = decode_topic(await call.body())
         whole = call.grant.names.topic(wanted.name)
-        if not call.grant.administers("create", whole):
+        if not call.grant.may_administer("create", whole):
             raise forbidden(f"create {wanted.name}")
         if not await self._topics.create(whole, wanted.partitions, wanted.replication, call.grant.identity.name):
             raise RestError(409, f"Topic {wanted.name} exists already")
@@ -122,7 +122,7 @@ class TopicOperations(OperationSet):
     async def _readable(self, grant: Grant) -> list[str]:
         """Return the existing topics that the client may read or write, sorted. Asks Kafka."""
         await self._topics.refresh()
-        return grant.sees(sorted(self._topics.names))
+        return grant.visible_topics(sorted(self._topics.names))
 
     async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
         for view in await self.partitions(grant, topic):
@@ -137,7 +137,7 @@ class TopicOperations(OperationSet):
             Refused: Kafka does not answer.
             RestError: 403, or 404 if the topic does not exist.
         """
-        if not grant.sees([topic]):
+        if not grant.visible_topics([topic]):
             raise forbidden(f"inspect {topic}")
         if not is_topic_name(topic):
             raise not_found(f"Topic {topic[:64]} not found", Fault.TOPIC)

@@ -130,7 +130,7 @@ class ProduceSlot:
     async def paced(self) -> None:
         """Wait until the client is within its rate again."""
         if self.pace is not None:
-            await Turn.come(self.pace, self, self.subject)
+            await Turn.wait(self.pace, self, self.subject)
 
     @property
     def _peer(self) -> str:

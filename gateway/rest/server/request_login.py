@@ -9,10 +9,10 @@ from aiohttp import web
 
 from gateway.net.http_server import HttpConnection
 from gateway.security.authorization import AccessList, Grant
+from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
 from gateway.security.tenants import NoTenantError
-from gateway.security.turns import Busy, Unavailable
 from protocols.rest.errors import RestError, busy
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
@@ -92,9 +92,9 @@ class RequestLogin:
             scheme, _, credentials = header.partition(" ")
             scheme = scheme.lower()
             if scheme == "basic" and (named := name_and_password(credentials)) is not None:
-                identity = entrance.known_password(*named)
+                identity = entrance.cached_password(*named)
             elif scheme == "bearer":
-                shown = entrance.known_token(credentials.strip(), peer=connection.peer)
+                shown = entrance.cached_token(credentials.strip(), peer=connection.peer)
                 if shown is not None:
                     identity, expires_ms = shown.identity, shown.expires_ms
         return None if identity is None else self._admitted(connection, identity, expires_ms)
@@ -104,7 +104,7 @@ class RequestLogin:
         if access.by_certificate:
             identity = identity.with_certificate(connection.peercert)
         try:
-            identity = connection.entrance.place(identity, connection.peercert)
+            identity = connection.entrance.assign_tenant(identity, connection.peercert)
         except NoTenantError as error:
             raise forbidden(str(error)) from None
         return AuthenticatedClient(access.for_client(identity, peer=connection.peer), expires_ms)

@@ -32,9 +32,9 @@ from gateway.kafka.driver.wire import EncodedRequest
 from gateway.listeners import make_servers
 from gateway.security.acl_source import AclSource
 from gateway.security.authorization import AccessList, Grant
+from gateway.security.fair_queue import Unavailable
 from gateway.security.identity import Identity
 from gateway.security.kafka_acls import AclBook, principal_of, principal_template
-from gateway.security.turns import Unavailable
 from gateway.spawn import Tasks
 from mapping.rules import Rules, RuleText
 from protocols.amqp.sasl import SaslCode
@@ -150,11 +150,11 @@ def ours_of_topic(grant: Grant, topic: str) -> dict[Operation, bool]:
     return {
         Operation.READ: grant.subscribe.whole_topic(topic),
         Operation.WRITE: grant.publish.whole_topic(topic),
-        Operation.CREATE: grant.administers("create", topic),
-        Operation.DELETE: grant.administers("delete", topic),
-        Operation.ALTER_CONFIGS: grant.administers("configure", topic),
-        Operation.DESCRIBE_CONFIGS: grant.administers("inspect", topic),
-        Operation.DESCRIBE: grant.sees([topic]) == [topic],
+        Operation.CREATE: grant.may_administer("create", topic),
+        Operation.DELETE: grant.may_administer("delete", topic),
+        Operation.ALTER_CONFIGS: grant.may_administer("configure", topic),
+        Operation.DESCRIBE_CONFIGS: grant.may_administer("inspect", topic),
+        Operation.DESCRIBE: grant.visible_topics([topic]) == [topic],
     }
 
 
@@ -227,12 +227,12 @@ def test_topics_without_acls_are_open_where_configured() -> None:
     expected = {"a": False, "ab": True, "b": False, "bc": False, "c": False, "other": True}
     grant = grant_by(found, "ann", everyone=True)
     assert {topic: grant.publish(topic) for topic in expected} == expected
-    assert {topic: grant.administers("delete", topic) for topic in expected} == expected
+    assert {topic: grant.may_administer("delete", topic) for topic in expected} == expected
     assert [grant.group("read", name) for name in ("g", "h")] == [False, True]
-    assert grant.transacts("c1")
+    assert grant.may_transact("c1")
     nobody = grant_by(found, "ann")
     assert not any(nobody.publish(topic) for topic in expected if topic != "c")
-    assert not nobody.transacts("c1")
+    assert not nobody.may_transact("c1")
 
 
 def test_mqtt_topics_have_the_rights_of_their_kafka_topic() -> None:

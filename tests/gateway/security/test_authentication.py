@@ -21,8 +21,8 @@ from gateway.config import ConfigError, SecurityConfig
 from gateway.security import amqtt_plugins, authentication, throttle
 from gateway.security.authentication import Authenticator
 from gateway.security.credentials import Credentials
+from gateway.security.fair_queue import Busy
 from gateway.security.identity import ANONYMOUS, Identity
-from gateway.security.turns import Busy
 from tests.support.waiting import wait_until
 
 PEER = "192.0.2.1:50000"

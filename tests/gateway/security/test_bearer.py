@@ -17,7 +17,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.exchange import Done, Exchange, Failed
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue
-from gateway.security.tokens import Shown
+from gateway.security.tokens import VerifiedToken
 from tests.support.oauth import NOW_MS, key_set, oauth_options, token
 
 PEER = "192.0.2.1:50000"
@@ -160,7 +160,7 @@ async def test_what_is_offered(make: Make) -> None:
 
 async def test_a_token_alone(make: Make, pauses: list[float]) -> None:
     authenticator = make()
-    assert await authenticator.authenticate_token(token(), peer=PEER) == Shown(ANN.identity, END_MS)
+    assert await authenticator.authenticate_token(token(), peer=PEER) == VerifiedToken(ANN.identity, END_MS)
     assert await authenticator.authenticate_token(token() + "x", peer=PEER) is None
     assert pauses == [1.0]
 

@@ -49,8 +49,8 @@ async def test_each_way_is_open_where_it_is_named_and_nowhere_else(authenticator
 async def test_what_was_right_elsewhere_is_remembered_nowhere_else(authenticator: Authenticator) -> None:
     open_one, closed = entrance(authenticator, "password"), entrance(authenticator, "certificate")
     assert await open_one.authenticate_password("ann", "secret", peer=PEER) is not None
-    assert open_one.known_password("ann", "secret") == Identity("ann", "password")
-    assert closed.known_password("ann", "secret") is None
+    assert open_one.cached_password("ann", "secret") == Identity("ann", "password")
+    assert closed.cached_password("ann", "secret") is None
 
 
 def test_sasl_offers_what_the_listener_takes(authenticator: Authenticator) -> None:
@@ -62,6 +62,6 @@ def test_sasl_offers_what_the_listener_takes(authenticator: Authenticator) -> No
 
 
 def test_a_page_gains_nothing_only_where_everybody_is_asked(authenticator: Authenticator) -> None:
-    assert entrance(authenticator, "password", "token").asks_for_more
-    assert not entrance(authenticator, "password", "certificate").asks_for_more
-    assert not entrance(authenticator, "password", "anonymous").asks_for_more
+    assert entrance(authenticator, "password", "token").needs_explicit_login
+    assert not entrance(authenticator, "password", "certificate").needs_explicit_login
+    assert not entrance(authenticator, "password", "anonymous").needs_explicit_login

@@ -35,7 +35,7 @@ async def test_it_ends_once() -> None:
 
 
 async def test_a_clock_that_was_set_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "LOOK_S", 0.01)
+    monkeypatch.setattr(expiry, "CHECK_S", 0.01)
     wall = Wall()
     one = wall.make()
     one.set(wall.now + 3_600_000)

@@ -38,7 +38,7 @@ def test_any_page_may_open_what_asks_for_a_password_itself(origin: str) -> None:
 @pytest.mark.parametrize("security", [{}, {**PASSWORDS, **CERTIFICATES}, CERTIFICATES, {"insecure": True}])
 def test_but_not_where_the_connection_alone_is_enough(security: dict[str, Any]) -> None:
     (http,) = (one for one in listeners(Config(security=SecurityConfig(**security))) if one.name == "http")
-    asks = entrance(Authenticator(SecurityConfig()), *http.logins).asks_for_more
+    asks = entrance(Authenticator(SecurityConfig()), *http.logins).needs_explicit_login
     origins = Origins(SecurityConfig(**security))
     found = [one for one in NEAR + FAR if origins.allow(one, "gateway", secure=False, login_in_protocol=asks)]
     assert found == list(NEAR)

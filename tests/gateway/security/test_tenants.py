@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gateway.config import Config, ConfigError, SecurityConfig
 from gateway.ports import listeners
 from gateway.security.identity import Identity
-from gateway.security.tenants import OTHERS, TOLD, NoTenantError, Tenants
+from gateway.security.tenants import COUNTED_TENANTS, OTHERS, NoTenantError, Tenants
 
 PATH: Final = Path("unread")
 OAUTH: Final = {"jwks_file": PATH, "issuer": "i", "audience": ["a"], "groups_claim": "groups"}
@@ -52,7 +52,7 @@ def client(name: str = "ann", *groups: str, **claims: tuple[str, ...]) -> Identi
 def test_the_first_source_that_says_one(
     sources: list[str], who: Identity, certificate: dict[str, Any] | None, tenant: str
 ) -> None:
-    assert tenants(*sources).at("mqtt")(who, certificate).tenant == tenant
+    assert tenants(*sources).assigner("mqtt")(who, certificate).tenant == tenant
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_the_first_source_that_says_one(
 def test_who_is_refused(source: str, who: Identity, why: str) -> None:
     found = tenants(source)
     with pytest.raises(NoTenantError, match=why):
-        found.at("http")(who, CERTIFICATE)
+        found.assigner("http")(who, CERTIFICATE)
     assert found.statistics().refused_total == 1
     # What says something that cannot be is no client without a tenant, either, nor another source's.
     lenient = tenants(source, "listener", required=False)
     if why == "no tenant":
-        assert lenient.at("http")(who, CERTIFICATE).tenant == "http"
-        assert tenants(source, required=False).at("http")(who, CERTIFICATE).tenant is None
+        assert lenient.assigner("http")(who, CERTIFICATE).tenant == "http"
+        assert tenants(source, required=False).assigner("http")(who, CERTIFICATE).tenant is None
     else:
         with pytest.raises(NoTenantError, match=why):
-            lenient.at("http")(who, CERTIFICATE)
+            lenient.assigner("http")(who, CERTIFICATE)
 
 
 def test_without_a_source_there_are_no_tenants() -> None:
     found = made(SecurityConfig())
     who = client("acme/ann")
-    assert found.at("mqtt")(who, CERTIFICATE) is who
+    assert found.assigner("mqtt")(who, CERTIFICATE) is who
     assert not found.tenancy.enabled
 
 
@@ -100,11 +100,11 @@ def test_a_tenants_client_has_no_right_on_the_management_port() -> None:
 
 
 def test_the_metrics_are_bounded() -> None:
-    place = (found := tenants("user")).at("mqtt")
-    for number in range(TOLD + 5):
+    place = (found := tenants("user")).assigner("mqtt")
+    for number in range(COUNTED_TENANTS + 5):
         place(client(f"t{number}/x"), None)
     counts = found.statistics()
-    assert len(counts.logins_total) == TOLD + 1
+    assert len(counts.logins_total) == COUNTED_TENANTS + 1
     assert counts.logins_total[OTHERS] == 5
 
 

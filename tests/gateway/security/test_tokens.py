@@ -20,7 +20,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.identity import Identity
 from gateway.security.key_source import NO_KEYS, FileKeys
-from gateway.security.tokens import REMEMBER_S, TOKEN_LIMIT, Shown, TokenError, TokenJudge
+from gateway.security.tokens import REMEMBER_S, TOKEN_LIMIT, TokenError, TokenVerifier, VerifiedToken
 from tests.support.oauth import KEYS, NOW_MS, oauth_options, token
 
 NOW_S = NOW_MS / 1000
@@ -43,19 +43,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def judge(tmp_path: Path, clock: Clock) -> TokenJudge:
+def verifier(tmp_path: Path, clock: Clock) -> TokenVerifier:
     return make(tmp_path, clock)
 
 
-def make(tmp_path: Path, clock: Clock, **options: Any) -> TokenJudge:
+def make(tmp_path: Path, clock: Clock, **options: Any) -> TokenVerifier:
     config = OauthConfig(**oauth_options(tmp_path / "jwks.json", **options))
-    return TokenJudge(config, clock=lambda: clock.now, wall_clock=clock.wall)
+    return TokenVerifier(config, clock=lambda: clock.now, wall_clock=clock.wall)
 
 
 @pytest.mark.parametrize("kid", KEYS)
-async def test_a_good_token(judge: TokenJudge, kid: str) -> None:
-    shown = await judge.judge(token(kid))
-    assert shown == Shown(Identity("ann", "token"), NOW_MS + (3600 + LEEWAY_S) * 1000)
+async def test_a_good_token(verifier: TokenVerifier, kid: str) -> None:
+    shown = await verifier.verify(token(kid))
+    assert shown == VerifiedToken(Identity("ann", "token"), NOW_MS + (3600 + LEEWAY_S) * 1000)
 
 
 def encoded(*parts: bytes) -> str:
@@ -101,9 +101,9 @@ FORGED = forged()
 
 
 @pytest.mark.parametrize("case", FORGED)
-async def test_a_forged_token(judge: TokenJudge, case: str) -> None:
+async def test_a_forged_token(verifier: TokenVerifier, case: str) -> None:
     with pytest.raises(TokenError):
-        await judge.judge(FORGED[case])
+        await verifier.verify(FORGED[case])
 
 
 BAD_CLAIMS: dict[str, dict[str, Any]] = {
@@ -131,30 +131,30 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CLAIMS)
-async def test_claims_that_are_not_believed(judge: TokenJudge, case: str) -> None:
+async def test_claims_that_are_not_believed(verifier: TokenVerifier, case: str) -> None:
     with pytest.raises(TokenError):
-        await judge.judge(token(**BAD_CLAIMS[case]))
+        await verifier.verify(token(**BAD_CLAIMS[case]))
 
 
-async def test_the_leeway_is_for_both_ends(judge: TokenJudge) -> None:
-    shown = await judge.judge(token(expires_s=NOW_S - LEEWAY_S + 1, nbf=NOW_S + LEEWAY_S))
+async def test_the_leeway_is_for_both_ends(verifier: TokenVerifier) -> None:
+    shown = await verifier.verify(token(expires_s=NOW_S - LEEWAY_S + 1, nbf=NOW_S + LEEWAY_S))
     assert shown.expires_ms == NOW_MS + 1000
 
 
 async def test_one_of_several_audiences(tmp_path: Path, clock: Clock) -> None:
-    judge = make(tmp_path, clock, audience=("a", "b"))
+    verifier = make(tmp_path, clock, audience=("a", "b"))
     for audience in ("a", "b", ["x", "b"]):
-        assert (await judge.judge(token(aud=audience))).identity.name == "ann"
+        assert (await verifier.verify(token(aud=audience))).identity.name == "ann"
     with pytest.raises(TokenError):
-        await judge.judge(token(aud=["x", "y"]))
+        await verifier.verify(token(aud=["x", "y"]))
 
 
 async def test_an_algorithm_that_is_not_allowed(tmp_path: Path, clock: Clock) -> None:
-    judge = make(tmp_path, clock, algorithms=("ES256",))
-    assert (await judge.judge(token("ec"))).identity.name == "ann"
+    verifier = make(tmp_path, clock, algorithms=("ES256",))
+    assert (await verifier.verify(token("ec"))).identity.name == "ann"
     for kid in ("rsa", "ed"):
         with pytest.raises(TokenError, match="algorithm"):
-            await judge.judge(token(kid))
+            await verifier.verify(token(kid))
 
 
 @pytest.mark.parametrize(
@@ -175,66 +175,68 @@ async def test_an_algorithm_that_is_not_allowed(tmp_path: Path, clock: Clock) ->
 async def test_groups(
     tmp_path: Path, clock: Clock, claim: str | None, claims: dict[str, Any], groups: tuple[str, ...]
 ) -> None:
-    judge = make(tmp_path, clock, groups_claim=claim)
-    assert (await judge.judge(token(**claims))).identity == Identity("ann", "token", groups)
+    verifier = make(tmp_path, clock, groups_claim=claim)
+    assert (await verifier.verify(token(**claims))).identity == Identity("ann", "token", groups)
 
 
 async def test_the_name_by_another_claim(tmp_path: Path, clock: Clock) -> None:
-    judge = make(tmp_path, clock, name_claim="preferred_username")
-    assert (await judge.judge(token(preferred_username="bob"))).identity.name == "bob"
+    verifier = make(tmp_path, clock, name_claim="preferred_username")
+    assert (await verifier.verify(token(preferred_username="bob"))).identity.name == "bob"
 
 
-async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(judge: TokenJudge, clock: Clock) -> None:
+async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(
+    verifier: TokenVerifier, clock: Clock
+) -> None:
     long, short = token(), token(expires_s=NOW_S + 10 - LEEWAY_S)
     for one in (long, short):
-        assert judge.known(one) is None
-        shown = await judge.judge(one)
-        assert judge.known(one) == shown
-    assert isinstance(judge.keys, FileKeys)
-    judge.keys.use(NO_KEYS)
+        assert verifier.cached(one) is None
+        shown = await verifier.verify(one)
+        assert verifier.cached(one) == shown
+    assert isinstance(verifier.keys, FileKeys)
+    verifier.keys.use(NO_KEYS)
     clock.now = 9.9
     for one in (long, short):
-        assert (await judge.judge(one)).identity.name == "ann"
-        assert judge.known(one) is not None
+        assert (await verifier.verify(one)).identity.name == "ann"
+        assert verifier.cached(one) is not None
     clock.now = 10.0
     with pytest.raises(TokenError, match="expired"):
-        await judge.judge(short)
-    assert judge.known(short) is None
+        await verifier.verify(short)
+    assert verifier.cached(short) is None
     clock.now = REMEMBER_S
-    assert judge.known(long) is None
+    assert verifier.cached(long) is None
     with pytest.raises(TokenError, match="key"):
-        await judge.judge(long)
+        await verifier.verify(long)
 
 
-async def test_what_is_forgotten_is_checked_again(judge: TokenJudge) -> None:
+async def test_what_is_forgotten_is_checked_again(verifier: TokenVerifier) -> None:
     good = token()
-    await judge.judge(good)
-    assert isinstance(judge.keys, FileKeys)
-    judge.keys.use(NO_KEYS)
-    judge.forget()
-    assert judge.known(good) is None
+    await verifier.verify(good)
+    assert isinstance(verifier.keys, FileKeys)
+    verifier.keys.use(NO_KEYS)
+    verifier.forget()
+    assert verifier.cached(good) is None
     with pytest.raises(TokenError, match="key"):
-        await judge.judge(good)
+        await verifier.verify(good)
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> TokenJudge:
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> TokenVerifier:
     return make(tmp_path_factory.mktemp("fuzzed"), Clock())
 
 
 @given(text=st.text() | st.lists(st.binary(max_size=40), max_size=4).map(lambda parts: encoded(*parts)))
-async def test_any_text_is_refused(fuzzed: TokenJudge, text: str) -> None:
+async def test_any_text_is_refused(fuzzed: TokenVerifier, text: str) -> None:
     with pytest.raises(TokenError):
-        await fuzzed.judge(text)
+        await fuzzed.verify(text)
 
 
 VALUES = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.sampled_from(["b64", "x"]), max_size=2)
 
 
 @given(header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64", "cty"]), VALUES))
-async def test_any_header_is_refused(fuzzed: TokenJudge, header: dict[str, Any]) -> None:
+async def test_any_header_is_refused(fuzzed: TokenVerifier, header: dict[str, Any]) -> None:
     with pytest.raises(TokenError):
-        await fuzzed.judge(segments({"alg": "ES256", "kid": "ec", **header}, {}, b"secret"))
+        await fuzzed.verify(segments({"alg": "ES256", "kid": "ec", **header}, {}, b"secret"))
 
 
 WHOLE: dict[str, Any] = {"issuer": "i", "audience": ["a"]}

@@ -37,7 +37,7 @@ class _Line(msgspec.Struct, eq=False):
     waiting: collections.deque[asyncio.Future[None]] = msgspec.field(default_factory=collections.deque)
 
 
-class Turns:
+class FairQueue:
     """The login attempts that are being checked or waiting. An address has a line while it has an attempt."""
 
     def __init__(self, *, at_once: int, of_address: int, waiting_of_address: int, waiting: int) -> None:

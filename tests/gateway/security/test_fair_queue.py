@@ -1,4 +1,4 @@
-"""Turns: no address keeps another one waiting, whatever it has under way; nothing is lost when somebody leaves."""
+"""FairQueue: no address keeps another one waiting, whatever it has under way; nothing is lost when somebody leaves."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.security.turns import Busy, Turns
+from gateway.security.fair_queue import Busy, FairQueue
 
 
 class Handshakes:
     """Attempts that stay in their turn until they are let go; `order`: of their turns."""
 
     def __init__(self, **limits: int) -> None:
-        self.turns = Turns(**{"at_once": 4, "of_address": 2, "waiting_of_address": 100, "waiting": 1000, **limits})
+        self.turns = FairQueue(**{"at_once": 4, "of_address": 2, "waiting_of_address": 100, "waiting": 1000, **limits})
         self.order: list[str] = []
         self.inside: list[tuple[str, asyncio.Event]] = []
         self.tasks: list[asyncio.Task[None]] = []
