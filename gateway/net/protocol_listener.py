@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -64,13 +64,17 @@ class ProtocolServer(PumpServer, abc.ABC):
         """Stop accepting; a subclass also refuses accepted clients that have not logged in."""
         self.stop_accepting()
 
+    def _handlers(self) -> Iterator[Handler]:
+        # A handler knows its pump only when the TLS handshake is done, for which a client may let us wait.
+        return (pump.handler for pump in self.pumps if pump.transport is not None)
+
     def flowing(self) -> list[Flowing]:
-        """Return every connection, for /flow."""
-        return [pump.handler for pump in self.pumps]
+        """Return every open connection, for /flow."""
+        return list(self._handlers())
 
     def clients(self) -> list[Connected]:
-        """Return every connection, including those that have not logged in."""
-        return [pump.handler for pump in self.pumps]
+        """Return every open connection, including those that have not logged in."""
+        return list(self._handlers())
 
     def stop_taking(self) -> None:
         """Stop accepting connections and reading from the open ones; answers are still sent."""

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.amqp.listener import AmqpServer
 from gateway.config import BudgetConfig
+from gateway.net.pump import Pump
 from protocols.amqp import outcomes
 from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp_frames import Frames, WireClient
@@ -63,6 +64,26 @@ async def attached(client: WireClient) -> None:
         flow = await client.until(FLOW)
         if flow[5] > 4:  # fields: of the link, not only of the session
             return
+
+
+async def test_a_connection_is_shown_to_operators_when_it_is_open(
+    listener: AmqpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, int]] = []
+    connection_made = Pump.connection_made
+
+    def look() -> None:
+        sockets = [client.socket for client in listener.clients()]
+        shown.append((len(sockets), len([connection.subject for connection in listener.flowing()])))
+
+    def look_around(pump: Pump, transport: Any) -> None:
+        look()
+        connection_made(pump, transport)
+        look()
+
+    monkeypatch.setattr(Pump, "connection_made", look_around)
+    async with client_of(listener):
+        assert shown == [(0, 0), (1, 1)]
 
 
 @pytest.mark.clause("AMQP-5.3")
