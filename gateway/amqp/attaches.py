@@ -259,9 +259,7 @@ class Attach:
         node = services.nodes(peer.grant.names).find(link.source.address)
         if node is not None:
             if node.owner is not peer:
-                raise AddressError(
-                    UNAUTHORIZED_ACCESS, "only the connection that created a temporary node receives from it"
-                )
+                raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node belongs to the connection that created it")
             self._accept_node(node, filters_of_node(link, peer.container_id, peer.now_ms()))
             return
         durable = None

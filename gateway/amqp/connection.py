@@ -467,9 +467,8 @@ class AmqpConnection(AttachingPeer):
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
-            report_online(
-                self.services.presence, self, self._presence_name, identity.name, self.pump.peer, self.now_ms()
-            )
+            name, now_ms = self._presence_name, self.now_ms()
+            report_online(self.services.presence, self, name, identity.name, self.pump.peer, now_ms)
 
     def _apply_limits(self, limits: ClientLimits | None) -> None:
         """Apply the client's rate limits to messages in both directions."""

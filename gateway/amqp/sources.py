@@ -115,9 +115,7 @@ def source_of(link: Link, container_id: str, now_ms: int, address_types: Address
         address = msgspec.structs.replace(address, queue=True)
     queue = address.queue or QUEUE in link.source.capabilities
     if address.key is not None and not queue:
-        raise AddressError(
-            NOT_IMPLEMENTED, "only a queue's address can end in a key; use a selector, or capability queue"
-        )
+        raise AddressError(NOT_IMPLEMENTED, "only a queue can be received by key; use a selector, or capability queue")
     filters = read_filters(link.source.filters, container_id, now_ms)
     partition = filters.partition if address.partition is None else address.partition
     if filters.partition not in (None, partition):

@@ -347,9 +347,7 @@ class Transaction:
             if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
                 place = retirement.link.place(retirement.record)
                 if place is None:
-                    self._set_rollback_only(
-                        Error(ROLLED_BACK, "a retired record is no longer assigned to its receiver")
-                    )
+                    self._set_rollback_only(Error(ROLLED_BACK, "a retired record is no longer its receiver's"))
                 else:
                     places.append((*place, retirement.record.offset))
         return places
