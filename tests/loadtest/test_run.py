@@ -137,7 +137,7 @@ async def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ('rates = 3\n[[send]]\nprotocol = "mqtt"', "rates"),
         ('[target]\nmqtt = "127.0.0.1:1"\n[[send]]\nprotocol = "mqtt"', "kafka"),
         ('[target]\nmqtt = "127.0.0.1:1"\nkafka = "127.0.0.1:1"\n[[send]]\nprotocol = "amqp"', "no address for amqp"),
-        ('rate = 5\n[ramp]\n[[send]]\nprotocol = "mqtt"', "leave out `rate`"),
+        ('rate = 5\n[ramp]\n[[send]]\nprotocol = "mqtt"', "remove `rate`"),
         ("send = 3", "send"),
         ("send = [", "bad.toml"),
     ],

@@ -228,9 +228,9 @@ def test_rates(text: str, found: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "1/0s", "1/", "x/s", "-3"])
 def test_what_is_no_rate(text: str) -> None:
-    with pytest.raises(ValueError, match="is no rate"):
+    with pytest.raises(ValueError, match="is not a rate"):
         rate(text)
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         seconds(text)
 
 
