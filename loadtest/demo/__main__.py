@@ -1,9 +1,9 @@
-"""`python -m loadtest.demo` is the main job; `make run` calls it."""
+"""Entry point of the demo: `python -m loadtest.demo`, called by `make run`."""
 
 import signal
 import sys
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # while nothing is started, Ctrl-C just ends us, without a traceback
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, Ctrl-C ends the process without a traceback
 
 from loadtest.demo.command import main  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""The demo's books: every reading sent, every acknowledgement, and what Spark must say of each window."""
+"""Counts the demo's readings and acknowledgements and computes the result expected for each window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT_WINDOWS: Final = 100_000  # five hours of the demo, 30 MB
 
 
 class Reading(NamedTuple):
-    """One reading as sent: temperature in degrees, time in epoch milliseconds."""
+    """A reading: temperature in degrees, time in epoch milliseconds."""
 
     sensor: str
     temperature: float
@@ -28,44 +28,44 @@ class Reading(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What one window of one sensor comes to."""
+    """Result of one window of one sensor."""
 
     maximum: float
     readings: int
 
 
 class Traffic:
-    """What one protocol's clients did. Unanswered: sent, less acknowledged, less failed."""
+    """Counters of one protocol's clients. Sent minus acknowledged minus failed is unanswered."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.acknowledged = 0
         self.failed = 0
         self.received = 0  # results that contain a reading of this run
-        self.latencies = Latencies()  # from a reading's sending to the first result that contains it
-        self.newest: dict[str, int] = {}  # sensor -> the time of the newest reading that came back
+        self.latencies = Latencies()  # from sending a reading to the first result that contains it
+        self.newest: dict[str, int] = {}  # sensor -> time of the newest reading in a result
 
 
 class Accounts:
-    """What was sent and acknowledged, held against what Spark said of it.
+    """Compares the readings sent with their acknowledgements and with Spark's results.
 
     Args:
-        sensors: ours; results of others are a guest's.
+        sensors: the demo's own sensors; results of others belong to readings the user sent by hand.
     """
 
     def __init__(self, sensors: Collection[str]) -> None:
         self.traffic = {protocol: Traffic() for protocol in PROTOCOLS}
-        self.came_back = asyncio.Event()  # the first result of this run reached a protocol's receiver
-        self.guest: dict[str, Any] | None = None  # the newest result of a sensor that is none of ours
+        self.came_back = asyncio.Event()  # set when a receiver gets the first result of this run
+        self.guest: dict[str, Any] | None = None  # newest result of a sensor that is not the demo's own
         self._sensors = frozenset(sensors)
-        self._began: int | None = None  # the time of the first reading
+        self._began: int | None = None  # time of the first reading
         self._dropped = 0
         self._expected: dict[tuple[str, int], Window] = {}
         self._results: dict[tuple[str, int], Window] = {}
         self._not_right: set[tuple[str, int]] = set()
 
     def sent(self, protocol: str, reading: Reading) -> None:
-        """A reading goes out: every window it falls into must count it."""
+        """Count a reading that is being sent, and add it to every window it falls into."""
         self.traffic[protocol].sent += 1
         if self._began is None:
             self._began = reading.time
@@ -79,14 +79,14 @@ class Accounts:
             self._compare(window)
 
     def answered(self, protocol: str, *, well: bool) -> None:
-        """The gateway said yes or no to a reading."""
+        """Count the gateway's answer to a reading."""
         if well:
             self.traffic[protocol].acknowledged += 1
         else:
             self.traffic[protocol].failed += 1
 
     def received(self, protocol: str, result: dict[str, Any], now_ms: float) -> None:
-        """A protocol's receiver got a result; those of earlier runs and of guests are not counted."""
+        """Count a result that a receiver got. Results of earlier runs and of other sensors are ignored."""
         sensor, latest = result["sensor"], result.get("latest")
         if sensor not in self._sensors or self._began is None or latest is None or latest < self._began:
             return
@@ -98,9 +98,9 @@ class Accounts:
         self.came_back.set()
 
     def result(self, result: dict[str, Any]) -> None:
-        """Spark said something of a window; of several results the one that counts most is the newest.
+        """Take a result of Spark's. Of several results of a window, the one with the highest count is the newest.
 
-        Results of windows without a reading of this run are of an earlier run on the same topics.
+        A window without a reading of this run belongs to an earlier run on the same topics and is ignored.
         """
         sensor, end = str(result["sensor"]), int(result["end"])
         if sensor not in self._sensors:
@@ -115,7 +115,7 @@ class Accounts:
             self._compare(window)
 
     def _drop_oldest(self) -> None:
-        """Forget half of the windows, right ones only: a demo may run for days."""
+        """Remove the older half of the windows, correct ones only. A demo may run for days."""
         for window in list(self._expected)[: KEPT_WINDOWS // 2]:
             if window not in self._not_right:
                 del self._expected[window], self._results[window]
@@ -129,22 +129,22 @@ class Accounts:
 
     @property
     def windows(self) -> int:
-        """Windows that hold a reading."""
+        """Number of windows that contain a reading."""
         return self._dropped + len(self._expected)
 
     @property
     def open_windows(self) -> int:
-        """Windows that Spark has not yet, or not rightly, accounted for."""
+        """Number of windows whose result is missing or wrong."""
         return len(self._not_right)
 
     @property
     def unacknowledged(self) -> int:
-        """Readings without a positive answer."""
+        """Number of readings without a positive acknowledgement."""
         return sum(traffic.sent - traffic.acknowledged for traffic in self.traffic.values())
 
     @property
     def complete(self) -> bool:
-        """Every protocol sent something and got a result, every reading was acknowledged, every window is right."""
+        """True if every protocol sent and received, every reading was acknowledged, and every window is correct."""
         return (
             all(traffic.sent and traffic.received for traffic in self.traffic.values())
             and self.unacknowledged == 0
@@ -152,7 +152,7 @@ class Accounts:
         )
 
     def faults(self) -> list[str]:
-        """What is missing, in words; empty when `complete`."""
+        """Describe what is missing; empty if `complete`."""
         found = []
         for protocol, traffic in self.traffic.items():
             if not traffic.sent:
@@ -165,9 +165,9 @@ class Accounts:
             expected, result = self._expected[sensor, end], self._results.get((sensor, end))
             said = "nothing" if result is None else f"maximum {result.maximum} of {result.readings}"
             found.append(
-                f"{sensor}, window that ends at {end}: Spark said {said}, "
-                f"it is {expected.maximum} of {expected.readings}"
+                f"{sensor}, window ending at {end}: expected maximum {expected.maximum} of {expected.readings}, "
+                f"Spark returned {said}"
             )
         if self.open_windows > 3:
-            found.append(f"and {self.open_windows - 3} windows more")
+            found.append(f"and {self.open_windows - 3} more windows")
         return found

@@ -1,4 +1,4 @@
-"""The demo's place on the disk, for one run at a time, and its ports."""
+"""The demo's directory, locked for one run at a time, and its ports."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Final
 
 USUAL_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "http": 8080, "management": 8081, "kafka": 9092}
-ENDING_S: Final = 10.0  # the processes of a run that was killed need at most this long to stop
+ENDING_S: Final = 10.0  # longest time the processes of a killed run need to stop
 _POLL_S: Final = 0.1
 
 
 class InUseError(Exception):
-    """Another run has the directory; the text names it."""
+    """Another run uses the directory. The message names it."""
 
 
 class Directory:
-    """`demo/` in the data directory: logs, ready files, Spark's checkpoint and the lock.
+    """`demo/` in the data directory: logs, ready files, Spark's checkpoint and the lock file.
 
-    The lock is a file descriptor that the demo's processes inherit, so it lasts until the last of them has ended.
+    The demo's processes inherit the lock's file descriptor, so the lock is held until the last of them has ended.
     """
 
     def __init__(self, data: Path) -> None:
-        """Make it and take it.
+        """Create the directory if needed and lock it.
 
         Raises:
-            InUseError: another demo runs on it, or one that was killed does not end.
-            OSError: it cannot be written.
+            InUseError: another demo uses it, or the processes of a killed one are still running.
+            OSError: the directory cannot be written.
         """
         self.data = data.resolve()
         self.path = self.data / "demo"
@@ -46,14 +46,14 @@ class Directory:
                     os.close(self.lock)
                     raise InUseError(
                         f"{self.data} is in use by another `make run` (process {holder or 'unknown'}): "
-                        "stop it first, or give this one a directory of its own with --data-dir"
+                        "stop it first, or pass another directory with --data-dir"
                     ) from None
-                time.sleep(_POLL_S)  # that run was killed, and what it had started is just ending
+                time.sleep(_POLL_S)  # that run was killed and its processes are still stopping
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         os.close(self.lock)
 
 
@@ -62,7 +62,7 @@ def _lives(holder: str) -> bool:
 
 
 def free_port(usual: int) -> int:
-    """The usual port on loopback, or another when somebody else has it."""
+    """Return the usual port on loopback, or a free one if that is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,7 @@
-"""The demo's clients, all of them other people's: paho for MQTT, proton for AMQP, aiohttp for HTTP.
+"""The demo's clients: paho for MQTT, proton for AMQP, aiohttp for HTTP.
 
-Each protocol has senders of readings and one receiver of results. Clients that block live in threads of their own;
-what they see is handed to the event loop, which alone keeps the books.
+Each protocol has senders of readings and one receiver of results. Blocking clients run in their own threads and hand
+what they see to the event loop, the only place that updates `Accounts`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ SENSORS: Final = {
     "amqp": ("boiler/temp",),
     "http": ("attic/temp",),
 }
-PERIOD_S: Final = 0.2  # one reading per sensor
+PERIOD_S: Final = 0.2  # between two readings of a sensor
 ANSWER_S: Final = 30.0
-POLL_S: Final = 0.5  # how soon a waiting client notices that it is to stop
+POLL_S: Final = 0.5  # how often a waiting client checks whether to stop
 CONTROL: Final = "application/vnd.kafka.v2+json"
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 BINARY_RECORDS: Final = "application/vnd.kafka.binary.v2+json"
 _FAILURES: Final = (OSError, TimeoutError, RuntimeError, aiohttp.ClientError, ProtonException, KafkaError)
 
 Ready = Callable[[], None]
-"""Called by a receiver once it cannot miss a result any more; any number of times."""
+"""Called by a receiver from the moment on that it misses no results; may be called any number of times."""
 
 
 class FleetError(Exception):
-    """A client could not start; the text says which and why."""
+    """A client could not start. The message says which and why."""
 
 
 class Fleet:
-    """All clients: `listen`, `send`, `stop_sending`, `close`, in this order.
+    """All clients. Call `listen`, `send`, `stop_sending` and `close`, in this order.
 
-    A client that fails while it sends or receives is noted in `errors`; the others go on.
+    A client that fails while sending or receiving is recorded in `errors`; the others continue.
     """
 
     def __init__(self, addresses: dict[str, Any], accounts: Accounts, group: asyncio.TaskGroup) -> None:
@@ -68,7 +68,7 @@ class Fleet:
         self.errors: list[str] = []
 
     async def listen(self) -> None:
-        """Start the receivers; returns when none can miss a result any more. FleetError when one cannot start."""
+        """Start the receivers and wait until none can miss a result; raise FleetError if one cannot start."""
         waiting = []
         receivers: dict[str, Callable[[Ready], Coroutine[Any, Any, None]]] = {
             "MQTT receiver": lambda ready: in_thread(self._mqtt_receiver, ready),
@@ -100,12 +100,12 @@ class Fleet:
                 self._senders.append(self._group.create_task(sending))
 
     async def stop_sending(self) -> None:
-        """No further readings; returns when every reading has its answer or its sender has failed."""
+        """Stop sending, and wait until every reading has its answer or its sender has failed."""
         self._no_readings.set()
         await _settled(self._senders)
 
     async def close(self, timeout: float) -> None:
-        """Everybody goes home; who does not within `timeout` seconds is left behind in its thread."""
+        """Stop all clients. One that does not stop within `timeout` seconds is abandoned in its thread."""
         self._no_readings.set()
         self._closed.set()
         everybody = self._senders + self._receivers
@@ -121,12 +121,12 @@ class Fleet:
             text = f"{who}: {str(error) or type(error).__name__}"
             if ready is not None and not ready.done():
                 ready.set_exception(FleetError(text))
-            elif not self._closed.is_set():  # the gateway may be on its way out then
+            elif not self._closed.is_set():  # the gateway may be stopping
                 self.errors.append(text)
 
     def _tell(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Call it in the event loop, from a client's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody keeps books any more
+        """Call a function in the event loop, from a client's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is counted any more
             self._loop.call_soon_threadsafe(lambda: what(*arguments, **options))
 
     def _result(self, protocol: str, body: bytes, now_ms: float) -> None:
@@ -265,14 +265,14 @@ class Fleet:
             finally:
                 await session.delete(url)
 
-    # Kafka itself: the judge of completeness reads Spark's topic without the gateway
+    # Kafka: Spark's results are checked without the gateway
 
     async def _kafka_reader(self, ready: Ready) -> None:
         consumer = AIOKafkaConsumer("maximum", bootstrap_servers=self._addresses["kafka"], auto_offset_reset="latest")
         await consumer.start()
         try:
             for partition in consumer.assignment():
-                await consumer.position(partition)  # fixed from here on
+                await consumer.position(partition)  # fixes the start position
             ready()
             while not self._closed.is_set():
                 for records in (await consumer.getmany(timeout_ms=300)).values():
@@ -283,7 +283,7 @@ class Fleet:
 
 
 def make_reading(sensor: str) -> Reading:
-    """A reading of now."""
+    """Create a reading with the current time."""
     return Reading(sensor, round(20 + random.gauss(0, 3), 2), time.time_ns() // 1_000_000)
 
 
@@ -301,7 +301,7 @@ async def _settled(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def in_thread(work: Callable[..., None], *arguments: Any) -> Coroutine[Any, Any, None]:
-    """Run it in a thread that does not keep the process alive, unlike those of `asyncio.to_thread`."""
+    """Run a function in a daemon thread. Threads of `asyncio.to_thread` would keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

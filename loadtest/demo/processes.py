@@ -1,4 +1,4 @@
-"""The demo's processes: the gateway with its broker, and the Spark job."""
+"""The demo's processes: the gateway with its embedded broker, and the Spark job."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from loadtest.demo.directory import Directory
 from loadtest.start import start_process
 
 READY_POLL_S: Final = 0.05
-QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start beside Spark's; its peak speed is not needed here
+QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start-up time; peak throughput is not needed
 UNCOMPILED: Final = ("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN")
-"""Spark writes Java for each query and compiles it: a fifth of the processor's time until the first result, which a few
-readings a second never pay back."""
+"""Disables Spark's code generation, which takes a fifth of the CPU time until the first result and does not pay off for
+a few readings per second."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ProcessError(Exception):
-    """A process of the demo ended or did not get ready; the text says which, why, and where its log is."""
+    """A process ended or was not ready in time. The message says which and why, and where its log is."""
 
 
 class Process:
-    """A child in a session of its own, so that Ctrl-C reaches the demo alone and the order of stopping is ours.
+    """A child process in its own session, so that Ctrl-C reaches only the demo, which stops its children in order.
 
     Args:
-        name: for messages.
+        name: name for messages.
         argv: the command.
-        directory: the demo's; what the child prints goes to `errors` in it.
-        log: where it tells its story, for messages.
+        directory: the demo's directory; the child's output goes to its file `errors`.
+        log: name of the child's log file, for messages.
     """
 
     def __init__(self, name: str, argv: list[str], directory: Directory, *, ready: str, errors: str, log: str) -> None:
@@ -46,7 +46,7 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         self.ready_file.unlink(missing_ok=True)
         java = f"{QUICK_JAVA} {os.environ.get('JAVA_TOOL_OPTIONS', '')}".strip()
         with self._errors.open("wb") as errors:
@@ -61,14 +61,14 @@ class Process:
             )
 
     async def watch(self) -> None:
-        """Wait until it ends by itself, which it should not: always raises ProcessError."""
+        """Wait until the process ends on its own, which it should not, then raise ProcessError."""
         assert self._process is not None
         code = await self._process.wait()
         why = f"signal {-code}" if code < 0 else f"exit code {code}: {self._last_words()}"
         raise ProcessError(f"{self.name} ended, {why} (log: {self.log})")
 
     async def ready(self, timeout: float) -> dict[str, Any]:
-        """Wait for the ready file and read it; ProcessError when it does not come in time."""
+        """Wait for the ready file and return its content; raise ProcessError if it does not appear in time."""
         deadline = asyncio.get_running_loop().time() + timeout
         while not self.ready_file.exists():
             if asyncio.get_running_loop().time() > deadline:
@@ -78,7 +78,7 @@ class Process:
         return found
 
     async def stop(self, timeout: float) -> None:
-        """SIGTERM, and SIGKILL after `timeout` seconds; returns when it has ended."""
+        """Send SIGTERM, and SIGKILL after `timeout` seconds; return when the process has ended."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -91,19 +91,21 @@ class Process:
             await process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, when it lives."""
+        """Send SIGKILL if the process is running."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     def _last_words(self) -> str:
         lines = _COLOURS.sub("", self._errors.read_text(errors="replace")).splitlines()
-        spoken = (line.strip() for line in reversed(lines) if line.strip() and not line.startswith("{"))  # no log line
-        return next(spoken, "it said nothing")
+        spoken = (
+            line.strip() for line in reversed(lines) if line.strip() and not line.startswith("{")
+        )  # not a log line
+        return next(spoken, "no output")
 
 
 def gateway(directory: Directory, ports: dict[str, int]) -> Process:
-    """`trivium up` with the embedded broker, on the given ports."""
+    """Create the process of `trivium up` with the embedded broker, on the given ports."""
     argv = [sys.executable, "-m", "gateway", "up", "--data-dir", str(directory.data)]
     argv += ["--ready-file", str(directory.path / "gateway.json"), "--kafka-port", str(ports["kafka"])]
     for listener in ("mqtt", "amqp", "http", "management"):
@@ -112,7 +114,7 @@ def gateway(directory: Directory, ports: dict[str, int]) -> Process:
 
 
 def spark(directory: Directory, bootstrap: str, trigger: str, interval: str | None) -> Process:
-    """`trivium spark run max-temperature`; it waits for Kafka and for its topics by itself."""
+    """Create the process of `trivium spark run max-temperature`, which itself waits for Kafka and its topics."""
     argv = [sys.executable, "-m", "gateway", "spark", "run", "max-temperature", "--bootstrap-servers", bootstrap]
     argv += ["--trigger", trigger, "--checkpoint", str(directory.path / "checkpoint" / trigger)]
     argv += ["--ready-file", str(directory.path / "spark.json"), "--log-file", str(directory.path / "spark.log")]

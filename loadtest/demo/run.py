@@ -1,4 +1,4 @@
-"""One run of the demo: starts everything, shows it, judges, and stops everything in order."""
+"""One run of the demo: starts everything, shows the traffic, checks the results, and stops everything in order."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from loadtest.demo.processes import ProcessError, gateway, spark
 
 TOPICS: Final = ("sensors", "maximum", "sensors-dlq")
 REAL_TIME: Final = "real-time"
-CHECKPOINTS: Final = "10s"  # in real-time mode: how often Spark reports
-READY_S: Final = 180.0  # a first start fetches jars
-SETTLE_S: Final = 30.0  # Spark's last windows after the last reading
-CLOSE_S: Final = 1.5  # these three together stay under 10 s
+CHECKPOINTS: Final = "10s"  # checkpoint interval in real-time mode, and so how often Spark reports
+READY_S: Final = 180.0  # the first start downloads jars
+SETTLE_S: Final = 30.0  # from the last reading to Spark's last windows
+CLOSE_S: Final = 1.5  # this and the two below must stay under 10 s in total
 SPARK_STOP_S: Final = 4.0
 GATEWAY_STOP_S: Final = 4.0
 REFRESH_S: Final = 0.25
-LOOK_S: Final = 1.0  # between two looks at Spark's metrics
+LOOK_S: Final = 1.0  # between two reads of Spark's metrics
 ANSWER_S: Final = 5.0
 LINE_S: Final = 5.0  # between two plain lines
 
 
 class Options(NamedTuple):
-    """What a run is told: see the command line."""
+    """Options of a run, as on the command line."""
 
     duration: float | None = None
     trigger: str = REAL_TIME
 
 
 class _StoppedError(Exception):
-    """Ctrl-C or SIGTERM came while everything was starting."""
+    """Ctrl-C or SIGTERM arrived during start-up."""
 
 
 class Demo:
-    """One run.
+    """One run of the demo.
 
     Args:
-        options: the command line's.
-        directory: the demo's, already taken.
-        console: where to show it.
-        started: `time.perf_counter()` of the command's start.
+        options: options from the command line.
+        directory: the demo's directory, already locked.
+        console: console for the output.
+        started: `time.perf_counter()` at the command's start.
     """
 
     def __init__(self, options: Options, directory: Directory, console: Console, started: float) -> None:
@@ -70,7 +70,7 @@ class Demo:
         )
 
     async def run(self) -> int:
-        """Everything, in order; the exit code."""
+        """Start, run and stop everything; return the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         code = 1
@@ -91,7 +91,7 @@ class Demo:
     def _on_signal(self) -> None:
         self._stop.set()
         self._signals += 1
-        if self._signals > 1:  # somebody is in a hurry; the broker and Spark's JVM end with their parents
+        if self._signals > 1:  # a second Ctrl-C; the broker and Spark's JVM end with their parents
             for process in (self._spark, self._gateway):
                 process.kill()
 
@@ -107,7 +107,7 @@ class Demo:
             self._say_ready("Kafka and the gateway are ready")
             for text in (
                 view.addresses_line(addresses), view.other_addresses_line(addresses),
-                "To paste:", *view.paste_lines(addresses),
+                "Commands to try:", *view.paste_lines(addresses),
             ):  # fmt: skip
                 view.line(self._console, text)
             fleet = Fleet(addresses, self._accounts, group)
@@ -143,7 +143,7 @@ class Demo:
         return False
 
     async def _settled(self) -> bool:
-        """Wait for Spark's last windows; whether that was interrupted."""
+        """Wait for Spark's last windows; return True if interrupted."""
         deadline = time.perf_counter() + SETTLE_S
         while not self._accounts.complete and time.perf_counter() < deadline:
             if await self._stopped_within(REFRESH_S):
@@ -151,10 +151,10 @@ class Demo:
         return False
 
     async def _follow_spark(self, address: str) -> None:
-        """Read the job's metrics, again and again."""
+        """Read the job's metrics periodically."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
             while True:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # it is told when the job has ended
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # `watch` reports the end of the job
                     async with http.get(f"http://{address}/metrics") as answer:
                         self._status.take(await answer.text())
                 await asyncio.sleep(LOOK_S)
@@ -183,15 +183,15 @@ class Demo:
         if self._options.duration is None:
             return 1 if self._status.errors else 0
         if interrupted:
-            view.line(self._console, "Interrupted: not judged.", "red")
+            view.line(self._console, "Interrupted; the results were not checked.", "red")
             return 1
         faults = self._accounts.faults()
         for fault in faults:
             view.line(self._console, fault, "red")
         if faults or self._status.errors:
-            view.line(self._console, "Not every reading is accounted for.", "red")
+            view.line(self._console, "Some readings are missing or unacknowledged, see above.", "red")
             return 1
-        view.line(self._console, "Every reading is acknowledged and accounted for in Spark's results.", "green")
+        view.line(self._console, "Every reading was acknowledged and is in Spark's results.", "green")
         return 0
 
     def _say_ready(self, what: str) -> None:
@@ -203,7 +203,7 @@ class Demo:
 
 
 async def create_topics(bootstrap: str) -> None:
-    """The demo's topics; existing ones are kept."""
+    """Create the demo's topics; existing ones are kept."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -221,7 +221,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group; of processes rather than of clients, which fail when a process has ended."""
+    """The first error of a group, preferably of a process: clients fail as a consequence when a process has ended."""
     own, _ = errors.split(ProcessError)
     found: BaseException = own or errors
     while isinstance(found, BaseExceptionGroup):

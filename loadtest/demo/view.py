@@ -1,4 +1,4 @@
-"""What the demo shows: a live view on a terminal, plain lines elsewhere, and the summary."""
+"""The demo's output: a live view on a terminal, plain lines elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.demo.fleet import JSON_RECORDS
 
 @dataclasses.dataclass
 class Status:
-    """What the Spark job's metrics last said, and what went wrong among the clients."""
+    """Latest values of the Spark job's metrics, and the clients' errors."""
 
     lag: int | None = None
     batch: int | None = None
@@ -27,7 +27,7 @@ class Status:
     errors: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, metrics: str) -> None:
-        """Take in the job's metrics, in Prometheus' text format; before its first batch there are few."""
+        """Update from the job's metrics in Prometheus' text format. Before the first micro-batch most are missing."""
         told: dict[str, float] = {}
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
@@ -43,29 +43,29 @@ class Status:
 
     @property
     def spark(self) -> str:
-        """The job's last batch in words."""
+        """A line about the job's last micro-batch."""
         if self.batch is None:
-            return "runs; no batch has ended yet"
+            return "running, no micro-batch finished yet"
         return (
-            f"{self.rows:,} rows, {self.rows_per_second:,.0f}/s; batch {self.batch:,} took {self.duration_s:.1f} s, "
-            f"late {self.late}"
+            f"{self.rows:,} rows, {self.rows_per_second:,.0f}/s; micro-batch {self.batch:,} took "
+            f"{self.duration_s:.1f} s, late {self.late}"
         )
 
 
 def addresses_line(addresses: dict[str, Any]) -> str:
-    """Where everything listens."""
+    """The addresses of the listeners."""
     return "   ".join(
         f"{name} {addresses[key]}" for name, key in (("MQTT", "mqtt"), ("AMQP", "amqp"), ("HTTP", "http"))
     )
 
 
 def other_addresses_line(addresses: dict[str, Any]) -> str:
-    """What else listens."""
+    """The addresses of Kafka and of the metrics."""
     return f"Kafka {addresses['kafka']}   metrics http://{addresses['management']}/metrics"
 
 
 def paste_lines(addresses: dict[str, Any]) -> list[str]:
-    """Three commands to paste, one a protocol."""
+    """Three commands to copy, one per protocol."""
     host, _, port = addresses["mqtt"].rpartition(":")
     body = '{"records":[{"key":"my/temp","value":{"temperature":22.5}}]}'
     python = (
@@ -80,7 +80,7 @@ def paste_lines(addresses: dict[str, Any]) -> list[str]:
 
 
 def traffic_table(accounts: Accounts, title: str | None = None) -> Table:
-    """Per protocol: readings in, acknowledged, results out, latency from a sensor to Spark and back."""
+    """Build the table of readings, acknowledgements, results and end-to-end latencies per protocol."""
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("", no_wrap=True)
     for column in ("readings in", "acknowledged", "results out", "p50 ms", "p99 ms"):
@@ -98,16 +98,16 @@ def traffic_table(accounts: Accounts, title: str | None = None) -> Table:
 
 
 def books(accounts: Accounts) -> str:
-    """How many windows are right."""
+    """Format the number of correct windows."""
     return f"{accounts.windows - accounts.open_windows:,} of {accounts.windows:,}"
 
 
 def live(accounts: Accounts, addresses: dict[str, Any], status: Status, seconds: float) -> Group:
-    """The live view: 14 lines, 72 columns."""
+    """Build the live view: 14 lines, 72 columns."""
     lines = [
-        ("Kafka", "lag unknown yet" if status.lag is None else f"lag {status.lag:,} readings"),
+        ("Kafka", "lag not known yet" if status.lag is None else f"lag {status.lag:,} readings"),
         ("Spark", status.spark),
-        ("Windows right", f"{books(accounts)} (the newest are still open)"),
+        ("Correct windows", f"{books(accounts)} (the newest are still open)"),
         ("Your readings", _guest(accounts)),
         *(("Error", error) for error in status.errors),
     ]
@@ -120,39 +120,41 @@ def live(accounts: Accounts, addresses: dict[str, Any], status: Status, seconds:
         Text(addresses_line(addresses)),
         Text(other_addresses_line(addresses)),
         traffic_table(accounts),
-        Text("p50, p99: from a reading's sending to the arrival of a result that contains it", style="dim"),
+        Text("p50, p99: from sending a reading to receiving a result that contains it", style="dim"),
         table,
-        Text(f"{seconds:,.0f} s. Ctrl-C stops everything.", style="dim"),
+        Text(f"Running for {seconds:,.0f} s. Press Ctrl-C to stop.", style="dim"),
     )
 
 
 def plain(console: Console, accounts: Accounts, status: Status, seconds: float) -> None:
-    """One line, for logs and pipes."""
+    """Print the state on one line, for logs and pipes."""
     parts = [
         f"{protocol} in {traffic.sent} acknowledged {traffic.acknowledged} out {traffic.received} "
         f"p50 {traffic.latencies.milliseconds(50):.0f} ms"
         for protocol, traffic in accounts.traffic.items()
     ]
     lag = "unknown" if status.lag is None else status.lag
-    parts += [f"Kafka lag {lag}", f"Spark {status.spark}", f"windows right {books(accounts)}", *status.errors]
+    parts += [f"Kafka lag {lag}", f"Spark {status.spark}", f"correct windows {books(accounts)}", *status.errors]
     if accounts.guest is not None:
         parts.append(f"your readings {_guest(accounts)}")
     line(console, f"{seconds:.1f} s: {' | '.join(parts)}")
 
 
 def summary(console: Console, accounts: Accounts, status: Status) -> None:
-    """The table at the end."""
+    """Print the summary at the end of the run."""
     console.print(traffic_table(accounts, "Summary"))
-    line(console, f"Windows right: {books(accounts)}. Unacknowledged: {accounts.unacknowledged}. Late: {status.late}.")
+    line(
+        console, f"Correct windows: {books(accounts)}. Unacknowledged: {accounts.unacknowledged}. Late: {status.late}."
+    )
 
 
 def line(console: Console, text: str, style: str = "") -> None:
-    """One line as it is: the terminal wraps it, so that it can be copied."""
+    """Print a line unwrapped. The terminal wraps it, so it can still be copied as one line."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _guest(accounts: Accounts) -> str:
     guest = accounts.guest
     if guest is None:
-        return "none yet: paste one of the lines above"
+        return "none yet; try one of the commands above"
     return f"{guest['sensor']}: maximum {guest['maximum']} of {guest['count']} within 5 s"

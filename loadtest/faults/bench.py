@@ -1,4 +1,4 @@
-"""`python -m loadtest faults`: one fault after the other under load of all three protocols, each with its verdict."""
+"""Runs `python -m loadtest faults`: one fault after the other under load of all protocols, with a verdict each."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ TOLD: Final = "connection lost"
 
 
 class Plan(NamedTuple):
-    """How much, and how long. Times in seconds.
+    """Size and duration of the test. Times are in seconds.
 
     Attributes:
         connections: of each protocol.
-        window: messages unanswered at each; records of an HTTP request.
-        rate: messages a second of each protocol; 0: as fast as they are answered.
+        window: unacknowledged messages per connection; records of an HTTP request.
+        rate: messages per second of each protocol. 0 means as fast as they are acknowledged.
         size: payload bytes.
-        before: load before a fault; its second half gives the usual throughput.
-        after: load behind it, at least.
-        patience: how long throughput may take to come back, and the last answers to come.
-        stall: of Kafka, within the delivery timeout.
-        long_stall: of Kafka, beyond it.
+        before: load before a fault; its second half measures the usual throughput.
+        after: minimum load after a fault.
+        patience: limit for throughput to recover, and for the last acknowledgements.
+        stall: of Kafka, shorter than the delivery timeout.
+        long_stall: of Kafka, longer than the delivery timeout.
         delivery_timeout: of the gateway.
-        short: of every other fault that lasts.
+        short: duration of every other fault.
         rounds: kills of broker and gateway in turn.
-        crowd: connections at once.
+        crowd: simultaneous connections.
         budget: of the gateway, MiB.
-        outgoing: of its receivers, MiB.
+        outgoing: its budget for receivers, MiB.
     """
 
     connections: int = 4
@@ -60,11 +60,11 @@ class Plan(NamedTuple):
 
     @property
     def terms(self) -> Terms:
-        """Of the load."""
+        """The load's terms."""
         return Terms(self.connections, self.window, self.rate, self.size)
 
     def settings(self) -> dict[str, str]:
-        """The gateway's, by environment."""
+        """Return the gateway's settings as environment variables."""
         return {
             "TRIVIUM_KAFKA__DELIVERY_TIMEOUT_S": f"{self.delivery_timeout:g}",
             "TRIVIUM_BUDGET__PROCESS_BYTES": str(self.budget * MIB),
@@ -77,11 +77,11 @@ class Plan(NamedTuple):
 
 
 class Stage:
-    """What a fault can hurt, and where it notes what it saw.
+    """The systems that a fault acts on, and its observations.
 
     Attributes:
-        seen: what the fault's own clients were told, or what else a reader of the report should know.
-        problems: what must not have been.
+        seen: results of the fault's own clients and other observations for the report.
+        problems: violations.
     """
 
     def __init__(self, gateway: GatewayProcess, kafka: Kafka, proxy: Proxy, load: Load, plan: Plan) -> None:
@@ -94,11 +94,11 @@ class Stage:
         self.problems: list[str] = []
 
     async def until(self, condition: Callable[[], bool], what: str, limit_s: float | None = None) -> bool:
-        """Wait; a problem when it takes longer than `limit_s` (the plan's patience). Returns whether it came true."""
+        """Wait for a condition; return whether it became true. A timeout (default: plan.patience) is a problem."""
         limit_s = self.plan.patience if limit_s is None else limit_s
         try:
             async with asyncio.timeout(limit_s):
-                while not condition():  # noqa: ASYNC110 - nobody announces it
+                while not condition():  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.02)
         except TimeoutError:
             self.problems.append(f"{what}: not within {limit_s:g} s")
@@ -106,7 +106,7 @@ class Stage:
         return True
 
     async def settled(self) -> dict[str, int]:
-        """Wait until nothing was acknowledged for `QUIET_S`; how many were until then, by protocol."""
+        """Wait until nothing is acknowledged for `QUIET_S`; return the acknowledgements so far, by protocol."""
         last, since = dict(self.load.answers), self.load.now
 
         def still() -> bool:
@@ -120,22 +120,22 @@ class Stage:
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong, and what must hold all the same: nothing acknowledged is lost, ever.
+    """A fault, and what must still hold; no acknowledged message may ever be lost.
 
     Attributes:
-        name: of it.
-        what: is done, for the report.
-        act: does it and undoes it.
-        connected: every honest client stays connected.
-        all_told: every honest client is refused something by its protocol, or loses its connection.
-        silent: nothing more may be refused to honest clients than `connected` says: no refusals at all.
+        name: of the fault.
+        what: its description for the report.
+        act: causes the fault and ends it.
+        connected: every honest client must stay connected.
+        all_told: every honest client must see a refusal or lose its connection.
+        silent: no honest client may see a refusal.
         proxied: the gateway reaches Kafka through the proxy.
         by_partition: keys move to other partitions, by Kafka's own rule.
-        tiny: Kafka's data lie on a file system that is soon full.
-        in_sync: three brokers have a copy each of everything that the load sends, and so many must have it; 0: there is
-            one broker.
-        recovery_s: throughput must be back within it.
-        held_mib: what the fault's own clients may make the gateway hold beside its budget.
+        tiny: Kafka's data is on a file system that is soon full.
+        in_sync: min.insync.replicas of the load's topics, which have a replica on each of three brokers. 0 means a
+            single broker.
+        recovery_s: limit for throughput to recover.
+        held_mib: memory that the fault's own clients may occupy in addition to the budget.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a fault; times in seconds, memory in bytes."""
+    """The result of a fault; times in seconds, memory in bytes."""
 
     fault: Fault
     begin: float
@@ -171,7 +171,7 @@ class Outcome(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         names = ("acknowledged", "lost", "reordered", "duplicated")
         return {
             "fault": self.fault.name,
@@ -189,7 +189,7 @@ class Outcome(NamedTuple):
 
 
 class Course(NamedTuple):
-    """A fault from its first message to the last answer; see `Outcome`."""
+    """The course of a fault from its first message to the last acknowledgement; see `Outcome`."""
 
     begin: float
     end: float
@@ -200,12 +200,12 @@ class Course(NamedTuple):
 
 
 def words(found: collections.Counter[str]) -> str:
-    """Words and how often each was said."""
+    """Return the words with their counts."""
     return ", ".join(f"{word} x {count:,}" if count > 1 else word for word, count in sorted(found.items()))
 
 
 class Bench:
-    """Runs faults; each has a gateway that was just started, and a load and topics of its own."""
+    """Runs faults, each with a new gateway and with its own load and topics."""
 
     def __init__(
         self,
@@ -218,9 +218,9 @@ class Bench:
         tiny: Callable[[], contextlib.AbstractAsyncContextManager[Kafka]] | None = None,
         cluster: Callable[[], contextlib.AbstractAsyncContextManager[KafkaCluster]] | None = None,
     ) -> None:
-        """`proxy` stands before a second listener of `kafka`.
+        """`proxy` is in front of a second listener of `kafka`.
 
-        `tiny` makes a broker whose disk is soon full, `cluster` makes three brokers.
+        `tiny` starts a broker whose disk is soon full, `cluster` starts three brokers.
         """
         self.plan = plan
         self._directory = directory
@@ -231,7 +231,7 @@ class Bench:
         self._cluster = cluster
 
     async def run(self, fault: Fault) -> Outcome:
-        """One fault."""
+        """Run one fault."""
         self._say(f"{fault.name}: {fault.what}")
         async with contextlib.AsyncExitStack() as stack:
             kafka, login = self._kafka, dict[str, str]()
@@ -305,7 +305,7 @@ class Bench:
 
 
 def _judge(outcome: Outcome, load: Load) -> list[str]:
-    """What was promised and not kept."""
+    """Return the violations."""
     fault, problems = outcome.fault, load.faults()[:SHOWN]
     for protocol, verdict in outcome.stored.verdicts.items():
         if verdict.lost:
@@ -319,7 +319,7 @@ def _judge(outcome: Outcome, load: Load) -> list[str]:
     if fault.silent and any(outcome.told.values()):
         problems.append(f"something was refused: {[dict(told) for told in outcome.told.values()]}")
     if fault.all_told:
-        problems += [f"{one.client_id} was told nothing" for one in load.all if not one.told]
+        problems += [f"{one.client_id} saw no refusal" for one in load.all if not one.told]
     if outcome.peak > outcome.bound:
         problems.append(f"memory: {outcome.peak // MIB} MiB, over {outcome.bound // MIB}")
     if fault.recovery_s is not None and outcome.recovered is not None and outcome.recovered > fault.recovery_s:

@@ -1,4 +1,4 @@
-"""Three Kafka brokers of the bench's own, as `make cluster` starts them: each can be killed, and started again."""
+"""Three Kafka brokers for the faults, started like `make cluster`; each can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOGINS: Final[Mapping[str, Mapping[str, str]]] = {
         "sasl_password_file": "password",
     },
 }
-"""The gateway's keys of `[kafka]` for a listener of secured brokers; files are those of the cluster."""
+"""The gateway's keys of `[kafka]` for a listener of secured brokers; the files are the cluster's."""
 _FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "sasl_password_file")
 _READ, _WRITE, _CREATE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALLOW = 3, 4, 5, 8, 10, 3
 _TOPIC, _GROUP, _CLUSTER, _TRANSACTION = 2, 3, 4, 5
@@ -43,9 +43,9 @@ RIGHTS: Final = (
     (_CLUSTER, "kafka-cluster", _LITERAL, (_CREATE, _DESCRIBE)),
     (_TRANSACTION, "trivium-", _PREFIXED, (_DESCRIBE, _WRITE)),
 )
-"""What docs/operations.md says that a gateway needs."""
+"""The rights that a gateway needs according to docs/operations.md."""
 _PREFERRED: Final = 0  # ElectLeaders' election_type
-_UNNECESSARY: Final = 84  # it leads already
+_UNNECESSARY: Final = 84  # it already leads
 
 
 class _ElectLeadersAnswer(Response):  # type: ignore[misc]  # aiokafka has no types
@@ -79,12 +79,12 @@ class _ElectLeaders(RequestStruct):  # type: ignore[misc]
 
 
 class ElectPreferred(Request[_ElectLeaders]):  # type: ignore[misc]
-    """The first replica of each partition is to lead it; aiokafka has no such request."""
+    """Makes the first replica of each partition its leader; aiokafka lacks this request."""
 
     API_KEY = 43
 
     def __init__(self, partitions: dict[str, list[int]]) -> None:
-        """`partitions`: by topic."""
+        """`partitions` is by topic."""
         self._partitions = partitions
 
     def build(self, request_struct_class: type[_ElectLeaders]) -> _ElectLeaders:
@@ -93,12 +93,12 @@ class ElectPreferred(Request[_ElectLeaders]):  # type: ignore[misc]
 
 
 class KafkaCluster:
-    """Three brokers in a directory; see `Kafka`, whose `kill` is the loss of all of them."""
+    """Three brokers in a directory; see `Kafka`. `kill` kills all of them."""
 
     def __init__(self, directory: Path, listener: str | None = None) -> None:
-        """Nothing runs yet.
+        """Prepare the cluster without starting it.
 
-        `listener`: of `LOGINS`; the brokers ask who everybody is, and a gateway comes to this one.
+        With a `listener` of `LOGINS` the brokers require authentication, and the gateway uses this listener.
         """
         self._directory = directory
         self._listener = listener
@@ -108,17 +108,17 @@ class KafkaCluster:
 
     @property
     def pid(self) -> int:
-        """Of whoever keeps the brokers."""
+        """The process that supervises the brokers."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where they listen."""
+        """The addresses of the brokers."""
         return str(self._facts["bootstrap_servers"])
 
     def way(self) -> tuple[str, dict[str, str]]:
-        """Where a gateway finds them, and its settings for that, by environment."""
+        """Return the gateway's bootstrap servers, and its settings for them as environment variables."""
         if self._listener is None:
             return self.bootstrap_servers, {}
         secrets = Path(self._facts["secrets"])
@@ -130,16 +130,16 @@ class KafkaCluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether they are kept."""
+        """Whether the supervisor runs."""
         return self._process is not None and self._process.returncode is None
 
     def node(self, number: int) -> int | None:
-        """The process of a node; None while it is away."""
+        """Return the process of a node; None while it does not run."""
         found = self._facts["nodes"].get(str(number))
         return None if found is None else int(found)
 
     async def start(self) -> None:
-        """Start those that do not run, and wait until all serve. RuntimeError: they do not."""
+        """Start the brokers that do not run, and wait until all serve; RuntimeError if they do not."""
         if self.is_running:
             os.kill(self.pid, signal.SIGHUP)
         else:
@@ -163,50 +163,50 @@ class KafkaCluster:
         return self._facts
 
     async def kill_node(self, number: int) -> None:
-        """SIGKILL to one; it stays away until `start`."""
+        """Kill a node with SIGKILL; it stays down until `start`."""
         pid = self.node(number)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(START_S):
-            while str(number) in self._told()["nodes"]:  # noqa: ASYNC110 - nobody announces it
+            while str(number) in self._told()["nodes"]:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(_POLL_S)
 
     async def kill(self) -> None:
-        """All of them."""
+        """Kill all nodes."""
         for number in range(1, COPIES + 1):
             if self.node(number) is not None:
                 await self.kill_node(number)
 
     async def stop(self) -> None:
-        """SIGTERM."""
+        """Stop with SIGTERM."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
 
     async def grant(self) -> None:
-        """Allow the gateway what it needs, over the plain listener, where everybody may."""
+        """Grant the gateway its rights, over the plain listener, which needs none."""
         async with self._admin() as admin:
             for kind, name, pattern, operations in RIGHTS:
                 for operation in operations:
                     request = CreateAclsRequest(kind, name, pattern, "User:gateway", "*", operation, _ALLOW)
                     answer = await admin._send_to_controller(request)
                     if answer.creation_responses[0][0]:
-                        raise RuntimeError(f"Kafka does not allow it: {answer}")
+                        raise RuntimeError(f"Kafka refused the ACL: {answer}")
 
     async def leaders(self, topic: str) -> dict[int, int]:
-        """Who leads each partition of a topic."""
+        """Return the leader of each partition of a topic."""
         async with self._admin() as admin:
             (found,) = await admin.describe_topics([topic])
         return {one["partition"]: one["leader"] for one in found["partitions"]}
 
     async def elect(self, topics: list[str]) -> int:
-        """Have the preferred replicas lead; how many partitions have another leader by it. RuntimeError: refused."""
+        """Make the preferred replicas leaders; return how many partitions changed leader. RuntimeError if refused."""
         partitions = {topic: sorted(await self.leaders(topic)) for topic in topics}
         async with self._admin() as admin:
             answer = await admin._send_to_controller(ElectPreferred(partitions))
         codes = [code for _, results in answer.results for _, code, _ in results]
         if answer.error_code or any(code not in {0, _UNNECESSARY} for code in codes):
-            raise RuntimeError(f"Kafka does not elect: {answer}")
+            raise RuntimeError(f"Kafka refused the election: {answer}")
         return codes.count(0)
 
     @asynccontextmanager
@@ -221,7 +221,7 @@ class KafkaCluster:
 
 @asynccontextmanager
 async def three_brokers(directory: Path, listener: str | None = None) -> AsyncIterator[KafkaCluster]:
-    """Start them; `listener`: as in `KafkaCluster`."""
+    """Run three brokers; `listener` as in `KafkaCluster`."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     cluster = KafkaCluster(directory, listener)
     try:

@@ -1,4 +1,4 @@
-"""A broker whose disk is soon full: a file system of its own, or, where nobody may mount one, files that end early."""
+"""A broker whose disk is soon full: on a small file system or, without rights to mount, with limited file sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from loadtest.faults.proxy import free_port
 from loadtest.start import start_process
 
 SIZE_MIB: Final = 400
-"""Of the file system; a broker wants 64 to start, and its internal topics' index files take some."""
+"""Size of the file system; a broker needs 64 to start, plus the index files of its internal topics."""
 FILE_BYTES: Final = 4096
-"""Without a mount: the most that a file may have when it is full."""
+"""The file size limit of a full disk without a mount."""
 
 
 class TinyKafka(KafkaProcess):
@@ -26,7 +26,7 @@ class TinyKafka(KafkaProcess):
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """While no byte is left; then there is room again."""
+        """Fill the disk during the block."""
         ballast = self._directory / "ballast"
         if self.mounted:
             with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -42,14 +42,14 @@ class TinyKafka(KafkaProcess):
 
 @contextlib.asynccontextmanager
 async def tiny_kafka(directory: Path, say: Callable[[str], None]) -> AsyncIterator[TinyKafka]:
-    """Start one."""
+    """Run such a broker."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     mounted = await _call("mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "trivium-faults", str(directory))
     kafka = TinyKafka(directory, free_port())
     kafka.mounted = mounted
-    say(f"  by {f'a file system of {SIZE_MIB} MiB' if mounted else f'RLIMIT_FSIZE of {FILE_BYTES} bytes'}")
+    say(f"  using {f'a file system of {SIZE_MIB} MiB' if mounted else f'RLIMIT_FSIZE of {FILE_BYTES} bytes'}")
     try:
-        await kafka.prepare(free_port())  # nobody is there
+        await kafka.prepare(free_port())  # nobody listens there
         await kafka.start()
         yield kafka
     finally:

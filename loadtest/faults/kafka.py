@@ -1,8 +1,8 @@
-"""A Kafka broker of the bench's own: killed, and not started again before the bench wants it.
+"""A Kafka broker for the faults: it can be killed, and is only restarted on demand.
 
-It is the embedded one of `trivium up`: that formats the data and finds Java and jars; then the broker runs by the same
-command line, on the same data, without the gateway. A second listener is for a proxy, whose address Kafka tells to all
-who come by it.
+It is the embedded one of `trivium up`, which formats the data and finds Java and jars. Then the broker runs with the
+same command line on the same data, without the gateway. A second listener is for a proxy, whose address Kafka
+advertises to the clients of that listener.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _API_VERSIONS: Final = b"\0\0\0\x11\0\x12\0\0\0\0\0\1\0\x07trivium"  # ApiVersio
 
 
 class Kafka(Protocol):
-    """A broker that can be hurt."""
+    """A broker that faults can act on."""
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where it listens, without any proxy."""
+        """The address, without any proxy."""
 
     async def start(self) -> None:
         """Start it again, and wait until it serves."""
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it with SIGKILL."""
 
 
 def second_listener(port: int, controller: int, inner: int, outer: int) -> dict[str, str]:
-    """Settings of a broker that also listens at `inner`, and says to those who come that way that it is at `outer`."""
+    """Return the settings of a broker with a second listener at `inner`, which is advertised as `outer`."""
     return {
         "listeners": f"PLAINTEXT://{HOST}:{port},PROXIED://{HOST}:{inner},CONTROLLER://{HOST}:{controller}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port},PROXIED://{HOST}:{outer}",
@@ -54,10 +54,10 @@ def second_listener(port: int, controller: int, inner: int, outer: int) -> dict[
 
 
 class Broker:
-    """A broker's process, by a command line whose last argument is its settings."""
+    """A broker process; the last argument of its command line is the settings file."""
 
     def __init__(self, home: Path, port: int, command: list[str]) -> None:
-        """Nothing runs yet; `home`: the working directory, with `logs`."""
+        """Prepare a broker without starting it; `home` is the working directory, with `logs`."""
         self.command = command
         self._home = home
         self._port = port
@@ -65,25 +65,25 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where it listens, without any proxy."""
+        """The address, without any proxy."""
         return f"{HOST}:{self._port}"
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start it, and wait until it answers.
 
         Raises:
-            RuntimeError: it ended, or takes too long.
+            RuntimeError: it ended while starting.
         """
         self._process = await self._spawn(self.command)
         async with asyncio.timeout(START_S):
@@ -95,12 +95,12 @@ class Broker:
     async def _spawn(self, command: list[str]) -> asyncio.subprocess.Process:
         with (self._home / "logs" / "faults.out").open("ab") as out:
             return await start_process(
-                "setpriv", "--pdeathsig", "KILL", *command,  # it does not outlive us
+                "setpriv", "--pdeathsig", "KILL", *command,  # it ends with us
                 stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, cwd=self._home, start_new_session=True,
             )  # fmt: skip
 
     async def _answers(self) -> bool:
-        """Whether it answers a request; it listens long before."""
+        """Return whether it answers a request; it accepts connections long before."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(1.0):
                 reader, writer = await asyncio.open_connection(HOST, self._port)
@@ -113,11 +113,11 @@ class Broker:
         return False
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it with SIGKILL."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """SIGTERM."""
+        """Stop it with SIGTERM."""
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -127,26 +127,23 @@ class Broker:
             await self._process.wait()
 
     async def ended(self) -> None:
-        """Wait until it has ended by itself."""
+        """Wait until it has ended on its own."""
         assert self._process is not None
         await self._process.wait()
 
 
 class KafkaProcess(Broker):
-    """The bench's own Kafka, in a directory; see `kafka_behind_proxy`.
-
-    The port of its second listener, where the proxy goes, is `inner`.
-    """
+    """A Kafka broker in a directory; see `kafka_behind_proxy`. `inner` is the port of its second listener."""
 
     def __init__(self, directory: Path, inner: int) -> None:
-        """Nothing runs yet."""
+        """Prepare it without starting it."""
         super().__init__(directory / "data" / "kafka", 0, [])
         self._inner = inner
         self._directory = directory
         self._controller = 0
 
     async def prepare(self, outer: int) -> None:
-        """Let a gateway make the data, and take over its broker's command line; `outer` is the proxy's port."""
+        """Have a gateway format the data, and copy its broker's command line; `outer` is the proxy's port."""
         host = GatewayProcess(self._directory, None)
         await host.start()
         self._port = int(host.kafka.rpartition(":")[2])
@@ -158,13 +155,13 @@ class KafkaProcess(Broker):
         self.command = [*command[:-1], self._write("first.properties", text, ours)]
 
     def _write(self, name: str, text: str, ours: Mapping[str, str]) -> str:
-        """Settings; the later ones count."""
+        """Write a settings file; later settings override earlier ones."""
         (self._home / name).write_text(text + "".join(f"{key}={value}\n" for key, value in ours.items()))
         return name
 
 
 def _command_of_child(pid: int) -> list[str]:
-    """The command line of a process's only child (Linux)."""
+    """Return the command line of a process's only child (Linux)."""
     lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     (child,) = (number for numbers in lists for number in numbers)
     return Path(f"/proc/{child}/cmdline").read_text().rstrip("\0").split("\0")
@@ -172,12 +169,12 @@ def _command_of_child(pid: int) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def kafka_behind_proxy(directory: Path) -> AsyncIterator[tuple[KafkaProcess, Proxy]]:
-    """Kafka, and the proxy before its second listener, both started."""
+    """Run Kafka, and a proxy in front of its second listener."""
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     inner = free_port()
     kafka, proxy = KafkaProcess(directory, inner), Proxy((HOST, inner))
     try:
-        await proxy.start()  # first: its port is its own from now on
+        await proxy.start()  # first, to reserve its port
         await kafka.prepare(proxy.address[1])
         await kafka.start()
         yield kafka, proxy

@@ -1,6 +1,6 @@
-"""Load of all three protocols by clients that never give up, what it saw, and whether it was told the truth.
+"""The load of all three protocols by persistent clients, its measurements, and its verification.
 
-What a server refuses is given up and not sent again, so that all that is stored of a sender must be in its order.
+Refused messages are given up and not sent again, so the stored messages of a sender must be in order.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from loadtest.numbering import Numbering
 from loadtest.scenarios.steady import PROTOCOLS
 from loadtest.verify import Ledger, Verdict, read_topic
 
-STEP_S: Final = 0.25  # between two samples
-RECOVERED: Final = 0.9  # of the throughput before
-OVER_S: Final = 1.0  # the time over which throughput counts as back
-STEADY_S: Final = 0.01  # between two parts of the senders that are given messages
-ALIVE_S: Final = 1.0  # of the senders: less than any idle time-out of the gateway that is tested
+STEP_S: Final = 0.25  # interval of samples
+RECOVERED: Final = 0.9  # share of the usual throughput
+OVER_S: Final = 1.0  # how long throughput must be back
+STEADY_S: Final = 0.01  # pause between parts of the senders
+ALIVE_S: Final = 1.0  # heartbeat, shorter than any idle timeout of the gateway
 
 Sender = KeptPublisher | KeptSender | KeptProducer
 
 
 class Terms(NamedTuple):
-    """How much load.
+    """The size of the load.
 
     Attributes:
         connections: of each protocol.
-        window: messages unanswered at a connection; records of an HTTP request.
-        rate: messages a second of each protocol; 0: as fast as they are answered.
+        window: unacknowledged messages per connection; records of an HTTP request.
+        rate: messages per second of each protocol. 0 means as fast as they are acknowledged.
         size: payload bytes.
-        exactly: of the connections by MQTT, how many are at QoS 2: the last ones.
-        tick: seconds after which senders are given the messages that are due.
+        exactly: how many of the MQTT connections use QoS 2: the last ones.
+        tick: interval at which senders get their due messages.
     """
 
     connections: int = 4
@@ -51,7 +51,7 @@ class Terms(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The last `STEP_S`. Seconds since the load began; messages a second and ms by protocol; bytes."""
+    """One interval of `STEP_S`: seconds since the start, messages per second and ms by protocol, bytes."""
 
     at: float
     rates: dict[str, float]
@@ -60,35 +60,35 @@ class Sample(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Of all protocols."""
+        """The rate of all protocols."""
         return sum(self.rates.values())
 
 
 class Stored(NamedTuple):
-    """Held against Kafka, by protocol."""
+    """The verification against Kafka, by protocol."""
 
     verdicts: dict[str, Verdict]
-    doubled: int = 0  # of those at QoS 2 by MQTT, which are stored more than once
+    doubled: int = 0  # MQTT QoS 2 messages stored more than once
 
     def total(self, measure: str) -> int:
-        """A measure of all protocols."""
+        """Return the sum of a measure over all protocols."""
         return sum(int(getattr(one, measure)) for one in self.verdicts.values())
 
 
 class Load:
-    """The load of one fault, in topics of its own.
+    """The load of one fault, in its own topics.
 
     Attributes:
         senders: by protocol.
-        all: every sender; its place is its number.
-        ledgers: what each protocol's senders were told is stored.
-        samples: so far.
-        answers: how many were acknowledged, by protocol.
-        pauses: of each sender that has lost its connection: seconds from the last answer before to the first behind.
+        all: every sender, by its number.
+        ledgers: the acknowledged messages of each protocol.
+        samples: the samples so far.
+        answers: number of acknowledged messages, by protocol.
+        pauses: for each lost connection, seconds from the last acknowledgement before to the first one after.
     """
 
     def __init__(self, gateway: GatewayProcess, bootstrap: str, terms: Terms) -> None:
-        """`bootstrap`: Kafka, without a proxy."""
+        """`bootstrap` is Kafka's address, without a proxy."""
         self.terms = terms
         self.numbering = Numbering()
         self.senders: dict[str, list[Sender]] = {}
@@ -103,21 +103,21 @@ class Load:
         self.answers = dict.fromkeys(PROTOCOLS, 0)
         self.pauses: list[float] = []
         self._latencies: dict[str, list[float]] = {protocol: [] for protocol in PROTOCOLS}
-        self._first: dict[int, int] = {}  # of a sender's messages, that count
+        self._first: dict[int, int] = {}  # first counted message of each sender
 
     @property
     def now(self) -> float:
-        """Seconds since the load began."""
+        """Seconds since the load started."""
         return time.monotonic() - self._began
 
     def topic(self, protocol: str) -> str:
-        """The Kafka topic of a protocol's senders."""
+        """Return the Kafka topic of a protocol's senders."""
         return f"faults-{protocol}-{self.numbering.run}"
 
     async def start(self, group: asyncio.TaskGroup, replicas: int = 1, in_sync: int = 1) -> None:
-        """Make the topics, connect, begin; so many `replicas`, and `in_sync` of them at least have what is stored.
+        """Create the topics with `replicas` and `in_sync` (min.insync.replicas), connect, and start sending.
 
-        `group`: what runs until `finish` is of it.
+        The tasks run in `group` until `finish`.
         """
         configs = {"min.insync.replicas": str(in_sync)}
         for protocol in PROTOCOLS:
@@ -148,7 +148,7 @@ class Load:
         return KeptProducer(address, name, topic, key=key, payload=payload, on_ack=acknowledged, window=window)
 
     def _books(self, protocol: str, number: int) -> tuple[Callable[[int], bytes], Callable[[int], None]]:
-        """What makes a sender's messages, and what notes their acknowledgements."""
+        """Return the functions that make a sender's messages, and record their acknowledgements."""
         sent: dict[int, float] = {}
         ledger, latencies, answers = self.ledgers[protocol], self._latencies[protocol], self.answers
         answered_at = self._began
@@ -176,7 +176,7 @@ class Load:
     async def _push(self) -> None:
         terms = self.terms
         parts = max(1, round(terms.tick / STEADY_S))
-        for part in itertools.cycle(range(parts)):  # not all in one go: what else is timed would wait for it
+        for part in itertools.cycle(range(parts)):  # in parts, so as not to delay timed tasks
             if not self._loading:
                 return
             for sender in self.all[part::parts]:
@@ -194,44 +194,44 @@ class Load:
             try:
                 resident = process_resident(self._gateway.pid)
             except (FileNotFoundError, ProcessLookupError, IndexError):
-                resident = 0  # it is dead
+                resident = 0  # the gateway is down
             rates = {protocol: (answers[protocol] - before[protocol]) / (now - last) for protocol in PROTOCOLS}
             p99 = {protocol: _p99(latencies) for protocol, latencies in self._latencies.items()}
             self.samples.append(Sample(now, rates, p99, resident))
             before, last = answers, now
 
     def stored(self) -> list[int]:
-        """By sender, how many were acknowledged; without those at QoS 2, whose last answer comes after the record."""
+        """Return acknowledged messages by sender, without QoS 2, whose last acknowledgement follows the record."""
         return [one.answered for one in self.all if not (isinstance(one, KeptPublisher) and one.qos == 2)]
 
     def progressed(self) -> Callable[[], bool]:
-        """A condition: every sender has had an acknowledgement from now on."""
+        """Return a condition: every sender has got an acknowledgement since this call."""
         before = [one.answered for one in self.all]
         return lambda: all(one.answered > then for one, then in zip(self.all, before, strict=True))
 
     def rate(self, begin: float, end: float) -> float:
-        """Messages a second that were acknowledged from `begin` to `end`; -1 while there are no samples for that."""
+        """Return acknowledged messages per second from `begin` to `end`; -1 until the samples cover it."""
         if not self.samples or self.samples[-1].at < end:
             return -1.0
         inside = [one.rate for one in self.samples if begin < one.at <= end]
         return sum(inside) / len(inside) if inside else 0.0
 
     def recovered(self, usual: float, since: float) -> float | None:
-        """Seconds from `since` until the second began in which throughput was `RECOVERED` of `usual`; None: not yet."""
+        """Return the seconds from `since` until throughput was back at `RECOVERED` of `usual`; None if it is not."""
         starts = [since] + [one.at for one in self.samples if one.at > since]
         enough = (at for at in starts if self.rate(at, at + OVER_S) >= RECOVERED * usual)
         first = next(enough, None)
         return None if first is None else first - since
 
     def told(self) -> dict[str, collections.Counter[str]]:
-        """What the senders of each protocol were told so far, beside acknowledgements."""
+        """Return the refusals and lost connections of each protocol's senders."""
         return {
             protocol: sum((one.told for one in senders), collections.Counter[str]())
             for protocol, senders in self.senders.items()
         }
 
     def faults(self) -> list[str]:
-        """What the gateway must never do, by sender; words of refusal are not of that kind."""
+        """Return the gateway's violations by sender, which do not include refusals."""
         return [
             f"{one.client_id}: {fault}"
             for one in self.all
@@ -240,14 +240,14 @@ class Load:
         ]
 
     def count_from_now(self, protocol: str) -> None:
-        """Forget what was acknowledged of messages that are sent already: their topic is gone."""
+        """Ignore the acknowledged messages sent so far: their topic was deleted."""
         self.ledgers[protocol].acknowledged.clear()
         place = {id(sender): number for number, sender in enumerate(self.all)}
         for sender in self.senders[protocol]:
             self._first[place[id(sender)]] = sender.sent
 
     async def finish(self, limit_s: float) -> str | None:
-        """No new messages; wait for the answers to all. Returns what went wrong."""
+        """Stop sending, and wait for all acknowledgements; return what went wrong."""
         self._loading = False
         for sender in self.all:
             sender.total = sender.sent
@@ -259,7 +259,7 @@ class Load:
                         sender.push()
                     await asyncio.sleep(self.terms.tick)
         except TimeoutError:
-            return f"no answers within {limit_s:g} s for {waiting}"
+            return f"no acknowledgements within {limit_s:g} s for {waiting}"
         finally:
             for sender in self.all:
                 sender.stop()
@@ -268,7 +268,7 @@ class Load:
         return None
 
     async def judge(self, *, by_partition: bool = False) -> Stored:
-        """Hold what is stored against what was acknowledged; `by_partition`: a key may have moved to another one."""
+        """Compare stored with acknowledged messages; `by_partition` if keys may have moved to other partitions."""
         verdicts, doubled = {}, 0
         exactly = range(self.terms.connections - self.terms.exactly, self.terms.connections)
         for protocol, ledger in self.ledgers.items():
@@ -280,7 +280,7 @@ class Load:
 
 
 def _p99(latencies: list[float]) -> float:
-    """In ms; they are forgotten."""
+    """Return the 99th percentile in ms, and clear the list."""
     latencies.sort()
     found = latencies[len(latencies) * 99 // 100] * 1000 if latencies else 0.0
     latencies.clear()

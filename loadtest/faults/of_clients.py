@@ -1,4 +1,4 @@
-"""Faults of clients, beside the honest ones: they vanish, do not read, do not wait, dribble, or come all at once."""
+"""Faults of other clients: they vanish, do not read, ignore limits, send byte by byte, or all connect together."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from loadtest.scenarios.steady import PROTOCOLS
 
 MANY: Final = 20  # of each protocol
 KEEP_ALIVE_S: Final = 2
-SLACK: Final = 8  # descriptors that come with time and stay: connections to Kafka
+SLACK: Final = 8  # descriptors that stay: connections to Kafka
 LARGE: Final = b"x" * 20_000
-LITTLE: Final = 4096  # bytes of a receive buffer
-DEAF_MIB: Final = 16  # of all that read nothing, beside their budget: what of each is not counted, and the allocator's
-OVER: Final = 50_000  # transfers in one go; the credit is a thousand
-CROWD_S: Final = 1.0  # within which all of them begin
+LITTLE: Final = 4096  # receive buffer, bytes
+DEAF_MIB: Final = 16  # memory of all non-reading clients beyond the budget
+OVER: Final = 50_000  # transfers; the credit is a thousand
+CROWD_S: Final = 1.0  # period in which all of them connect
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -44,7 +44,7 @@ async def _connect(address: tuple[str, int], *, little: bool = False) -> Peer:
 
 
 async def _log_in(protocol: str, peer: Peer, name: str, first: bytes = b"") -> None:
-    """Until the server has accepted the client; then `first` is said."""
+    """Wait until the server has accepted the client, then send `first`."""
     reader, writer = peer
     if protocol == "mqtt":
         writer.write(mqtt_wire.connect_packet(name, keep_alive_s=KEEP_ALIVE_S))
@@ -70,21 +70,21 @@ def _code(body: bytes) -> int:
 
 
 def _cut(writer: asyncio.StreamWriter) -> None:
-    """Without a close."""
+    """Close without any protocol message."""
     writer.transport.abort()
 
 
 async def _forgotten(stage: Stage, before: int) -> None:
-    """Wait until the gateway has let go of everybody but the honest."""
+    """Wait until the gateway has released all connections except the honest ones."""
     begun = time.monotonic()
     await stage.until(
-        lambda: process_descriptors(stage.gateway.pid) <= before + SLACK, "the gateway lets go of connections"
+        lambda: process_descriptors(stage.gateway.pid) <= before + SLACK, "the gateway releases connections"
     )
-    stage.seen[f"all let go after {time.monotonic() - begun:.0f} s"] += 1
+    stage.seen[f"all released after {time.monotonic() - begun:.0f} s"] += 1
 
 
 async def vanish(stage: Stage) -> None:
-    """The network swallows clients in the middle of something; nobody tells the gateway."""
+    """Clients vanish in the network in mid-frame, without a close."""
     before = process_descriptors(stage.gateway.pid)
     half = {
         "mqtt": mqtt_wire.publish_packet("vanished", LARGE, 1, 1)[:-1],
@@ -112,7 +112,7 @@ async def vanish(stage: Stage) -> None:
 
 
 async def no_reading(stage: Stage) -> None:
-    """Receivers ask for everything that is published, and read nothing."""
+    """Receivers request everything that is published, and read nothing."""
     wish = {
         "mqtt": mqtt_wire.subscribe_packet(1, [(f"{stage.load.topic('mqtt')}/#", 1)]),
         "amqp": amqp_wire.attach_receiver("slow", "slow", stage.load.topic("amqp")) + amqp_wire.credit(0, 0, 1_000_000),
@@ -135,7 +135,7 @@ async def no_reading(stage: Stage) -> None:
 
 
 async def _flood(stage: Stage, seconds: float) -> None:
-    """Large messages at QoS 0 and uploads of lines, as fast as the sockets take them."""
+    """Send large QoS 0 messages and uploads of lines, as fast as the sockets accept them."""
     topic = f"faults-flood-{stage.load.numbering.run}"
     message = mqtt_wire.publish_packet(f"{topic}/x", LARGE, 0)
     line = json.dumps({"value": LARGE.decode()}).encode() + b"\n"
@@ -179,13 +179,13 @@ async def _swallow(reader: asyncio.StreamReader) -> None:
 
 
 async def flood(stage: Stage) -> None:
-    """Into a Kafka that runs."""
+    """Flood while Kafka runs."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
     await _flood(stage, stage.plan.short)
 
 
 async def flood_stalled(stage: Stage) -> None:
-    """Into a Kafka that stands still: the budget must pause them."""
+    """Flood while Kafka is stopped: the budget must pause the clients."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
     os.kill(stage.kafka.pid, signal.SIGSTOP)
     try:
@@ -195,7 +195,7 @@ async def flood_stalled(stage: Stage) -> None:
 
 
 async def no_credit(stage: Stage) -> None:
-    """An AMQP sender transfers far beyond its credit; an MQTT one publishes at QoS 2 and releases nothing."""
+    """An AMQP sender exceeds its credit by far; an MQTT one publishes at QoS 2 and never releases."""
     peer = reader, writer = await _connect(stage.gateway.address("amqp"))
     await _log_in("amqp", peer, f"{stage.load.numbering.run}-greedy")
     writer.write(amqp_wire.attach_sender("greedy", "greedy", stage.load.topic("amqp")))
@@ -215,7 +215,7 @@ async def no_credit(stage: Stage) -> None:
 
 
 async def _end_of_amqp(stage: Stage, reader: asyncio.StreamReader, frames: amqp_wire.Splitter) -> str:
-    """The condition with which the server ends link, session or connection."""
+    """Return the condition with which the server ends link, session or connection."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(stage.plan.patience):
             while True:
@@ -223,13 +223,13 @@ async def _end_of_amqp(stage: Stage, reader: asyncio.StreamReader, frames: amqp_
                     (code, fields), _ = amqp_wire.read_value(body, 0)
                     if code in (amqp_wire.DETACH, amqp_wire.END, amqp_wire.CLOSE):
                         errors = [field[1] for field in fields if isinstance(field, tuple)]
-                        return errors[0][0].decode() if errors else "ended without a word"
-    stage.problems.append("amqp: nobody minds transfers beyond the credit")
+                        return errors[0][0].decode() if errors else "ended without a condition"
+    stage.problems.append("amqp: transfers beyond the credit were accepted")
     return "nothing"
 
 
 async def _end_of_mqtt(stage: Stage, reader: asyncio.StreamReader) -> str:
-    """The reason code of DISCONNECT."""
+    """Return the reason code of DISCONNECT."""
     packets = mqtt_wire.Splitter()
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(stage.plan.patience):
@@ -237,12 +237,12 @@ async def _end_of_mqtt(stage: Stage, reader: asyncio.StreamReader) -> str:
                 for first, body in packets.feed(await _some(reader)):
                     if first == 0xE0:
                         return f"DISCONNECT 0x{body[0]:02x}"
-    stage.problems.append("mqtt: nobody minds more than the Receive Maximum")
+    stage.problems.append("mqtt: messages beyond the Receive Maximum were accepted")
     return "nothing"
 
 
 async def dribble(stage: Stage) -> None:
-    """The first words of each protocol, one byte a second; the gateway must not wait for ever."""
+    """Send the handshake of each protocol one byte per second; the gateway must not wait forever."""
     words = {
         "mqtt": mqtt_wire.connect_packet("d" * 100),
         "amqp": amqp_wire.GREETING,
@@ -261,7 +261,7 @@ async def dribble(stage: Stage) -> None:
                     stage.seen[f"{protocol}: cut off after {round(time.monotonic() - begun)} s"] += 1
                     break
             else:
-                stage.problems.append(f"{protocol}: nobody minds {len(words[protocol])} s for a greeting")
+                stage.problems.append(f"{protocol}: a handshake of {len(words[protocol])} s was accepted")
             swallow.cancel()
         _cut(writer)
 
@@ -272,7 +272,7 @@ async def dribble(stage: Stage) -> None:
 
 
 async def crowd(stage: Stage) -> None:
-    """Everybody connects within a second; seconds until the last one is answered."""
+    """Connect all clients within a second, and measure the seconds until the last one is answered."""
     before = process_descriptors(stage.gateway.pid)
     words = {
         "mqtt": lambda number: mqtt_wire.connect_packet(f"{stage.load.numbering.run}-crowd-{number}"),
@@ -293,7 +293,9 @@ async def crowd(stage: Stage) -> None:
                     data = await _some(reader)
                     fine = data[:4] == b"\x20" + data[1:3] + b"\0" if protocol == "mqtt" else b"HTTP/1.1 5" not in data
                     stage.seen[f"{protocol} {'answered' if fine else 'refused'}"] += 1
-                    await asyncio.sleep(max(0.0, 2 * CROWD_S - (time.monotonic() - begun)))  # they are there together
+                    await asyncio.sleep(
+                        max(0.0, 2 * CROWD_S - (time.monotonic() - begun))
+                    )  # keep all connected together
                 finally:
                     _cut(writer)
         except (OSError, TimeoutError) as error:
@@ -308,21 +310,21 @@ async def crowd(stage: Stage) -> None:
 
 
 def faults(plan: Plan) -> tuple[Fault, ...]:
-    """All of them."""
+    """Return all faults of clients."""
 
     def quiet(name: str, what: str, act: Callable[[Stage], Awaitable[None]]) -> Fault:
         return Fault(name, what, act, silent=True)
 
     return (
-        quiet("vanish", f"{MANY} clients of each protocol vanish in mid-frame, without a close", vanish),
+        quiet("vanish", f"{MANY} clients of each protocol vanish in mid-frame without a close", vanish),
         quiet(
             "no reading",
-            f"{MANY} receivers of each protocol ask for everything and read nothing for {plan.short:g} s",
+            f"{MANY} receivers of each protocol request everything and read nothing for {plan.short:g} s",
             no_reading,
         )._replace(held_mib=plan.outgoing + DEAF_MIB),
         quiet("flood", f"eight clients send 20 kB messages without a pause for {plan.short:g} s", flood),
-        quiet("flood, stalled", f"the same while Kafka has SIGSTOP for {plan.short:g} s", flood_stalled),
+        quiet("flood, stalled", f"the same while Kafka is stopped (SIGSTOP) for {plan.short:g} s", flood_stalled),
         quiet("no credit", "transfers beyond the link credit, PUBLISH beyond the Receive Maximum", no_credit),
-        quiet("one byte a second", f"{MANY} clients of each protocol say their first words that way", dribble),
+        quiet("one byte a second", f"{MANY} clients of each protocol send their handshake that way", dribble),
         quiet("crowd", f"{plan.crowd} clients of all protocols connect within a second", crowd),
     )  # fmt: skip

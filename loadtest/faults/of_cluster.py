@@ -1,4 +1,4 @@
-"""Faults of a cluster of three brokers: leaders that die and move, replicas that are missing, a broker that is slow."""
+"""Faults of a cluster of three brokers: dead and moved leaders, missing replicas, a slow broker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from loadtest.faults.cluster import KafkaCluster
 from loadtest.faults.of_kafka import more_partitions
 from loadtest.scenarios.steady import PROTOCOLS
 
-SLOW_S: Final = 0.4  # a broker stands still so long
-AWAKE_S: Final = 0.1  # and works so long in between
+SLOW_S: Final = 0.4  # how long a broker is stopped
+AWAKE_S: Final = 0.1  # how long it runs in between
 
 
 def _cluster(stage: Stage) -> KafkaCluster:
@@ -22,14 +22,14 @@ def _cluster(stage: Stage) -> KafkaCluster:
 
 
 async def _leader(stage: Stage) -> int:
-    """A broker that leads for every protocol, if there is one; it leads for MQTT."""
+    """Return a broker that leads partitions of every protocol, or at least of MQTT."""
     cluster = _cluster(stage)
     led = [set((await cluster.leaders(stage.load.topic(protocol))).values()) for protocol in PROTOCOLS]
     return min(set.intersection(*led) or led[0])
 
 
 async def _lose_leader(stage: Stage, fate: str) -> tuple[KafkaCluster, int]:
-    """Kill a leader, and wait until the others serve everybody; the cluster, and who it was."""
+    """Kill a leader, and wait until the others serve all senders; return the cluster and the killed node."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
     stage.seen[f"node {node} {fate}"] += 1
@@ -39,23 +39,23 @@ async def _lose_leader(stage: Stage, fate: str) -> tuple[KafkaCluster, int]:
 
 
 async def leader_killed(stage: Stage) -> None:
-    """And started again after a while."""
+    """Kill a leader, and restart it after a while."""
     cluster, _ = await _lose_leader(stage, "killed")
     await cluster.start()
 
 
 async def gone_for_good(stage: Stage) -> None:
-    """It never comes back."""
+    """Kill a leader that never comes back."""
     cluster, node = await _lose_leader(stage, "is gone")
     leaders = {
         leader for protocol in PROTOCOLS for leader in (await cluster.leaders(stage.load.topic(protocol))).values()
     }
     if node in leaders:
-        stage.problems.append(f"node {node} is gone and leads")
+        stage.problems.append(f"node {node} is gone but still leads")
 
 
 async def too_few_replicas(stage: Stage) -> None:
-    """One of three brokers is killed, and min.insync.replicas is 3: Kafka refuses what is to be stored by all."""
+    """Kill one of three brokers with min.insync.replicas=3, so that Kafka refuses `acks=all`."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
     await stage.settled()
@@ -68,7 +68,7 @@ async def too_few_replicas(stage: Stage) -> None:
 
 
 async def election(stage: Stage) -> None:
-    """A broker goes and comes back, so that it leads nothing; then the preferred leaders are elected, under load."""
+    """Restart a broker so that it leads nothing, then elect the preferred leaders under load."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
     await stage.until(stage.load.progressed(), "answers to all with two brokers")
@@ -76,7 +76,7 @@ async def election(stage: Stage) -> None:
     topics = [stage.load.topic(protocol) for protocol in PROTOCOLS]
     moved = 0
     async with asyncio.timeout(stage.plan.patience):
-        while not moved:  # it may lead when it has caught up
+        while not moved:  # it can lead only when it has caught up
             await asyncio.sleep(0.5)
             moved = await cluster.elect(topics)
     stage.seen["partitions moved"] += moved
@@ -84,7 +84,7 @@ async def election(stage: Stage) -> None:
 
 
 async def slow_broker(stage: Stage) -> None:
-    """A leader stands still for most of the time, and is not missed by the others."""
+    """Stop a leader most of the time, but too briefly for the others to replace it."""
     pid = _cluster(stage).node(await _leader(stage))
     assert pid is not None
     until = stage.load.now + stage.plan.short
@@ -99,7 +99,7 @@ async def slow_broker(stage: Stage) -> None:
 
 
 def faults(plan: Plan) -> tuple[Fault, ...]:
-    """All of them."""
+    """Return all faults of a cluster."""
     return (
         Fault("leader killed", f"SIGKILL to a leader of three brokers, started again {plan.short:g} s later",
               leader_killed, silent=True, in_sync=2),

@@ -1,4 +1,4 @@
-"""Faults of the gateway: killed, stopped, frozen, out of file descriptors; and kills of both in turn."""
+"""Faults of the gateway: killed, stopped, frozen, out of file descriptors; and kills of broker and gateway in turn."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from loadtest.clients.mqtt_wire import connect_packet
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.gateway import process_descriptors
 
-SPARE: Final = 100  # of which the gateway keeps 64 for itself
+SPARE: Final = 100  # the gateway reserves 64 of them
 WANTED: Final = 300
 
 
 async def kill(stage: Stage) -> None:
-    """And start it again at once."""
+    """Kill the gateway, and restart it immediately."""
     await stage.gateway.kill()
     await stage.gateway.start()
 
 
 async def stop(stage: Stage) -> None:
-    """By SIGTERM; it drains and closes, and is started again."""
+    """Stop the gateway with SIGTERM, which drains it, and restart it."""
     await stage.gateway.stop()
     await stage.gateway.start()
 
 
 async def freeze(stage: Stage) -> None:
-    """SIGSTOP."""
+    """Freeze the gateway with SIGSTOP."""
     os.kill(stage.gateway.pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(stage.plan.short)
@@ -39,7 +39,7 @@ async def freeze(stage: Stage) -> None:
 
 
 async def no_descriptors(stage: Stage) -> None:
-    """It may open a few files more, and strangers want many."""
+    """Leave the gateway few file descriptors, while many other clients connect."""
     pid = stage.gateway.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (process_descriptors(pid) + SPARE, before[1]))
@@ -61,12 +61,12 @@ async def no_descriptors(stage: Stage) -> None:
         for writer in writers:
             writer.close()
     served = asyncio.ensure_future(_served(stage))
-    await stage.until(served.done, "a new client is served when there are descriptors again")
+    await stage.until(served.done, "a new client is served when descriptors are available")
     served.cancel()
 
 
 async def _served(stage: Stage) -> None:
-    """Connect again and again until the gateway accepts."""
+    """Connect repeatedly until the gateway accepts."""
     begun = stage.load.now
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -82,7 +82,7 @@ async def _served(stage: Stage) -> None:
 
 
 async def rounds(stage: Stage) -> None:
-    """Broker and gateway are killed and started in turn, each when everybody has had answers again."""
+    """Kill and restart broker and gateway in turn, each time after all senders got acknowledgements."""
     for number in range(stage.plan.rounds):
         hurt = stage.kafka if number % 2 == 0 else stage.gateway
         await hurt.kill()
@@ -93,12 +93,12 @@ async def rounds(stage: Stage) -> None:
 
 
 def faults(plan: Plan) -> tuple[Fault, ...]:
-    """All of them."""
+    """Return all faults of the gateway."""
     return (
-        Fault("gateway killed", "SIGKILL to the gateway, started again at once", kill, connected=False),
-        Fault("gateway stopped", "SIGTERM to the gateway, started again when it has ended", stop, connected=False),
+        Fault("gateway killed", "SIGKILL to the gateway, restarted immediately", kill, connected=False),
+        Fault("gateway stopped", "SIGTERM to the gateway, restarted when it has ended", stop, connected=False),
         Fault("gateway frozen", f"SIGSTOP to the gateway for {plan.short:g} s", freeze, silent=True),
-        Fault("no descriptors", f"the gateway may open {SPARE} files more, {WANTED} strangers connect", no_descriptors,
+        Fault("no descriptors", f"the gateway may open {SPARE} more files, {WANTED} clients connect", no_descriptors,
               silent=True),
         Fault("rounds", f"{plan.rounds} kills and starts of broker and gateway in turn", rounds, connected=False),
     )  # fmt: skip

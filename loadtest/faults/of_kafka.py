@@ -1,4 +1,4 @@
-"""Faults of Kafka and of the way to it: the broker, its disk, its topics, the network."""
+"""Faults of Kafka and of the network to it: the broker, its disk, its topics, connections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from loadtest.faults.disk import TinyKafka
 from loadtest.faults.proxy import Proxy
 from loadtest.scenarios.steady import PROTOCOLS
 
-FULL_S: Final = 60.0  # until the broker has found out
+FULL_S: Final = 60.0  # for the broker to notice
 CUTS: Final = 20
-HELD_S: Final = 1.0  # of a stall, at least, in which nothing may be acknowledged
+HELD_S: Final = 1.0  # minimum time of a stall without acknowledgements
 
 
 async def _stall(stage: Stage, seconds: float) -> None:
-    """What Kafka had answered may still be on its way; after that nothing is acknowledged."""
+    """Stop Kafka; after the acknowledgements in flight, nothing may be acknowledged."""
     until = stage.load.now + seconds
     os.kill(stage.kafka.pid, signal.SIGSTOP)
     try:
@@ -38,44 +38,44 @@ async def _stall(stage: Stage, seconds: float) -> None:
 
 
 async def stall(stage: Stage) -> None:
-    """Shorter than the delivery timeout."""
+    """Stall Kafka for less than the delivery timeout."""
     await _stall(stage, stage.plan.stall)
 
 
 async def long_stall(stage: Stage) -> None:
-    """Longer than the delivery timeout."""
+    """Stall Kafka for longer than the delivery timeout."""
     await _stall(stage, stage.plan.long_stall)
 
 
 async def kill(stage: Stage) -> None:
-    """And start it again at once."""
+    """Kill Kafka, and restart it immediately."""
     await stage.kafka.kill()
     await stage.kafka.start()
 
 
 async def away(stage: Stage) -> None:
-    """And start it again after a while."""
+    """Kill Kafka, and restart it after a while."""
     await stage.kafka.kill()
     await asyncio.sleep(stage.plan.short)
     await stage.kafka.start()
 
 
 async def delay(stage: Stage) -> None:
-    """Every way to Kafka and back takes 200 ms more."""
+    """Add 200 ms to every round trip to Kafka."""
     stage.proxy.delay_s = 0.1
     await asyncio.sleep(stage.plan.short)
     stage.proxy.delay_s = 0.0
 
 
 async def throttle(stage: Stage) -> None:
-    """100 kB/s for each connection."""
+    """Limit each connection to 100 kB/s."""
     stage.proxy.rate = 100_000.0
     await asyncio.sleep(stage.plan.short)
     stage.proxy.rate = None
 
 
 async def cuts(stage: Stage) -> None:
-    """Connections to Kafka are cut in the middle of a frame, again and again."""
+    """Cut connections to Kafka in the middle of a frame, repeatedly."""
     already = stage.proxy.cuts
     for number in range(1, CUTS + 1):
         stage.proxy.cut(1)
@@ -91,23 +91,25 @@ def _has_cut(proxy: Proxy, count: int) -> bool:
 
 
 async def half_open(stage: Stage) -> None:
-    """Kafka's side of every connection is gone, and the gateway is not told; until it has found out."""
+    """Drop Kafka's side of every connection without telling the gateway, until it notices."""
     before = stage.proxy.accepted
     stage.proxy.forget()
-    await asyncio.sleep(1.0)  # answers that were under way
-    await stage.until(stage.load.progressed(), "found out", max(stage.plan.patience, stage.plan.delivery_timeout))
+    await asyncio.sleep(1.0)  # for responses in flight
+    await stage.until(
+        stage.load.progressed(), "connections replaced", max(stage.plan.patience, stage.plan.delivery_timeout)
+    )
     stage.seen["new connections to Kafka"] += stage.proxy.accepted - before
 
 
 async def black_hole(stage: Stage) -> None:
-    """Nothing comes through, either way; connections can be made."""
+    """Pass nothing in either direction; connections can still be opened."""
     stage.proxy.silence()
     await asyncio.sleep(stage.plan.stall)
     stage.proxy.speak()
 
 
 async def full_disk(stage: Stage) -> None:
-    """The broker writes until it cannot; then there is room again and it is started."""
+    """Fill the broker's disk; then free it and restart the broker."""
     assert isinstance(stage.kafka, TinyKafka)
     began = stage.load.now
     with stage.kafka.full():
@@ -131,7 +133,7 @@ async def _admin(stage: Stage) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def topics_made_anew(stage: Stage) -> None:
-    """The topics are deleted and, after a while, made again; what was stored in the old ones is gone by intent."""
+    """Delete all topics and re-create them after a while; their old messages are lost by intent."""
     topics = [stage.load.topic(protocol) for protocol in PROTOCOLS]
     async with _admin(stage) as admin:
         await admin.delete_topics(topics)
@@ -149,14 +151,14 @@ async def topics_made_anew(stage: Stage) -> None:
 
 
 async def more_partitions(stage: Stage) -> None:
-    """Three become nine; a key's messages may go elsewhere then, and are in order in each."""
+    """Increase three partitions to nine; keys may move, and are in order within each partition."""
     async with _admin(stage) as admin:
         await admin.create_partitions({stage.load.topic(protocol): NewPartitions(9) for protocol in PROTOCOLS})
     await asyncio.sleep(stage.plan.short)
 
 
 def faults(plan: Plan) -> tuple[Fault, ...]:
-    """All of them."""
+    """Return all faults of Kafka."""
     return (
         Fault(
             "stall", f"SIGSTOP to Kafka for {plan.stall:g} s, within the delivery timeout", stall,
@@ -166,19 +168,19 @@ def faults(plan: Plan) -> tuple[Fault, ...]:
             "long stall", f"SIGSTOP to Kafka for {plan.long_stall:g} s, beyond the delivery timeout"
             f" of {plan.delivery_timeout:g} s", long_stall, all_told=True, recovery_s=2.0,
         ),
-        Fault("broker killed", "SIGKILL to Kafka, started again at once", kill, silent=True),
-        Fault("broker away", f"SIGKILL to Kafka, started again {plan.short:g} s later", away, silent=True),
+        Fault("broker killed", "SIGKILL to Kafka, restarted immediately", kill, silent=True),
+        Fault("broker away", f"SIGKILL to Kafka, restarted {plan.short:g} s later", away, silent=True),
         Fault("delay", f"100 ms more to Kafka and 100 ms more back for {plan.short:g} s", delay, silent=True,
               proxied=True),
         Fault("throttle", f"100 kB/s on each connection to Kafka for {plan.short:g} s", throttle, silent=True,
               proxied=True),
         Fault("cuts", f"{CUTS} connections to Kafka reset in the middle of a frame", cuts, silent=True, proxied=True),
-        Fault("half-open", "Kafka's side of all connections gone, the gateway not told, until it has found out",
+        Fault("half-open", "Kafka's side of all connections gone without notice, until the gateway has replaced them",
               half_open, silent=True, proxied=True),
         Fault("black hole", f"nothing passes to Kafka or back for {plan.stall:g} s", black_hole, silent=True,
               proxied=True),
-        Fault("disk full", "Kafka's disk is full; then there is room and Kafka is started again", full_disk, tiny=True),
-        Fault("topics made anew", "all topics deleted and made again", topics_made_anew),
+        Fault("disk full", "Kafka's disk is full, then freed, and Kafka is restarted", full_disk, tiny=True),
+        Fault("topics made anew", "all topics deleted and re-created", topics_made_anew),
         Fault("more partitions", "three partitions of each topic become nine", more_partitions, silent=True,
               by_partition=True),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The report of a run: a table as Markdown, and one HTML page with a plot for each fault, which needs nothing else."""
+"""The report of a run: a table as Markdown, and one self-contained HTML page with a plot for each fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TITLE: Final = "Faults under load"
 
 
 def markdown(outcomes: Sequence[Outcome], note: str) -> str:
-    """The table, and what was wrong."""
+    """Return the table and the problems."""
     rows = [outcome.row() for outcome in outcomes]
     names = list(rows[0])
     lines = [f"# {TITLE}", "", note, "", _line(names), "|---" * len(names) + "|"]
@@ -36,7 +36,7 @@ def _cell(value: Any) -> str:
 
 
 def page(outcomes: Sequence[Outcome], note: str) -> str:
-    """The same with plots."""
+    """Return the same with plots."""
     sections = [("All", [html_table([outcome.row() for outcome in outcomes])])]
     for outcome in outcomes:
         told = [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
@@ -48,7 +48,7 @@ def _plot(outcome: Outcome) -> str:
     samples = outcome.samples
     panels = [
         plot.Panel(
-            "acknowledged messages a second",
+            "acknowledged messages per second",
             {one: [(sample.at, sample.rates[one]) for sample in samples] for one in PROTOCOLS},
         ),
         plot.Panel(

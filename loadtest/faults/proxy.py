@@ -1,4 +1,4 @@
-"""A TCP proxy that does what networks do: delay, throttle, cut in the middle of a frame, fall silent, forget a peer."""
+"""A TCP proxy that simulates network faults: delay, throttling, cut frames, black holes, half-open connections."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import struct
 from typing import Final, cast
 
 PIECE: Final = 64 * 1024
-AHEAD: Final = 64  # pieces on their way in one direction
+AHEAD: Final = 64  # pieces in transit in one direction
 PORTS: Final = (20_000, 32_000)
-"""Below the range that the kernel gives to clients, as a broker that comes back must find its port free."""
+"""Below the kernel's range for client ports, since a restarted broker must find its port free."""
 
 
 def free_port() -> int:
-    """A port where nobody listens."""
+    """Return an unused port."""
     while True:
         port = random.randint(*PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -26,15 +26,15 @@ def free_port() -> int:
 
 
 class Pair:
-    """A connection through the proxy: the one that was accepted and the one that was made for it."""
+    """A connection through the proxy: the accepted one and the one to the target."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near = near
         self.far = far
-        self.forgotten = False  # the far side has gone and the near side was not told
+        self.forgotten = False  # the far side was closed without notice to the near side
 
     def cut(self) -> None:
-        """End both sides by a reset."""
+        """Reset both connections."""
         for writer in (self.near, self.far):
             own = writer.get_extra_info("socket")
             if own is not None:
@@ -44,18 +44,18 @@ class Pair:
 
 
 class Proxy:
-    """Passes bytes on to one address.
+    """Forwards bytes to one address.
 
     Attributes:
-        delay_s: what every piece waits, each way.
-        jitter_s: what it waits beside, at most; as long as chance has it.
-        rate: bytes a second, each way of each connection; None: as fast as it goes.
-        accepted: connections so far.
-        cuts: connections that were cut.
+        delay_s: delay of every piece in each direction.
+        jitter_s: the largest additional delay, chosen at random.
+        rate: bytes per second in each direction of each connection. None means no limit.
+        accepted: number of accepted connections.
+        cuts: number of connections that were cut.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
-        """Nothing listens yet."""
+        """Prepare a proxy that does not listen yet."""
         self.delay_s = 0.0
         self.jitter_s = 0.0
         self.rate: float | None = None
@@ -72,16 +72,16 @@ class Proxy:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address it listens on."""
         return "127.0.0.1", self._port
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self._port, backlog=4096)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """End everything."""
+        """Close everything."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -89,21 +89,21 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def silence(self) -> None:
-        """A black hole: connections can be made, and nothing is passed on, either way, before `speak`."""
+        """Become a black hole: connections can be opened, but nothing is forwarded until `speak`."""
         self._flows.clear()
 
     def speak(self) -> None:
-        """Go on with what was held."""
+        """Forward again, starting with the held data."""
         self._flows.set()
 
     def forget(self) -> None:
-        """Half-open: the peers of all connections have gone, and those who made them hear nothing for ever."""
+        """Close the far side of all connections; the near sides never notice (half-open)."""
         for pair in self._pairs:
             pair.forgotten = True
             cast("asyncio.Transport", pair.far.transport).abort()
 
     def cut(self, count: int) -> None:
-        """Cut so many connections, each as soon as it has something to pass on: in the middle of it."""
+        """Cut `count` connections, each in the middle of the next piece it forwards."""
         self._to_cut += count
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,7 +125,7 @@ class Proxy:
                     group.create_task(self._take(source, due))
                     group.create_task(self._give(pair, due, drain))
         except* (OSError, asyncio.IncompleteReadError):
-            pass  # one side has gone: both go
+            pass  # one side has closed, so both are closed
         finally:
             if pair is not None:
                 self._pairs.discard(pair)
@@ -152,9 +152,9 @@ class Proxy:
             if pair.forgotten:
                 if drain is pair.far:
                     if not data:
-                        raise ConnectionResetError  # the near side has given up
+                        raise ConnectionResetError  # the near side has closed
                     continue
-                await loop.create_future()  # says nothing any more
+                await loop.create_future()  # never forwards anything
             if not data:
                 raise ConnectionResetError
             if self._to_cut and len(data) > 1:

@@ -1,4 +1,4 @@
-"""What `python -m loadtest faults` starts: Kafka, the proxy before it, one gateway for each fault; then the report."""
+"""Runs `python -m loadtest faults`: starts Kafka, its proxy and a gateway for each fault, and writes the report."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loadtest.faults.kafka import kafka_behind_proxy
 
 
 def table(plan: Plan) -> list[Fault]:
-    """Every fault there is."""
+    """Return all faults."""
     return [*of_kafka.faults(plan), *of_cluster.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
 
 
 async def run(
     directory: Path, plan: Plan, only: list[str], say: Callable[[str], None], *, secured: str | None = None
 ) -> list[Outcome]:
-    """All faults, or those whose name begins with one of `only`; `faults.md` and `faults.html` in the directory.
+    """Run all faults, or those whose name starts with one of `only`; writes `faults.md` and `faults.html`.
 
-    `secured`: those of three brokers alone, by this listener of theirs (`loadtest.faults.cluster.LOGINS`).
+    `secured` selects only the faults of three brokers, with this listener (`loadtest.faults.cluster.LOGINS`).
     """
     outcomes: list[Outcome] = []
     async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
@@ -44,11 +44,11 @@ async def run(
 
 
 def write(directory: Path, plan: Plan, outcomes: list[Outcome], secured: str | None) -> None:
-    """The report of what there is so far."""
-    rate = f"{plan.rate:g} messages a second of each protocol" if plan.rate else "as fast as answered"
+    """Write the report so far."""
+    rate = f"{plan.rate:g} messages per second of each protocol" if plan.rate else "as fast as acknowledged"
     note = (
         f"{plan.connections} connections of each protocol, windows of {plan.window}, {plan.size} bytes, {rate}"
-        f"{'' if secured is None else f'; by the listener {secured}, with ACLs'};"
+        f"{'' if secured is None else f'; listener {secured}, with ACLs'};"
         f" budget {plan.budget} MiB, delivery timeout {plan.delivery_timeout:g} s; load average"
         f" {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} processors."
     )

@@ -1,15 +1,15 @@
-"""Scenario `kills --protocol amqp`: gateway and broker are killed under load, with consumers in groups.
+"""Scenario `kills --protocol amqp`: kills gateway and broker under load, with consumer groups.
 
-Senders send unsettled; receivers of a queue, of a named group, of a durable and of a shared durable subscription
-accept everything. At the end:
+Senders send unsettled messages; receivers of a queue, of a named group, of a durable and of a shared durable
+subscription accept everything. At the end:
 
 - every accepted message is in Kafka;
 - every record was delivered to each group;
-- what a group had committed when the gateway was killed did not come again: the committed offsets are read from Kafka
-  while the gateway is dead, and nothing below them may be delivered on a connection to one of its successors;
-- what came again though it had been accepted was accepted within the commit interval before the kill, and `Plan.grace`
-  for the way to the gateway and to Kafka. Time in which Kafka could not be reached does not count: nothing could be
-  committed then.
+- no record was delivered again that its group had committed before a kill: the committed offsets are read from Kafka
+  while the gateway is down, and nothing below them may be delivered on a connection to a later gateway;
+- a record delivered again although it was accepted was accepted within the commit interval before the kill plus
+  `Plan.grace`, for the way to the gateway and to Kafka. Time without Kafka does not count, since nothing could be
+  committed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from loadtest.numbering import Number, Numbering
 from loadtest.scenarios.rounds import SHOWN, Rounds
 from loadtest.verify import Arrivals, read_places
 
-COMMIT_INTERVAL_S: Final = 1.0  # of the gateway
+COMMIT_INTERVAL_S: Final = 1.0  # the gateway's
 RECOVERY_S: Final = 6.0
-"""How long commits may fail after Kafka has come back: their own time-out, a pause, the group's coordinator."""
+"""How long commits may fail after Kafka is back: their timeout, a pause, the group's coordinator."""
 
 KAFKA_BACK_S: Final = 180.0
 _POLL_S: Final = 0.2
@@ -47,22 +47,22 @@ Receiver = KeptReceiver | ProtonReceiver
 
 
 class Plan(NamedTuple):
-    """What to do. Rates are messages a second of one sender; times in seconds."""
+    """Parameters. Rates are messages per second of one sender; times in seconds."""
 
     kills: int = 30
-    senders: int = 3  # beside one of proton's
+    senders: int = 3  # plus one proton client
     rate: float = 200.0
     window: int = 20
     between: float = 1.5  # at most, between progress after a start and the next kill
     early: float = 0.2  # share of kills that do not wait for the start to be finished
-    patient: float = 0.7  # share of the others that wait until every group is served again
-    broker: float = 0.25  # share of kills that hit the broker: alone, or in every second of them with the gateway
-    grace: float = 1.5  # between a client's acceptance and its commit, beside the commit interval
+    patient: float = 0.7  # share of the other kills that wait until every group is served
+    broker: float = 0.25  # share of kills of the broker, half of them together with the gateway
+    grace: float = 1.5  # from a client's acceptance to its commit, plus the commit interval
     seed: int = 0
 
 
 class Outcome(NamedTuple):
-    """What came of it; `problems` is empty when every promise was kept."""
+    """The result; `problems` is empty if nothing was violated."""
 
     kills: int
     broker_kills: int
@@ -81,16 +81,16 @@ class Outcome(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         rounded = {"seconds": round(self.seconds, 1), "oldest_again_s": round(self.oldest_again_s, 2)}
         return {**self._asdict(), **rounded, "problems": len(self.problems)}
 
 
 class Again(NamedTuple):
-    """A record that came to a group once more.
+    """A record that was delivered to a group again.
 
-    `age`: seconds from its acceptance to the kill that followed, without those in which Kafka was away; infinite when
-    there was none; None when nobody had accepted it. `below`: whether it had been committed when that kill came.
+    `age` is the time from its acceptance to the next kill, without Kafka's outages; infinite if there was no kill, None
+    if it was not accepted. `below` is whether it was committed before that kill.
     """
 
     place: Place
@@ -99,21 +99,21 @@ class Again(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """An end of the gateway: when, and what each group had committed."""
+    """A kill of the gateway: its time, and the committed offsets of each group."""
 
     at: float
     committed: dict[str, dict[int, int]]
 
 
 class Outage(NamedTuple):
-    """Kafka was away, or groups could not commit yet."""
+    """A time when Kafka was down, or groups could not commit yet."""
 
     begin: float
     end: float
 
 
 class Group:
-    """What one consumer group got."""
+    """The deliveries to one consumer group."""
 
     def __init__(self, name: str, numbering: Numbering) -> None:
         self.name = name
@@ -122,16 +122,16 @@ class Group:
         self._accepted: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)
 
     def take(self, delivery: Delivery) -> None:
-        """A message came."""
+        """Record a delivery."""
         if self.arrivals.take(delivery.payload):
             self._deliveries[delivery.place].append((delivery.born, delivery.at))
 
     def accepted(self, delivery: Delivery, at: float) -> None:
-        """Its acceptance was written."""
+        """Record that its acceptance was sent."""
         self._accepted[delivery.place].append((delivery.born, at))
 
     def again(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> list[Again]:
-        """Everything that came more than once."""
+        """Return every repeated delivery."""
         return [
             self._judge(place, born, at, kills, outages)
             for place, deliveries in self._deliveries.items()
@@ -139,13 +139,13 @@ class Group:
         ]
 
     def _judge(self, place: Place, born: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
-        """`born` counts the kills before a connection, so kill number `born` is the one that ended it."""
+        """`born` counts the kills before a connection, so kill number `born` ended it."""
         below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[:born])
         ages: list[float] = []
         for earlier, accepted in self._accepted[place]:
             if earlier < born:
                 ages.append(_age(accepted, kills[earlier].at, outages))
-            elif accepted < at:  # by the same gateway: it has joined its group anew after the broker's death
+            elif accepted < at:  # by the same gateway, which rejoined its group after the broker was killed
                 died = max((outage.begin for outage in outages if outage.begin < at), default=math.inf)
                 ages.append(_age(accepted, died, outages))
         return Again(place, max(ages, default=None), below)
@@ -208,7 +208,7 @@ class AmqpRound(Rounds[Plan, Outcome]):
         return [*self._senders, *self._receivers]
 
     def all_receive(self) -> bool:
-        """Every source was attached once."""
+        """Return whether every source was attached once."""
         return all(receiver.attached.is_set() for receiver in self._receivers)
 
     def received(self) -> int:
@@ -221,12 +221,12 @@ class AmqpRound(Rounds[Plan, Outcome]):
         return all(group.arrivals.total >= wanted for group in self._groups.values())
 
     def _served(self) -> Callable[[], bool]:
-        """A condition: every group has got something new from now on."""
+        """Return a condition: every group has received a new message since this call."""
         before = {name: group.arrivals.total for name, group in self._groups.items()}
         return lambda: all(group.arrivals.total > before[name] for name, group in self._groups.items())
 
     async def moment(self, kill: int) -> str:
-        """Some kills wait until the groups are served again, which takes Kafka's session time-out."""
+        """Let some kills wait until the groups are served again, after Kafka's session timeout."""
         if not kill or self.rng.random() < self.plan.patient:
             await self.gateway.wait_ready()
             await self.until(self._served(), f"deliveries before kill {kill + 1}")
@@ -255,7 +255,7 @@ class AmqpRound(Rounds[Plan, Outcome]):
             await self.gateway.launch()
 
     async def _committed(self) -> dict[str, dict[int, int]]:
-        """What the groups have committed, by partition; waits for Kafka."""
+        """Return the groups' committed offsets by partition; waits for Kafka."""
         async with asyncio.timeout(KAFKA_BACK_S):
             while True:
                 with contextlib.suppress(OSError, KafkaError):
@@ -264,7 +264,7 @@ class AmqpRound(Rounds[Plan, Outcome]):
 
     async def _read_committed(self) -> dict[str, dict[int, int]]:
         host, _, port = self.gateway.kafka.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))  # aiokafka would write a line for each attempt
+        _, writer = await asyncio.open_connection(host, int(port))  # aiokafka would log every failed attempt
         writer.close()
         admin = AIOKafkaAdminClient(bootstrap_servers=self.gateway.kafka)
         try:
@@ -290,9 +290,9 @@ class AmqpRound(Rounds[Plan, Outcome]):
             _tell(problems, f"not delivered to {name}", absent)
             missing += absent
             if group.arrivals.foreign:
-                problems.append(f"{name}: {group.arrivals.foreign} messages that nobody sent")
+                problems.append(f"{name}: {group.arrivals.foreign} messages of another origin")
             came_again = group.again(self._kills, self._outages)
-            _tell(problems, f"delivered again to {name} though committed", [one for one in came_again if one.below])
+            _tell(problems, f"delivered again to {name} although committed", [one for one in came_again if one.below])
             limit = COMMIT_INTERVAL_S + self.plan.grace
             late = [one for one in came_again if one.age is not None and one.age > limit]
             _tell(problems, f"delivered again to {name}, accepted more than {limit:g} s before a kill", late)
@@ -323,7 +323,7 @@ def _tell(problems: list[str], what: str, found: Sequence[object]) -> None:
 
 
 def kill_broker(host: GatewayProcess) -> None:
-    """SIGKILL to the only child of a gateway with an embedded Kafka; the gateway starts it again."""
+    """Kill the only child of a gateway with an embedded Kafka, with SIGKILL; the gateway restarts it."""
     for children in Path(f"/proc/{host.pid}/task").glob("*/children"):
         for child in children.read_text().split():
             os.kill(int(child), signal.SIGKILL)

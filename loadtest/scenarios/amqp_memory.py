@@ -1,6 +1,6 @@
-"""Scenario `memory --protocol amqp`: what idle AMQP connections cost the gateway, in resident memory.
+"""Scenario `memory --protocol amqp`: measures the gateway's resident memory per idle AMQP connection.
 
-All connections of all kinds stay open to the end, so that none is built in the memory that another has left.
+All connections of all kinds stay open to the end, so that none reuses the freed memory of another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadtest.numbering import Numbering
 from loadtest.scenarios.memory import AT_ONCE, STEP_S, Scales, in_turn
 
 SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
-"""Of the gateway: the connections say nothing while they are weighed."""
+"""The gateway's settings: the connections are silent while they are measured."""
 
 _UPGRADE: Final = (
     b"GET /amqp HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -39,9 +39,9 @@ _UPGRADE: Final = (
 
 
 class Crowd(NamedTuple):
-    """How many connections of each kind; `settle` is how many seconds the gateway is left alone before a look.
+    """The number of connections of each kind; `settle` is the pause in seconds before a measurement.
 
-    `warm_up` is how many of each kind there are before the first look, `at_once` how many connect at the same time.
+    `warm_up` connections of each kind are opened before the first measurement, `at_once` at the same time.
     """
 
     connections: int = 2_000
@@ -51,7 +51,7 @@ class Crowd(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One kind of connection: what it attaches, and whether it goes through a WebSocket."""
+    """A kind of connection: the link it attaches, and whether it uses a WebSocket."""
 
     name: str
     attach: Callable[[str], bytes] | None
@@ -60,9 +60,9 @@ class Kind(NamedTuple):
 
 
 class Idle(asyncio.Protocol):
-    """Opens a connection with a session and at most one link, and says no more.
+    """Opens a connection with a session and at most one link, and is silent afterwards.
 
-    `done` is set when the last answer is there.
+    `done` is set after the last response.
     """
 
     def __init__(self, container: str, attach: bytes, kind: Kind) -> None:
@@ -76,7 +76,7 @@ class Idle(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the WebSocket, or begin."""
+        """Request the WebSocket, or start AMQP."""
         self.transport = cast("asyncio.Transport", transport)
         if self._upgraded:
             self._write(GREETING)
@@ -91,7 +91,7 @@ class Idle(asyncio.Protocol):
         self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """The answer to the upgrade, messages, frames."""
+        """Handle the upgrade response, messages and frames."""
         if not self._upgraded:
             self._buffer += data
             head, end, data = self._buffer.partition(b"\r\n\r\n")
@@ -107,7 +107,7 @@ class Idle(asyncio.Protocol):
             self._received(code, fields)
 
     def _messages(self, data: bytes) -> bytes:
-        """What is in the WebSocket's messages that are complete."""
+        """Return the content of complete WebSocket messages."""
         buffer = self._buffer + data
         out = bytearray()
         while len(buffer) >= 4:
@@ -132,7 +132,7 @@ class Idle(asyncio.Protocol):
             self._end(ConnectionAbortedError(f"the gateway said 0x{code:02x}: {fields}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Too early."""
+        """Fail `done`, if it is pending."""
         self._end(exc or ConnectionResetError("closed too early"))
 
     def _end(self, error: Exception | None) -> None:
@@ -147,13 +147,13 @@ class Idle(asyncio.Protocol):
 async def weigh_amqp(
     gateway: Scales, http: tuple[str, int], crowd: Crowd, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Bytes for each connection by kind.
+    """Return the bytes per connection by kind.
 
     Args:
-        gateway: its AMQP address among others; it was started with `SETTINGS`, after `allow_files`.
-        http: where it serves WebSockets.
-        crowd: how many.
-        say: told each figure.
+        gateway: the gateway, with its AMQP address, started with `SETTINGS` after `allow_files`.
+        http: the address of its WebSockets.
+        crowd: the number of connections.
+        say: called with each figure.
     """
     run = Numbering().run
     topic = f"memory-{run}"

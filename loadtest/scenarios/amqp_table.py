@@ -1,6 +1,6 @@
-"""Scenario `amqp`: the figures of `docs/performance.md` about AMQP's speed, by one command, on a gateway of its own.
+"""Scenario `amqp`: measures the figures about AMQP's speed in `docs/performance.md`, on its own gateway.
 
-Where the processors go: see `table`.
+For the use of processors see `table`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from loadtest.verify import Ledger
 
 SIZE: Final = 100  # payload bytes
 PARTITIONS: Final = 3
-PATIENCE_S: Final = 10.0  # without a delivery, what is missing is lost
+PATIENCE_S: Final = 10.0  # missing messages are lost after this time without a delivery
 ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
 WARMING: Final = 1_500_000  # messages
 
@@ -36,7 +36,7 @@ Columns = dict[str, Any]
 
 
 class Sending(NamedTuple):
-    """Senders that keep their windows full, unsettled; judged by what is in Kafka."""
+    """Senders of unsettled messages that keep their windows full; verified in Kafka."""
 
     connections: int
     window: int
@@ -64,13 +64,13 @@ class Sending(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """Receivers of a topic that is stored already.
+    """Receivers of a topic with stored messages.
 
     Attributes:
-        receivers: how many.
-        messages: stored ones.
-        settled: they come settled; else each is accepted.
-        queue: the receivers share the messages, as a group; else each gets all.
+        receivers: number of receivers.
+        messages: number of stored messages.
+        settled: whether they are sent settled; otherwise each is accepted.
+        queue: whether the receivers share the messages as a group; otherwise each gets all.
     """
 
     receivers: int
@@ -110,11 +110,11 @@ class Draining(NamedTuple):
 
 
 class Through(NamedTuple):
-    """One sender and one receiver of the same topic at once: as fast as it goes, or one message in flight.
+    """One sender and one receiver of the same topic: at full speed, or with one message in flight.
 
     Attributes:
-        messages: how many.
-        window: unanswered ones.
+        messages: number of messages.
+        window: unacknowledged messages.
     """
 
     messages: int
@@ -159,7 +159,7 @@ class Through(NamedTuple):
 
 
 class RoundTrip(NamedTuple):
-    """One message in flight, and beside it, in turns of the same run, the round trip of aiokafka alone."""
+    """One message in flight, compared in alternation with the round trip of aiokafka alone."""
 
     messages: int
 
@@ -219,7 +219,7 @@ async def measure(
 ) -> list[Columns]:
     """Run the rows whose name contains `wanted`; see `table.measure`.
 
-    A run that does not count comes first: the broker's Java compiles as it goes.
+    The first run does not count, because the broker's JVM is still compiling.
     """
     await Sending(10, 1000, WARMING).run(gateway, share)
     found = [await beside_aiokafka(gateway, rounds, share, say)]
@@ -238,13 +238,13 @@ async def measure(
 
 
 def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
-    """Columns for what should not be; those that are 0 are left out, but for `lost`."""
+    """Return columns for violations; those that are 0 are omitted, except `lost`."""
     others = {"doubled": doubled, "errors": errors}
     return {"lost": lost, **{name: count for name, count in others.items() if count}}
 
 
 async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
-    """Put messages into a topic, in turn over its partitions."""
+    """Store messages in a topic, round robin over its partitions."""
     async with AIOKafkaProducer(
         bootstrap_servers=kafka, acks="all", enable_idempotence=True, max_batch_size=65536
     ) as producer:
@@ -279,7 +279,7 @@ def _same(receiver: Receiver) -> Receiver:
 
 
 async def _received(receivers: list[Receiver], wanted: int) -> None:
-    """Wait until the receivers have so many in all, or nothing comes any more."""
+    """Wait until the receivers have `wanted` messages in total, or nothing more arrives."""
     count, since = -1, time.perf_counter()
     while count < wanted and time.perf_counter() - since < PATIENCE_S:
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Scenario `sse`: one publisher, many listeners to server-sent events; nobody may fall behind, and all are compared."""
+"""Scenario `sse`: one publisher, many listeners to server-sent events; none may fall behind, and all are compared."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 
-CONNECTING = 50  # connections begun at once
+CONNECTING = 50  # connections opened at the same time
 
 
 class Crowd(NamedTuple):
-    """What to do.
+    """Parameters.
 
     Attributes:
-        listeners: how many there are.
-        messages: how many are published, at QoS 1 over MQTT.
-        rate: messages a second.
+        listeners: number of listeners.
+        messages: number of messages, published at QoS 1 over MQTT.
+        rate: messages per second.
         size: payload bytes.
-        late: seconds that nobody may ever be behind the publisher; more is a problem.
-        patience: seconds without an event after which what is missing is lost.
+        late: the most seconds that a listener may be behind the publisher.
+        patience: seconds without an event after which missing events are lost.
     """
 
     listeners: int = 1000
@@ -40,7 +40,7 @@ class Crowd(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What came of it; `cpu_us` is the gateway's CPU per event, publishing included."""
+    """The result; `cpu_us` is the gateway's CPU per event, including publishing."""
 
     events: int
     lost: int
@@ -51,7 +51,7 @@ class Heard(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, float | int]:
-        """As columns of a report. Latencies are from a message's PUBLISH to its event, last of each read."""
+        """Return the columns of a report. Latencies are from PUBLISH to event, for the last event of each read."""
         return {
             "events": self.events,
             "events per second": round(self.events / self.seconds) if self.seconds else 0,
@@ -109,10 +109,12 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     for listener in listeners:
         listener.close()
     lost = crowd.messages * crowd.listeners - events
-    problems = [f"{count} {what}" for count, what in ((lost, "lost"), (wrong, "read what others did not")) if count]
+    problems = [
+        f"{count} {what}" for count, what in ((lost, "lost"), (wrong, "received other bytes than the others")) if count
+    ]
     slowest = latencies.milliseconds(100.0) / 1000
     if slowest > crowd.late:
-        problems.append(f"somebody was {slowest:.2f} s behind")
+        problems.append(f"a listener was {slowest:.2f} s behind")
     return Heard(events, lost, wrong, last - began, latencies, cpu / events * 1e6 if events else 0.0, problems)
 
 

@@ -1,9 +1,9 @@
-"""Scenario `fair`: the greedy get equal shares, and the modest what they ask for, beside any load.
+"""Scenario `fair`: greedy clients get equal shares, and modest ones what they ask for, under any load.
 
-Four parts. A sensor, an AMQP sender and a client that posts over HTTP, first alone, then beside greedy MQTT clients,
-which have a limit or none. A crowd of modest clients of the three protocols, alone and beside a greedy one of each.
-Equal connections that send without pause, of each protocol and of all: how equal is what they get acknowledged (Jain's
-index), also under budgets that they use up. One busy AMQP link, alone and beside many idle ones, under these too.
+It has four parts. A sensor, an AMQP sender and an HTTP client, first alone, then with greedy MQTT clients with or
+without a limit. A crowd of modest clients of all protocols, alone and with one greedy client of each protocol. Equal
+connections that send without pause, of each protocol and of all: how equal their acknowledged shares are (Jain's
+index), also with exhausted budgets. One busy AMQP link, alone and with many idle ones, also with exhausted budgets.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ TIGHT: Final = {
     "TRIVIUM_BUDGET__PROCESS_BYTES": str(16 * MEBIBYTE),
     "TRIVIUM_BUDGET__TOPIC_BYTES": str(8 * MEBIBYTE),
 }
-"""Budgets that ten connections with large messages use up: a share is less than their window, and more than a read."""
+"""Budgets that ten connections with large messages exhaust: a share is less than a window, and more than a read."""
 LIMITED: Final = {"TRIVIUM_LIMITS__RULES": '[{"per": "connection", "in_bytes_per_s": 1000000}]'}
-"""A limit that the greedy meet, and the modest do not."""
+"""A limit that greedy clients reach, and modest ones do not."""
 EQUAL: Final = 0.98
-"""Jain's index that equal connections must reach."""
+"""The least Jain's index of equal connections."""
 SLOWER: Final = 3.0
-"""How many times longer a modest client may wait beside the greedy than alone, at its 99th percentile."""
+"""How many times longer than alone a modest client may wait with greedy ones, at the 99th percentile."""
 WARM_S: Final = 1.0
 GREEDY_SIZE: Final = 4_096
-GREEDY_BYTES: Final = 250_000_000  # a second, at most, of one greedy client beside the crowd
+GREEDY_BYTES: Final = 250_000_000  # the most bytes per second of one greedy client with the crowd
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
-MOST_BYTES: Final = 60_000_000  # a second, of all: what is sent is made beforehand
+MOST_BYTES: Final = 60_000_000  # the most bytes per second of all: messages are prepared in advance
 _TICK_S: Final = 0.01
-_RATE: Final = 10.0  # of the modest clients, messages a second: ten clients of one would be the same load
+_RATE: Final = 10.0  # messages per second of a modest client
 _JSON: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 _BODY: Final = b'{"records":[{"value":1}]}'
 
 
 class Plan(NamedTuple):
-    """How much of each; bytes of messages: `size` of the greedy, `bytes` of the equal, `large` under tight budgets."""
+    """Parameters; message bytes are `size` for greedy, `bytes` for equal clients, `large` for tight budgets."""
 
     greedy: int = 12
     size: int = 65_536
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What modest clients saw. `sensor`, `amqp` and `http`: how long their answers took."""
+    """The measurements of modest clients; `sensor`, `amqp` and `http` are latencies."""
 
     sensor: Latencies
     amqp: Latencies
@@ -75,7 +75,7 @@ class Beside(NamedTuple):
     most_bytes: int
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         took = {"sensor": self.sensor, "amqp": self.amqp, "http": self.http}
         columns = {f"{name} p{at}": found.milliseconds(at) for name, found in took.items() for at in (50, 99)}
         statuses = ", ".join(f"{status} x {count}" for status, count in sorted(self.statuses.items()))
@@ -83,12 +83,12 @@ class Beside(NamedTuple):
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index: 1 when all are equal, 1/n when one has everything."""
+    """Return Jain's index: 1 if all are equal, 1/n if one has everything."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares)) if any(shares) else 0.0
 
 
 async def beside(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
-    """Modest clients of three protocols alone, and beside greedy ones that send to another topic."""
+    """Measure modest clients of all protocols alone, and with greedy ones that send to another topic."""
     run = secrets.token_hex(3)
     quiet, flooded = f"fair-quiet-{run}", f"fair-flood-{run}"
     for topic in (quiet, flooded):
@@ -108,7 +108,7 @@ async def beside(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
 
 
 async def _modest(gateway: GatewayProcess, topic: str, sensor: Modest, seconds: float) -> Beside:
-    """What the modest clients see in some seconds; no answer that is late is left out."""
+    """Measure the modest clients for some seconds, including late acknowledgements."""
     messages = max(1, int(seconds * _RATE))
     host, port = gateway.address("amqp")
     payloads = [b"x"] * messages
@@ -128,7 +128,7 @@ async def _modest(gateway: GatewayProcess, topic: str, sensor: Modest, seconds: 
 
 
 async def _post(gateway: GatewayProcess, topic: str, until: float) -> tuple[Latencies, dict[int, int]]:
-    """One record a request, at the pace of a modest client."""
+    """Post one record per request, at the pace of a modest client."""
     took, statuses = Latencies(), collections.Counter[int]()
     async with aiohttp.ClientSession(f"http://{gateway.addresses['http']}") as http:
         while (began := time.monotonic()) < until:
@@ -141,7 +141,7 @@ async def _post(gateway: GatewayProcess, topic: str, until: float) -> tuple[Late
 
 
 async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -> list[int]:
-    """Connections that keep the same window full to one partition: how many messages of each were acknowledged."""
+    """Return the acknowledged messages of connections that keep equal windows full to one partition."""
     topic = f"fair-{secrets.token_hex(4)}"
     await create_topic(gateway.kafka, topic, 1)
     total = int((plan.seconds + WARM_S) * MOST_BYTES / plan.bytes / plan.connections)
@@ -168,7 +168,7 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
 async def _connect(
     gateway: GatewayProcess, protocol: str, name: str, *, topic: str, payloads: list[bytes], pace: Pace
 ) -> Sender:
-    """A sender of a protocol; a request of HTTP has as many records as its window."""
+    """Connect a sender of a protocol; an HTTP request has as many records as the window."""
 
     def make() -> Sender:
         if protocol == "mqtt":
@@ -184,9 +184,9 @@ async def _connect(
 
 
 async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str, Latencies]]]:
-    """How long the answers of modest clients took, by their protocol: alone, and beside one greedy client of each.
+    """Return the latencies of modest clients by protocol: alone, and with one greedy client of each protocol.
 
-    Each modest client sends a message a second; the greedy ones fill their window as fast as they are answered.
+    Each modest client sends one message per second; the greedy ones keep their window full.
     """
     topic = f"fair-{secrets.token_hex(4)}"
     await create_topic(gateway.kafka, topic)
@@ -204,7 +204,7 @@ async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str
         before, began = greedy.answered, time.monotonic()
         found.append((f"one greedy client, {protocol}", await _crowd(gateway, topic, plan)))
         if greedy.finished.done() or greedy.answered == before:
-            raise RuntimeError(f"the greedy client of {protocol} has not sent all the time")
+            raise RuntimeError(f"the greedy client of {protocol} did not send all the time")
         rate = (greedy.answered - before) * GREEDY_SIZE / (time.monotonic() - began)
         found[-1] = (f"{found[-1][0]}, {rate / MEBIBYTE:.0f} MiB/s", found[-1][1])
         greedy.finished.cancel()
@@ -234,7 +234,7 @@ async def _crowd(gateway: GatewayProcess, topic: str, plan: Plan) -> dict[str, L
 
 
 def judge_crowd(found: list[tuple[str, dict[str, Latencies]]]) -> list[str]:
-    """Where modest clients waited too long."""
+    """Return where modest clients waited too long."""
     (_, alone), *others = found
     return [
         f"{protocol}: p99 of {after:.0f} ms with {name}, {before:.0f} ms alone"
@@ -245,7 +245,7 @@ def judge_crowd(found: list[tuple[str, dict[str, Latencies]]]) -> list[str]:
 
 
 async def idle(gateway: GatewayProcess, plan: Plan) -> tuple[float, float]:
-    """Messages a second of one AMQP link, alone and beside idle ones."""
+    """Return messages per second of one AMQP link, alone and with idle ones."""
     rates = []
     for links in (0, plan.links):
         idle_topic = f"fair-idle-{secrets.token_hex(4)}"
@@ -275,7 +275,7 @@ class _Idle(asyncio.Protocol):
         return transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._transport.write(GREETING)
 
     def data_received(self, data: bytes) -> None:
@@ -290,7 +290,7 @@ class _Idle(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def _paced(senders: Sequence[Sender]) -> AsyncIterator[None]:
-    """Let them send what their rate allows."""
+    """Push the senders at their rate during the block."""
 
     async def push() -> None:
         while True:
@@ -310,7 +310,7 @@ async def _paced(senders: Sequence[Sender]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _most_in_flight(gateway: GatewayProcess) -> AsyncIterator[list[int]]:
-    """The most bytes that were on their way to Kafka, looked at every half second."""
+    """Measure the most bytes in flight to Kafka during the block, every half second."""
     most = [0]
 
     async def look() -> None:
@@ -339,18 +339,18 @@ KINDS: Final[Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]]] = {
     "tight, amqp": (TIGHT, ("amqp",)),
     "tight, mixed": (TIGHT, ("mqtt", "amqp")),
 }
-"""Budgets, and the protocols of the equal connections. A request of HTTP is let in as a whole, or not: where a budget
-holds a few requests only, nothing can make it equal."""
+"""Budgets, and the protocols of the equal connections. HTTP requests are admitted as a whole, so they cannot be equal
+with a budget of only a few requests."""
 
 
 def judge(alone: Beside, flooded: Beside) -> list[str]:
-    """What modest clients had to suffer."""
+    """Return how modest clients were affected."""
     problems = []
     for name in ("sensor", "amqp", "http"):
         before, after = (getattr(one, name).milliseconds(99) for one in (alone, flooded))
         if after > SLOWER * before:
-            problems.append(f"{name}: p99 of {after:.0f} ms beside greedy clients, {before:.0f} ms alone")
+            problems.append(f"{name}: p99 of {after:.0f} ms with greedy clients, {before:.0f} ms alone")
     refused = {status: count for status, count in flooded.statuses.items() if status != 200}
     if refused:
-        problems.append(f"http: refused beside greedy clients: {refused}")
+        problems.append(f"http: refused with greedy clients: {refused}")
     return problems

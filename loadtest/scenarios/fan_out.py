@@ -1,6 +1,6 @@
-"""Scenario `fan-out`: one publisher, many subscribers at QoS 0; deliveries a second, all of them compared.
+"""Scenario `fan-out`: one publisher, many subscribers at QoS 0; measures deliveries per second, and compares them all.
 
-The publisher, and a modest client beside it, are processes of their own: what they wait for is the gateway.
+The publisher and a modest client are processes of their own, so that they only wait for the gateway.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 
-CONNECTING = 50  # connections begun at once
-MODEST_PAUSE_S = 0.05  # between two messages of the client beside it
+CONNECTING = 50  # connections opened at the same time
+MODEST_PAUSE_S = 0.05  # between messages of the modest client
 
 
 class Fan(NamedTuple):
-    """What to do.
+    """Parameters.
 
     Attributes:
-        subscribers: how many there are.
-        messages: how many are published.
-        window: unanswered publishes (QoS 1).
-        rate: messages a second, or None for as fast as answered.
+        subscribers: number of subscribers.
+        messages: number of published messages.
+        window: unacknowledged publishes (QoS 1).
+        rate: messages per second, or None for as fast as they are acknowledged.
         size: payload bytes.
-        patience: seconds without a delivery after which what is missing is lost.
-        extra: filters that match nothing, shared out over the subscribers.
+        patience: seconds without a delivery after which missing messages are lost.
+        extra: filters that match nothing, divided among the subscribers.
     """
 
     subscribers: int = 1000
@@ -47,11 +47,11 @@ class Fan(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """What came of it; `cpu_us` is the gateway's CPU per delivery, publishing included.
+    """The result; `cpu_us` is the gateway's CPU per delivery, including publishing.
 
-    `puback_ms` are percentiles of what the publisher waited for its PUBACKs, `modest_ms` the same of a client beside it
-    that publishes one message after the other to a topic that nobody reads. `generator` is the share of a processor
-    that the subscribers' side has used: near 1 it has measured itself.
+    `puback_ms` are percentiles of the publisher's PUBACK latency, `modest_ms` those of a client that publishes one
+    message after the other to an unread topic. `generator` is the share of a processor used by the subscribers' side:
+    near 1 the test has measured itself.
     """
 
     deliveries: int
@@ -65,7 +65,7 @@ class Spread(NamedTuple):
     generator: float
 
     def row(self) -> dict[str, float | int]:
-        """As columns of a report. Latencies are from a message's PUBLISH to its delivery, last of each read."""
+        """Return the columns of a report. Latencies are from PUBLISH to delivery, for the last message of each read."""
         return {
             "deliveries": self.deliveries,
             "deliveries per second": round(self.deliveries / self.seconds) if self.seconds else 0,
@@ -134,7 +134,7 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
 
 
 def _fillers(topic: str, fan: Fan, number: int) -> list[str]:
-    """Filters that look like the others and match nothing: literal ones, `+` and `#` in turn."""
+    """Return filters similar to the others that match nothing: literal ones, `+` and `#` in turn."""
     first, behind = (fan.extra * at // fan.subscribers for at in (number, number + 1))
     forms = ("{topic}/device/{at}/state", "{topic}/+/{at}/state", "{topic}/device/{at}/#")
     return [forms[at % 3].format(topic=topic, at=at) for at in range(first, behind)]

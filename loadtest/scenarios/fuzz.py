@@ -1,7 +1,7 @@
 """Scenario `fuzz`: damaged conversations of real AMQP clients, and noise, against a running gateway.
 
-The gateway must answer or close every connection, write no traceback, keep its memory and its descriptors, and go on
-serving an honest client.
+The gateway must answer or close every connection, log no traceback, release memory and descriptors, and continue to
+serve an honest client.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_resident
 from loadtest.numbering import Numbering
 
-CLOSE_S: Final = 60.0  # from our half-close to the gateway's
+CLOSE_S: Final = 60.0  # from our half-close to the gateway's close
 SILENCE_S: Final = 45.0  # from our silence to the gateway's close: see `SETTINGS`; its limit for an open is 10 s
-STEP_S: Final = 0.02  # for the gateway's answer to a frame
+STEP_S: Final = 0.02  # for the gateway's response to a frame
 SETTLED_S: Final = 60.0
-QUIET_S: Final = 3.0  # in which what is left of groups and look-ups ends
+QUIET_S: Final = 3.0  # for remaining group and lookup work
 HONEST_RATE: Final = 50.0
 _POLL_S: Final = 0.05
 _ENDINGS: Final = ("half-close", "half-close", "reset", "close")
 
 POOLED: Final = 40
-"""Descriptors that may come with time and stay: transactional producers wait five minutes for the next transaction."""
+"""Descriptors that may stay open: transactional producers wait five minutes for the next transaction."""
 
 GROWTH: Final = 64 * 1024 * 1024
-"""Bytes of resident memory that large messages of several connections at once may leave behind in the allocator."""
+"""Resident memory, in bytes, that large messages of several connections may leave in the allocator."""
 
 
 SETTINGS: Final = {"TRIVIUM_KAFKA__CREATE_TOPICS": "false", "TRIVIUM_AMQP__IDLE_TIMEOUT_S": "20"}
-"""Of the gateway: no topic for every damaged address, and silence is judged while somebody waits for it."""
+"""The gateway's settings: damaged addresses create no topics, and silent clients are closed soon."""
 
 
-REPLIES: Final = "replies"  # where temporary queues are; it may be there already
+REPLIES: Final = "replies"  # the topic of temporary queues; it may exist already
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     seconds: float = 600.0
     at_once: int = 20
     seed: int = 0
-    first: int = 0  # the number of the first conversation; each depends on the seed and its number alone
-    warm_up: float = 0.2  # share of the time before the first look at memory and descriptors
-    silent: float = 0.005  # share of conversations that end in silence: the gateway must lose patience
+    first: int = 0  # number of the first conversation; each depends only on the seed and its number
+    warm_up: float = 0.2  # share of the time before the first measurement
+    silent: float = 0.005  # share of conversations that end in silence, which the gateway must close
 
 
 class Outcome(NamedTuple):
-    """What came of it; memory in bytes, from after the warm-up to the end."""
+    """The result; memory in bytes, from after the warm-up to the end."""
 
     seconds: float
     conversations: int
     sent_bytes: int
-    answered: int  # conversations to which the gateway said anything
+    answered: int  # conversations that got any response
     answer_bytes: int
-    resets: int  # that ended by our reset
-    closed: int  # that the gateway closed
+    resets: int  # ended by our reset
+    closed: int  # closed by the gateway
     honest: int
     descriptors: tuple[int, int]
     resident: tuple[int, int]
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {
             **self._asdict(),
             "seconds": round(self.seconds, 1),
@@ -97,7 +97,7 @@ class Fuzz:
         self._conversations = self._sent = self._answered = self._answers = self._resets = self._closed = 0
 
     async def run(self) -> Outcome:
-        """Record, warm up, attack, look."""
+        """Record, warm up, attack, measure."""
         numbering = Numbering()
         topic = f"fuzz-{numbering.run}"
         for name in (topic, REPLIES):
@@ -155,13 +155,13 @@ class Fuzz:
         self._say(f"{self._conversations} conversations, {process_resident(self._gateway.pid):,} bytes resident")
 
     async def _look(self, honest: int) -> tuple[int, int]:
-        """(descriptors, resident bytes) when only so many connections are left."""
+        """Return (descriptors, resident bytes) when only `honest` connections are left."""
         await _until(lambda: _connections(self._gateway.address("amqp")[1]) <= honest)
         await asyncio.sleep(QUIET_S)
         return _descriptors(self._gateway.pid), process_resident(self._gateway.pid)
 
     async def _converse(self, number: int) -> None:
-        """One hostile connection, in one of the ways in which connections end."""
+        """Run one hostile connection, with one of the ways to end it."""
         rng = random.Random(f"{self._plan.seed}/{number}")
         pieces = damaged(self._recordings, rng)
         patient = rng.random() < 0.7
@@ -182,7 +182,7 @@ class Fuzz:
             finally:
                 writer.transport.abort()
         except ConnectionError:
-            self._closed += 1  # it closed while we wrote
+            self._closed += 1  # closed while we wrote
             said += 1
         self._answered += bool(said)
         self._answers += said
@@ -210,9 +210,9 @@ class Fuzz:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Wait; TimeoutError when it takes longer than `SETTLED_S`."""
+    """Wait for a condition; TimeoutError after `SETTLED_S`."""
     async with asyncio.timeout(SETTLED_S):
-        while not condition():  # noqa: ASYNC110 - nobody announces it
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(_POLL_S)
 
 
@@ -225,7 +225,7 @@ async def _push(honest: KeptSender) -> None:
 
 
 def _splits(pieces: Pieces, rng: random.Random) -> Pieces:
-    """The same bytes in other portions, sometimes."""
+    """Split the same bytes differently, sometimes."""
     if rng.random() < 0.7:
         return [piece for piece in pieces if piece]
     data = b"".join(pieces)
@@ -246,6 +246,6 @@ def _descriptors(pid: int) -> int:
 
 
 def _connections(port: int) -> int:
-    """How many connections to this local port are established (Linux)."""
+    """Return the number of established connections to this local port (Linux)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(1 for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) == port)

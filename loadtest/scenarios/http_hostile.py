@@ -2,9 +2,9 @@
 
     python -m loadtest.scenarios.http_hostile --bootstrap 127.0.0.1:9092 [--requests 10000] [--at-once 20] [--seed 0]
 
-An honest client publishes all the while; each of its answers is looked for in Kafka at the end. The gateway must answer
-or close every connection, never with 500, write no traceback, and have its descriptors, tasks, connections, consumers
-and memory back. One client in ten asks for nothing bad, but leaves in the middle of a poll, a stream or an upload.
+An honest client publishes all the time; each of its acknowledged records is looked up in Kafka at the end. The gateway
+must answer or close every connection, never with 500, log no traceback, and release descriptors, tasks, connections,
+consumers and memory. One client in ten sends nothing bad, but disconnects during a poll, a stream or an upload.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from loadtest.verify import stored
 
 SETTINGS: Final = {
     "TRIVIUM_KAFKA__CREATE_TOPICS": "false",
-    "TRIVIUM_HTTP__CONSUMER_IDLE_S": "3",  # what was created and not deleted goes soon
-    "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "3",  # and who promises more than he sends
+    "TRIVIUM_HTTP__CONSUMER_IDLE_S": "3",  # consumers that were not deleted expire soon
+    "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "3",  # incomplete requests time out soon
 }
 ANSWER_S: Final = 60.0
 SETTLED_S: Final = 60.0
 STEP_S: Final = 0.002
 HONEST_PAUSE_S: Final = 0.005
-WARM_UP: Final = 0.2  # share of the requests before the first look at memory and descriptors
-GROWTH: Final = 48 * 1024 * 1024  # of memory, that large bodies may leave behind in the allocator
+WARM_UP: Final = 0.2  # share of the requests before the first measurement
+GROWTH: Final = 48 * 1024 * 1024  # bytes that large bodies may leave in the allocator
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 BACK: Final = ("trivium_http_connections", "trivium_http_consumers_instances", "trivium_http_produce_active")
-"""What must be 0 again."""
+"""The metrics that must return to 0."""
 TASKS: Final = "trivium_event_loop_tasks"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-POOLED: Final = 8  # descriptors that come with time and stay: connections to Kafka, each with a task or two
-DEPARTS: Final = 10  # one client of so many
+POOLED: Final = 8  # descriptors that stay: connections to Kafka, with one or two tasks each
+DEPARTS: Final = 10  # one client in this number
 
 
 class Figures(NamedTuple):
-    """What the gateway has: descriptors, tasks, bytes of memory."""
+    """The gateway's descriptors, tasks and bytes of memory."""
 
     descriptors: int
     tasks: int
@@ -61,7 +61,7 @@ class Figures(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it; descriptors, tasks and memory (bytes) after the warm-up and at the end."""
+    """The result; descriptors, tasks and memory (bytes) after the warm-up and at the end."""
 
     requests: int
     seconds: float
@@ -78,7 +78,7 @@ class Hostile:
     """One run."""
 
     def __init__(self, gateway: GatewayProcess, *, requests: int, at_once: int, seed: int = 0) -> None:
-        """`gateway`: runs, with `SETTINGS`."""
+        """`gateway` runs with `SETTINGS`."""
         self._gateway = gateway
         self._requests = requests
         self._at_once = at_once
@@ -91,7 +91,7 @@ class Hostile:
         self._acknowledged: list[int] = []
 
     async def run(self) -> Outcome:
-        """Attack, settle, count."""
+        """Attack, wait until the gateway has settled, verify."""
         began = time.perf_counter()
         for topic in (self._honest, self._target, self._silent):
             await create_topic(self._gateway.kafka, topic, 1)
@@ -119,7 +119,7 @@ class Hostile:
 
     def _judge(self, before: Figures, after: Figures, lost: int) -> None:
         if lost:
-            self._problems.append(f"{lost} of {len(self._acknowledged)} records are not where they were said to be")
+            self._problems.append(f"{lost} of {len(self._acknowledged)} records are not at their offset")
         if after.descriptors > before.descriptors + POOLED:
             self._problems.append(f"descriptors: {before.descriptors}, then {after.descriptors}")
         if after.tasks > before.tasks + 2 * POOLED:
@@ -153,7 +153,7 @@ class Hostile:
                 await self._known(reader, writer, first)
             for piece in pieces:
                 if writer.transport.is_closing():
-                    break  # the gateway has had enough
+                    break  # the gateway closed the connection
                 writer.write(piece)
                 await asyncio.sleep(STEP_S)
             if ending == "wait":
@@ -166,7 +166,7 @@ class Hostile:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except (ConnectionError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                self._problems.append(f"request {number}: no answer, and not closed, for {ANSWER_S:g} s")
+                self._problems.append(f"request {number}: neither answered nor closed within {ANSWER_S:g} s")
         finally:
             writer.close()
         answer = answer.removeprefix(CONTINUE)
@@ -177,7 +177,7 @@ class Hostile:
 
     @staticmethod
     async def _known(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
-        """Send a good request and read its answer: from then on its head is known."""
+        """Send a valid request and read its response, so that its head is known."""
         writer.write(request)
         answer = b""
         async with asyncio.timeout(ANSWER_S):
@@ -188,7 +188,7 @@ class Hostile:
                 answer += part
 
     async def _publish(self) -> None:
-        """The honest client: one record after the other."""
+        """Run the honest client: one record after the other."""
         connection = await Connection.open(self._gateway.address("http"))
         try:
             for number in range(1 << 31):
@@ -202,7 +202,7 @@ class Hostile:
             connection.close()
 
     async def _lost(self) -> int:
-        """How many acknowledged records are not at their offset; the numbers were sent in order."""
+        """Return how many acknowledged records are not at their offset; the numbers were sent in order."""
         there = {record.offset: record.value async for record in stored(self._gateway.kafka, self._honest)}
         return sum(there.get(offset) != b"%d" % number for number, offset in enumerate(self._acknowledged))
 
@@ -210,10 +210,10 @@ class Hostile:
         return len([*Path(f"/proc/{self._gateway.pid}/fd").iterdir()])
 
     async def _settled(self, before: Figures | None = None) -> Figures:
-        """Wait until what the requests left behind has gone, but for the honest client's connection.
+        """Wait until the requests' leftovers are released, except the honest client's connection.
 
         Args:
-            before: so much there may be again, and what is pooled.
+            before: the figures to return to, plus what is pooled.
         """
         until = time.perf_counter() + SETTLED_S
         connection = await Connection.open(self._gateway.address("management"))
@@ -239,7 +239,7 @@ class Hostile:
 
 
 async def run(bootstrap: str, options: argparse.Namespace) -> Outcome:
-    """With a gateway of its own."""
+    """Run it with its own gateway."""
     with tempfile.TemporaryDirectory() as directory:
         gateway = GatewayProcess(Path(directory), bootstrap, environment=SETTINGS)
         await gateway.start()
@@ -251,7 +251,7 @@ async def run(bootstrap: str, options: argparse.Namespace) -> Outcome:
 
 
 def main() -> None:
-    """Parse the command line, run, print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--requests", type=int, default=10_000)

@@ -1,4 +1,4 @@
-"""Scenario `reads`: HTTP consumers read the same records round after round; what was read must not stay in memory."""
+"""Scenario `reads`: HTTP consumers read the same records in every round; read records must not stay in memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from loadtest.gateway import GatewayProcess, process_cpu, process_resident
 PARTITIONS: Final = 3
 POLLED_BYTES: Final = 1 << 20
 SETTLED: Final = 3
-"""Rounds after which memory has the size that it keeps: buffers, and the heap's own room, come with the first."""
+"""Rounds after which memory should be stable: buffers and heap space are allocated in the first ones."""
 SHARE: Final = 0.05
 LEAST: Final = 8 * 1024 * 1024
-"""Bytes that it may grow by from there to the end, or the share of what it was."""
+"""The memory growth, in bytes, that is allowed from there to the end, unless `SHARE` allows more."""
 
 
 class Plan(NamedTuple):
-    """What to do: how often, how many records, and bytes of each one's value."""
+    """Parameters: rounds, records, and bytes of each value."""
 
     rounds: int = 20
     records: int = 400_000
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
 
 class Round(NamedTuple):
-    """After one round: the number of records that were read, resident bytes, CPU seconds since the start."""
+    """The state after one round: records read, resident bytes, CPU seconds since the start."""
 
     records: int
     resident: int
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 async def fill(bootstrap: str, topic: str, plan: Plan) -> None:
-    """Make the topic, and the records in it."""
+    """Create the topic and its records."""
     await create_topic(bootstrap, topic, PARTITIONS)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20, max_batch_size=1 << 18)
     await producer.start()
@@ -52,7 +52,7 @@ async def fill(bootstrap: str, topic: str, plan: Plan) -> None:
 
 
 async def read_all(connection: Connection, topic: str, name: str, expected: int) -> int:
-    """Read a topic from its beginning by a consumer of a group of its own; how many records came."""
+    """Read a topic from its beginning with a consumer in its own group; return the number of records."""
     group = f"/consumers/{topic}-{name}"
     await connection.ask("POST", group, {"name": name, "format": "json", "auto.offset.reset": "earliest"})
     place = f"{group}/instances/{name}"
@@ -84,7 +84,7 @@ async def read(gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) 
 
 
 def judge(rounds: Sequence[Round], plan: Plan) -> list[str]:
-    """What is wrong: records that are missing, or memory that grows."""
+    """Return the problems: missing records, or growing memory."""
     problems = [
         f"round {number}: {one.records} of {plan.records} records"
         for number, one in enumerate(rounds, 1)

@@ -1,7 +1,7 @@
-"""Scenario `idle`: what a fleet that is connected and silent costs one gateway, as it grows from 1,000 connections.
+"""Scenario `idle`: measures the cost of connected but silent clients, from 1,000 connections on.
 
-Each client has a subscription of its own and pings as its Keep Alive asks. At every size the gateway is weighed,
-watched while nothing happens, asked for its metrics, and one publisher talks to one client of them all.
+Each client has its own subscription and pings according to its Keep Alive. At every size the gateway's memory and idle
+CPU are measured, its metrics are scraped, and one publisher sends to one of the clients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from loadtest.gateway import loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
 from loadtest.scenarios.memory import Scales, in_turn
 
-ADDRESS_PORTS: Final = 1_000  # connections from one local address: the kernel looks long for a port once many are taken
-SPARE_FILES: Final = 500  # of the gateway: Kafka's connections, listeners, its reserve
+ADDRESS_PORTS: Final = 1_000  # connections per local address: finding a port is slow when many are used
+SPARE_FILES: Final = 500  # for the gateway's connections to Kafka, listeners and reserve
 SCRAPES: Final = 5
 TICK_S: Final = 0.02
 PATIENCE_S: Final = 60.0
@@ -35,16 +35,16 @@ C = TypeVar("C", bound=asyncio.Protocol)
 
 
 class Plan(NamedTuple):
-    """How many connections at most, and how each size is measured.
+    """Parameters of the largest size and of the measurements.
 
     Attributes:
-        connections: the largest size; the first is `least`, those between are ten times as many.
+        connections: the largest size; each size is ten times the one before, starting with `least`.
         least: the first size.
-        at_once: connections that are being made at the same time.
+        at_once: connections opened at the same time.
         keep_alive: seconds; each client pings once in it.
-        watch: seconds of silence in which the processor time is taken.
+        watch: seconds of silence in which CPU is measured.
         messages: to one client, at QoS 1, 100 in flight.
-        settle: seconds before the memory is looked at.
+        settle: pause in seconds before memory is measured.
     """
 
     connections: int = 50_000
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes, rising."""
+        """The sizes in ascending order."""
         sizes, size = [], min(self.least, self.connections)
         while size < self.connections:
             sizes.append(size)
@@ -66,17 +66,17 @@ class Plan(NamedTuple):
 
 
 def fitting(plan: Plan) -> Plan:
-    """The plan, with no more connections than open files allow this process and the gateway each."""
+    """Return the plan, limited to the connections that the open files of this process and the gateway allow."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return plan._replace(connections=min(plan.connections, limit - SPARE_FILES))
 
 
 class Silent(asyncio.Protocol):
-    """A connected client with one subscription. It counts what it is sent, and acknowledges it.
+    """A connected client with one subscription that counts and acknowledges its messages.
 
     Attributes:
-        ready: done when SUBACK has come.
-        received: messages.
+        ready: done after SUBACK.
+        received: number of messages.
     """
 
     __slots__ = ("_data", "_splitter", "ready", "received", "transport")
@@ -89,14 +89,14 @@ class Silent(asyncio.Protocol):
         self.received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """CONNECT and SUBSCRIBE at once."""
+        """Send CONNECT and SUBSCRIBE together."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.write(self._data)
         self._data = b""
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, SUBACK, PINGRESP, PUBLISH."""
-        if self._splitter is None:  # a silent one of fifty thousand needs none
+        """Handle CONNACK, SUBACK, PINGRESP and PUBLISH."""
+        if self._splitter is None:  # saves memory in fifty thousand silent clients
             self._splitter = Splitter()
         acknowledged = bytearray()
         for first, body in self._splitter.feed(data):
@@ -115,14 +115,14 @@ class Silent(asyncio.Protocol):
             self._splitter = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Too early, as long as SUBACK has not come."""
+        """Fail `ready` before SUBACK."""
         self.transport = None
         if self.ready is not None and not self.ready.done():
             self.ready.set_exception(exc or ConnectionResetError("closed before SUBACK"))
 
 
 class Idle:
-    """One run, on a gateway that was started with enough open files."""
+    """One run, on a gateway with enough open files."""
 
     def __init__(self, gateway: Scales, management: tuple[str, int], plan: Plan, say: Callable[[str], None]) -> None:
         self._gateway = gateway
@@ -130,13 +130,13 @@ class Idle:
         self._plan = plan
         self._say = say
         self._topic = f"idle-{Numbering().run}"
-        self._clients: dict[int, Silent] = {}  # by their number
+        self._clients: dict[int, Silent] = {}  # by number
 
     async def measure(self) -> list[dict[str, Any]]:
-        """A row for each size."""
+        """Return a row for each size."""
         await create_topic(self._gateway.kafka, self._topic)
         await self._connect(0)
-        await self._publish()  # the first message of all warms what is made once
+        await self._publish()  # warm up
         await asyncio.sleep(self._plan.settle)
         empty = process_resident(self._gateway.pid)
         rows = []
@@ -155,7 +155,7 @@ class Idle:
         return rows
 
     async def _grow(self, size: int) -> dict[str, Any]:
-        """Connect until there are so many."""
+        """Connect until there are `size` clients."""
         before, began, used = len(self._clients), time.perf_counter(), process_cpu(self._gateway.pid)
         await in_turn(range(before, size), self._connect, self._plan.at_once)
         count = max(1, size - before)
@@ -175,7 +175,7 @@ class Idle:
         self._clients[number] = client
 
     async def _watch(self) -> dict[str, Any]:
-        """Nothing but pings."""
+        """Measure CPU with only pings."""
         await asyncio.sleep(self._plan.settle)
         used, began = loop_cpu(self._gateway.pid), time.perf_counter()
         await asyncio.sleep(self._plan.watch)
@@ -183,7 +183,7 @@ class Idle:
         return {"idle cpu %": round(used / took * 100, 2)}
 
     async def _ping(self) -> None:
-        """Pings of all in turn, once in a Keep Alive's time, until it is cancelled."""
+        """Ping for all clients in turn, once per Keep Alive, until cancelled."""
         due, last, number = 0.0, time.perf_counter(), 0
         while True:
             await asyncio.sleep(TICK_S)
@@ -199,13 +199,13 @@ class Idle:
                     transport.write(PINGREQ)
 
     async def open(self, make: Callable[[], C], number: int) -> C:
-        """Connect client `number`; one local address has ports for some of them only."""
+        """Connect client `number`, from one of several local addresses, since each has a limited number of ports."""
         local = (f"127.0.1.{number // ADDRESS_PORTS}", 0)
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(make, *self._gateway.address, local_addr=local))[1]
 
     async def metrics(self) -> bytes:
-        """What Prometheus asks for."""
+        """Return the metrics."""
         host, port = self._management
         async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
             return await answer.read()
@@ -219,7 +219,7 @@ class Idle:
         return {"/metrics ms": round(statistics.median(took) * 1000, 1), "its KiB": round(size / 1024)}
 
     async def _publish(self) -> dict[str, Any]:
-        """One publisher, one of the clients: what finding it and telling it costs."""
+        """Measure the cost of messages from one publisher to one of the clients."""
         number = len(self._clients) // 2
         client, plan = self._clients[number], self._plan
         wanted = client.received + plan.messages

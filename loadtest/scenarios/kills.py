@@ -1,10 +1,10 @@
-"""Scenario `kills`: the gateway is killed again and again under load; nothing acknowledged may be lost.
+"""Scenario `kills`: kills the gateway repeatedly under load; no acknowledged message may be lost.
 
-Senders at QoS 1 and QoS 2 and subscribers at QoS 1 and QoS 2, all with sessions that are kept, two of them Eclipse
-Paho. At the end the log and what each subscriber got are held against what the senders were told:
+Senders and subscribers at QoS 1 and 2 have persistent sessions, and two more of each are Eclipse Paho. At the end the
+log and the messages of each subscriber are compared with the acknowledged messages:
 
-- every acknowledged message is in Kafka, and every message of a QoS 2 sender is in it once;
-- every subscriber got every message, and one at QoS 2 got those of QoS 2 senders once.
+- every acknowledged message is in Kafka, and every message of a QoS 2 sender exactly once;
+- every subscriber got every message, and a QoS 2 subscriber got those of QoS 2 senders exactly once.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Subscriber = KeptSubscriber | PahoSubscriber
 
 
 class Plan(NamedTuple):
-    """What to do. Rates are messages a second of one sender; times in seconds."""
+    """Parameters. Rates are messages per second of one sender; times in seconds."""
 
     kills: int = 30
-    senders: int = 2  # of each QoS, beside one of Paho's of each
-    subscribers: int = 1  # of each QoS, beside one of Paho's
+    senders: int = 2  # of each QoS, plus one Paho client of each
+    subscribers: int = 1  # of each QoS, plus one Paho client
     rate: float = 200.0
     window: int = 20
-    between: float = 1.5  # at most, between progress after a start and the next kill
+    between: float = 1.5  # longest time between progress after a start and the next kill
     early: float = 0.2  # share of kills that do not wait for the start to be finished
     seed: int = 0
 
 
 class Outcome(NamedTuple):
-    """What came of it; `problems` is empty when every promise was kept."""
+    """The result; `problems` is empty if nothing was violated."""
 
     kills: int
     seconds: float
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {**self._asdict(), "problems": len(self.problems), "seconds": round(self.seconds, 1)}
 
 
@@ -64,7 +64,7 @@ class Round(Rounds[Plan, Outcome]):
 
     def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
         super().__init__(gateway, plan, say)
-        self._senders: list[tuple[int, Publisher]] = []  # with its QoS; its place is its number
+        self._senders: list[tuple[int, Publisher]] = []  # with its QoS, by number
         self._subscribers: list[tuple[int, Subscriber, Arrivals]] = []
 
     def senders(self) -> list[Publisher]:
@@ -76,7 +76,7 @@ class Round(Rounds[Plan, Outcome]):
         return [*self.senders(), *(one for _, one, _ in self._subscribers)]
 
     def let_in(self, yes: bool) -> None:
-        """Open or shut the door to Paho's clients; see `kept_paho`."""
+        """Open or close the door for Paho's clients; see `kept_paho`."""
         for client in self.clients():
             if isinstance(client, PahoPublisher | PahoSubscriber):
                 (client.door.set if yes else client.door.clear)()
@@ -101,7 +101,7 @@ class Round(Rounds[Plan, Outcome]):
                 self._subscribers.append((qos, subscriber, arrivals))
 
     def all_receive(self) -> bool:
-        """Every SUBACK came."""
+        """Return whether every SUBACK was received."""
         return all(one.subscribed.is_set() for _, one, _ in self._subscribers)
 
     def received(self) -> int:
@@ -136,7 +136,7 @@ class Round(Rounds[Plan, Outcome]):
             if arrivals.reordered:
                 problems.append(f"{name}: {arrivals.reordered} messages out of order")
             if arrivals.foreign:
-                problems.append(f"{name}: {arrivals.foreign} messages that nobody sent")
+                problems.append(f"{name}: {arrivals.foreign} messages of another origin")
         reconnects = sum(client.connects - 1 for client in self.clients())
         return Outcome(
             self.plan.kills, seconds, sent, self.ledger.total, len(lost), len(doubled[1]), len(doubled[2]),
@@ -147,7 +147,7 @@ class Round(Rounds[Plan, Outcome]):
         return self._senders[number.sender][0]
 
     def _tell(self, problems: list[str], what: str, numbers: list[Number], places: dict[Number, list[str]]) -> None:
-        """One line for the kind, and the story of some of them."""
+        """Add one line for the problem, and the events of some of the messages."""
         if not numbers:
             return
         problems.append(f"{len(numbers)} messages {what}")

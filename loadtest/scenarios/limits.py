@@ -1,7 +1,7 @@
-"""Scenario `limits`: a limit of so many bytes a second is met in each protocol, into Kafka and out of it.
+"""Scenario `limits`: a limit of bytes per second is met in each protocol, into Kafka and out of it.
 
-One connection at a time sends, or is sent, all that it is let. What passes is counted from when the burst is used up,
-as the limit counts it: payloads of MQTT, messages of AMQP, bodies and events of HTTP.
+One connection at a time sends or receives as much as it is allowed. Bytes are counted after the burst is used up, like
+the limit counts them: MQTT payloads, AMQP messages, HTTP bodies and events.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 
 EXACT: Final = 0.05
-"""How far what passes may be from the limit."""
+"""The largest deviation from the limit."""
 WINDOW: Final = 500
 SENDERS: Final = 3
-BATCH: Final = 50  # records of a request of HTTP
+BATCH: Final = 50  # records per HTTP request
 _MEDIA: Final = {"Content-Type": "application/vnd.kafka.text.v2+json"}
 _TICK_S: Final = 0.01
 
 
 class Plan(NamedTuple):
-    """Bytes a second, bytes of a message, seconds that are measured."""
+    """Bytes per second, bytes of a message, seconds of measurement."""
 
     rate: int = 1_000_000
     size: int = 1_000
@@ -41,13 +41,13 @@ class Plan(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What passed one way in one protocol."""
+    """The throughput in one direction of one protocol."""
 
     name: str
     bytes_s: float
 
     def row(self, plan: Plan) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {
             "": self.name,
             "kB/s": round(self.bytes_s / 1000, 1),
@@ -56,7 +56,7 @@ class Passed(NamedTuple):
 
 
 def settings(plan: Plan) -> Mapping[str, str]:
-    """Of the gateway: every connection has the limit to itself, both ways."""
+    """Return the gateway's settings: each connection has its own limit in both directions."""
     rule = {"per": "connection", "in_bytes_per_s": plan.rate, "out_bytes_per_s": plan.rate}
     return {"TRIVIUM_LIMITS__RULES": json.dumps([rule])}
 
@@ -66,13 +66,13 @@ Part = Callable[[GatewayProcess, Plan, str], AsyncGenerator[Count, None]]
 
 
 async def measure(gateway: GatewayProcess, name: str, plan: Plan) -> Passed:
-    """One part, on a topic of its own."""
+    """Measure one part on its own topic."""
     topic = f"limits-{secrets.token_hex(4)}"
     await create_topic(gateway.kafka, topic, 1)
     part = PARTS[name](gateway, plan, topic)
     try:
         count = await anext(part)
-        while count() < 2 * plan.rate:  # noqa: ASYNC110 - the burst, and as much again; nobody tells of it
+        while count() < 2 * plan.rate:  # noqa: ASYNC110 - the burst, and as much again
             await asyncio.sleep(_TICK_S)
         began, before = await _change(count)
         await asyncio.sleep(plan.seconds)
@@ -83,15 +83,15 @@ async def measure(gateway: GatewayProcess, name: str, plan: Plan) -> Passed:
 
 
 async def _change(count: Count) -> tuple[float, float]:
-    """When something more has passed, and how much by then: pages come all at once, a second apart."""
+    """Wait until the count changes; return the time and the new count: pages arrive a second apart."""
     before = count()
-    while (now := count()) == before:  # noqa: ASYNC110 - nobody tells of it
+    while (now := count()) == before:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(_TICK_S)
     return time.monotonic(), now
 
 
 def _messages(plan: Plan) -> list[bytes]:
-    """More than are let through."""
+    """Return more messages than the limit allows."""
     return [b"x" * plan.size] * (int(plan.rate / plan.size * (plan.seconds + 4)) + 2 * WINDOW)
 
 
@@ -120,7 +120,7 @@ async def _amqp_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGene
 
 
 async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
-    """Requests that come again when they are told to."""
+    """Send requests, and repeat refused ones after their Retry-After."""
     body = json.dumps({"records": [{"value": "x" * plan.size}] * BATCH})
     taken = 0
 
@@ -141,7 +141,7 @@ async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGene
 
 
 async def _upload_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
-    """One body that does not end. What is reported of a line is that its bytes were taken."""
+    """Send one endless body; each line of the response means that a line's bytes were accepted."""
     line = json.dumps({"value": "x" * plan.size}).encode() + b"\n"
     taken = 0
 
@@ -174,7 +174,7 @@ async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
     reader = mqtt.Subscriber(topic, f"{topic}/#", 1, take)
     await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("mqtt"))
     await reader.subscribed
-    # It is sent what comes from now on: each of these brings as much as it may be sent.
+    # The subscriber gets only new messages: each of these senders alone reaches its limit.
     packets = mqtt.publishes(f"{topic}/a", _messages(plan))
     senders = [mqtt.Publisher(f"{topic}-{n}", packets, Pace(200, None), lambda *_: None) for n in range(SENDERS)]
     for sender in senders:
@@ -219,7 +219,7 @@ async def _events_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncG
 
 
 async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
-    """Pages, one after the other; when they are refused, as soon as they are told to come again."""
+    """Read one page after the other; after a refusal, wait for its Retry-After."""
     await _store(gateway, plan, topic)
     came = 0
 
@@ -243,7 +243,7 @@ async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGe
 
 
 async def _while(work: Coroutine[Any, Any, None], count: Count) -> AsyncGenerator[Count, None]:
-    """Give the count while work goes on that does not end by itself."""
+    """Yield the count while endless work runs."""
     working = asyncio.create_task(work)
 
     def checked() -> float:
@@ -259,7 +259,7 @@ async def _while(work: Coroutine[Any, Any, None], count: Count) -> AsyncGenerato
 
 
 async def _store(gateway: GatewayProcess, plan: Plan, topic: str) -> None:
-    """More than will be read; by many connections, each of which has its burst."""
+    """Store more than will be read, with many connections, each of which has its own burst."""
     payloads = _messages(plan)
     each = max(1, plan.rate // plan.size // 2)  # half of a burst
     parts = [payloads[at : at + each] for at in range(0, len(payloads), each)]
@@ -287,7 +287,7 @@ PARTS: Final[Mapping[str, Part]] = {
 
 
 def judge(found: list[Passed], plan: Plan) -> list[str]:
-    """Those that are not as their limit."""
+    """Return the parts that do not meet their limit."""
     return [
         f"{one.name}: {one.bytes_s / 1000:.1f} kB/s, the limit is {plan.rate / 1000:.1f}"
         for one in found

@@ -1,8 +1,8 @@
-"""Scenario `many`: each thing that a client can make many of, driven to its limit and ended, beside a modest client.
+"""Scenario `many`: drives everything that a client can have many of to its limit, and ends it, beside a modest client.
 
-The modest client is a process of its own and publishes at QoS 1, one message after the other; nothing that anybody does
-may keep its PUBACK for long. What the gateway's own watchdog saw (turns of its event loop, in processor time) stands
-beside. What a client holds many of is driven by `many_held`.
+The modest client is a process that publishes one QoS 1 message after the other; nothing may delay its PUBACK for long.
+The result also has the slow event-loop turns (in CPU time) that the gateway's watchdog saw. `many_held` drives the
+things that a client holds.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ SETTINGS: Final = {
     "TRIVIUM_MQTT__OUTGOING_INFLIGHT": "65535",
     "TRIVIUM_HTTP__MAX_BODY_BYTES": "16777216",
 }
-"""Limits above the defaults: what an operator may choose must not stop the others either."""
+"""Limits above the defaults: an operator's larger limits must not let one client stop the others."""
 
-TURN_S: Final = 0.25  # nothing may keep the loop for longer
+TURN_S: Final = 0.25  # the longest turn that is allowed
 WAIT_S: Final = 60.0
 SLOW: Final = "trivium_event_loop_slow_turn_seconds_count"
 LONGEST: Final = "trivium_event_loop_longest_turn_seconds"
 
 
 class Plan(NamedTuple):
-    """How many of each; `quiet` seconds around each; with `only` those whose name contains it."""
+    """The number of each; `quiet` is the pause in seconds around each; `only` selects by name."""
 
     links: int = 10_000
     receivers: int = 500
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What one of them did to the modest client, and to the gateway; `longest` and `cpu` in seconds."""
+    """The effect of one part on the modest client and on the gateway; `longest` and `cpu` in seconds."""
 
     name: str
     number: int
@@ -77,7 +77,7 @@ class Beside(NamedTuple):
     cpu: float
 
     def row(self) -> dict[str, float | int | str]:
-        """As a line of a report."""
+        """Return a row of a report."""
         return {
             "many": self.name,
             "number": self.number,
@@ -101,7 +101,7 @@ class Many:
         self._held = Held(gateway, self._run, self._topic, plan.quiet)
 
     async def measure(self) -> list[Beside]:
-        """Each in turn."""
+        """Run each part in turn."""
         plan, held = self._plan, self._held
         manys: list[tuple[str, int, Callable[[int], Awaitable[None]]]] = [
             ("AMQP: senders of a connection that breaks", plan.links, self._senders),
@@ -178,12 +178,12 @@ class Many:
         count: int,
         drive: Callable[[int], Awaitable[None]],
     ) -> Beside:
-        """Drive one of them to its number, and see what the modest client and the watchdog saw."""
+        """Run one part, and measure its effect on the modest client and the watchdog."""
         await asyncio.sleep(self._plan.quiet)
         cpu, (slow, _) = process_cpu(self._gateway.pid), await self._turns()
         begin = time.monotonic()
         await drive(count)
-        await asyncio.sleep(self._plan.quiet)  # what it leaves behind
+        await asyncio.sleep(self._plan.quiet)  # include its aftermath
         end = time.monotonic()
         await modest.answered(end)
         behind, longest = await self._turns()
@@ -193,7 +193,7 @@ class Many:
     # the watchdog
 
     async def _turns(self) -> tuple[int, float]:
-        """How many slow turns the gateway has seen, and its longest, seconds."""
+        """Return the number of slow turns in the gateway, and its longest one in seconds."""
         host, port = self._gateway.address("management")
         found = {SLOW: 0.0, LONGEST: 0.0}
         async with (
@@ -209,7 +209,7 @@ class Many:
     # AMQP
 
     async def _attached(self, count: int, *, receive: bool = False) -> asyncio.StreamWriter:
-        """A connection with so many links, all of them answered."""
+        """Open a connection with `count` attached links."""
         wire = await Wire.open(self._gateway.address("amqp"), f"{self._run}-links")
         attach = receiver if receive else sender
         await wire.ask([attach(number, self._topic) for number in range(count)], ATTACH)
@@ -238,7 +238,7 @@ class Many:
     # MQTT
 
     async def _mqtt(self, connect: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection with its CONNACK."""
+        """Connect and wait for CONNACK."""
         reader, writer = await asyncio.open_connection(*self._gateway.address("mqtt"), limit=1 << 22)
         writer.write(connect)
         first, _ = await _next(reader)
@@ -286,14 +286,14 @@ class Many:
         await self._crowd([connect(number) for number in range(count)])
 
     async def _sessions(self, count: int) -> None:
-        """Kept for a second, all left at the same moment."""
+        """Create sessions that expire after a second, all left at the same moment."""
         await self._crowd([
             connect_packet(f"{self._run}-kept-{number}", session_expiry_s=1) for number in range(count)
         ])  # fmt: skip
         await asyncio.sleep(3.0)
 
     async def _crowd(self, connects: list[bytes]) -> None:
-        """Connections that end at once."""
+        """Open connections and abort them together."""
         writers: list[asyncio.StreamWriter] = []
         for first in range(0, len(connects), 50):
             made = await asyncio.gather(*(self._mqtt(connect) for connect in connects[first : first + 50]))
@@ -337,7 +337,7 @@ class Many:
 
 
 def judge(found: list[Beside]) -> list[str]:
-    """Which of them held others up: by a turn of the gateway's loop, in processor time."""
+    """Return the parts that delayed others by a long turn of the gateway's loop, in CPU time."""
     problems: list[str] = []
     before = 0.0
     for one in found:
@@ -348,7 +348,7 @@ def judge(found: list[Beside]) -> list[str]:
 
 
 async def _next(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """The next MQTT packet."""
+    """Return the next MQTT packet."""
     async with asyncio.timeout(WAIT_S):
         first = (await reader.readexactly(1))[0]
         length, shift = 0, 0

@@ -1,4 +1,4 @@
-"""What a client can hold many of, for `many`: transactions, group members, messages in flight, streams, consumers."""
+"""Drivers for `many` of what a client can hold: transactions, group members, messages in flight, streams, consumers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DECLARE: Final = b"\x00\x53\x77\x00\x53\x31\x45"  # an amqp-value
 
 
 class Wire:
-    """An AMQP connection with one session, by hand."""
+    """A plain AMQP connection with one session."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -55,7 +55,7 @@ class Wire:
 
     @classmethod
     async def open(cls, address: tuple[str, int], container: str) -> Wire:
-        """Log in and open."""
+        """Connect, log in and open."""
         wire = cls(*await asyncio.open_connection(*address))
         wire.writer.write(GREETING)
         await wire.answers(SASL_OUTCOME, 1)
@@ -63,18 +63,18 @@ class Wire:
         return wire
 
     async def answers(self, code: int, count: int) -> None:
-        """Wait for so many performatives of a kind."""
+        """Wait for `count` performatives of a kind."""
         async with asyncio.timeout(WAIT_S):
             while self._codes.count(code) < count:
                 data = await self._reader.read(1 << 20)
                 if not data:
-                    raise ConnectionResetError("the gateway has closed")
+                    raise ConnectionResetError("the gateway closed the connection")
                 for body in self._frames.feed(data):
                     (found, _), _ = read_value(body, 0)
                     self._codes.append(found)
 
     async def ask(self, frames: list[bytes], code: int) -> None:
-        """Say frames, and wait for an answer to each; both at the same time, as a client library does."""
+        """Send frames, and wait for a response to each, concurrently like a client library."""
 
         async def say() -> None:
             for first in range(0, len(frames), 200):
@@ -87,7 +87,7 @@ class Wire:
 
 
 def receiver(handle: int, address: str, *capabilities: str, group: str = "") -> bytes:
-    """The attach of a link on which we receive."""
+    """Return the attach of a receiver link."""
     terms = [string(address + (f"/group.id/{group}" if group else "")), *[NULL] * 9]
     source = b"\x00\x53\x28" + listed([*terms, symbols(capabilities) if capabilities else NULL])
     target = b"\x00\x53\x29" + listed([string("me")])
@@ -106,25 +106,25 @@ def receiver(handle: int, address: str, *capabilities: str, group: str = "") -> 
 
 
 def sender(handle: int, address: str) -> bytes:
-    """The attach of a link on which we send."""
+    """Return the attach of a sender link."""
     source, target = b"\x00\x53\x28" + listed([string("me")]), b"\x00\x53\x29" + listed([string(address)])
     terms = (string(f"held-{handle}"), uint(handle), FALSE, NULL, NULL, source, target, NULL, NULL, ZERO)
     return frame(performative(ATTACH, *terms))
 
 
 def detach(handle: int) -> bytes:
-    """The end of a link."""
+    """Return the detach of a link."""
     return frame(performative(DETACH, uint(handle), TRUE))
 
 
 def drain(handle: int, delivery_count: int) -> bytes:
-    """Credit for 10 messages, to be used up at once (part 2.6.7)."""
+    """Return a flow with 10 credits and drain (part 2.6.7)."""
     counts = (*[uint(number) for number in (0, 2048, 0, 2048, handle, delivery_count, 10)], NULL, TRUE)
     return frame(performative(FLOW, *counts))
 
 
 class Held:
-    """The drivers; each makes so many of something and lets go of them again."""
+    """The drivers; each creates `count` of something and releases them."""
 
     def __init__(self, gateway: GatewayProcess, run: str, topic: str, quiet: float) -> None:
         self._gateway = gateway
@@ -135,11 +135,11 @@ class Held:
     # AMQP
 
     async def receivers(self, count: int) -> None:
-        """Of one topic, detached one by one while they are behind."""
+        """Receivers of one topic, detached one by one while they are behind."""
         await self._receivers([receiver(number, self._topic) for number in range(count)])
 
     async def drained(self, count: int) -> None:
-        """Of one topic that is silent: all drain at once, and once more."""
+        """Receivers of one silent topic that all drain together, twice."""
         silent = f"{self._topic}-silent"
         await create_topic(self._gateway.kafka, silent)
         wire = await Wire.open(self._gateway.address("amqp"), f"{self._run}-drained")
@@ -149,11 +149,11 @@ class Held:
         wire.writer.transport.abort()
 
     async def queue(self, count: int) -> None:
-        """Of one queue: members of one consumer group."""
+        """Receivers of one queue: members of one consumer group."""
         await self._receivers([receiver(number, self._topic, "queue") for number in range(count)])
 
     async def groups(self, count: int) -> None:
-        """Of as many consumer groups."""
+        """Receivers of as many consumer groups."""
         attaches = [receiver(number, self._topic, group=f"{self._run}-g{number}") for number in range(count)]
         await self._receivers(attaches)
 
@@ -165,7 +165,7 @@ class Held:
         wire.writer.transport.abort()
 
     async def transactions(self, count: int) -> None:
-        """Open ones, of a connection that breaks."""
+        """Open transactions of a connection that breaks."""
         wire = await Wire.open(self._gateway.address("amqp"), f"{self._run}-transactions")
         source = b"\x00\x53\x28" + listed([string("me")])
         items = (
@@ -193,7 +193,7 @@ class Held:
     # MQTT
 
     async def subscribes(self, count: int) -> None:
-        """Subscriptions of one client, a packet for each."""
+        """Subscriptions of one client, with one packet each."""
         reader, writer = await self._mqtt(connect_packet(f"{self._run}-subscribes"))
         for number in range(count):
             writer.write(subscribe_packet(number % 65535 + 1, [(f"{self._topic}/{number}/+", 1)]))
@@ -201,7 +201,7 @@ class Held:
         writer.transport.abort()
 
     async def shared(self, count: int) -> None:
-        """Shared subscriptions of one client and one group."""
+        """Shared subscriptions of one client in one group."""
         reader, writer = await self._mqtt(connect_packet(f"{self._run}-shared"))
         wanted = [(f"$share/{self._run}/{self._topic}/{number}/+", 1) for number in range(count)]
         writer.write(subscribe_packet(1, wanted))
@@ -210,7 +210,7 @@ class Held:
         writer.transport.abort()
 
     async def in_flight_1(self, count: int) -> None:
-        """Packet ids of a subscriber at QoS 1 that acknowledges nothing, and ends."""
+        """Packet identifiers of a QoS 1 subscriber that acknowledges nothing, and disconnects."""
         await self._in_flight(count, 1)
 
     async def in_flight_2(self, count: int) -> None:
@@ -248,7 +248,7 @@ class Held:
     # HTTP
 
     async def streams(self, count: int) -> None:
-        """Of server-sent events, of one topic, whose sockets break at once."""
+        """Server-sent event streams of one topic, whose sockets break together."""
         path = f"/topics/{self._topic}/stream?format=text"
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
         address = self._gateway.address("http")
@@ -263,7 +263,7 @@ class Held:
         await self._crowd(count, begin, lambda writer: writer.transport.abort())
 
     async def sockets(self, count: int) -> None:
-        """WebSockets with a subscription each to one topic, broken at once."""
+        """WebSockets with one subscription each to one topic, broken together."""
         host, port = self._gateway.address("http")
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as http:
@@ -295,7 +295,7 @@ class Held:
             yield http, f"http://{host}:{port}"
 
     async def connections(self, count: int) -> list[asyncio.StreamWriter]:
-        """MQTT connections that stay, for the gateway's stop."""
+        """MQTT connections that stay open until the gateway stops."""
         made: list[asyncio.StreamWriter] = []
         for first in range(0, count, 50):
             numbers = range(first, min(count, first + 50))
@@ -315,11 +315,11 @@ class Held:
 
 
 async def _packets(reader: asyncio.StreamReader, first: int, count: int) -> None:
-    """Wait for so many MQTT packets of a kind."""
+    """Wait for `count` MQTT packets of a kind."""
     packets, got = Packets(), 0
     async with asyncio.timeout(WAIT_S):
         while got < count:
             data = await reader.read(1 << 18)
             if not data:
-                raise ConnectionResetError("the gateway has closed")
+                raise ConnectionResetError("the gateway closed the connection")
             got += sum(kind == first for kind, _ in packets.feed(data))

@@ -1,6 +1,6 @@
-"""Scenario `many-topics`: what `#` costs beside many Kafka topics: the first subscriber, the next ones, an idle time.
+"""Scenario `many-topics`: the cost of `#` with many Kafka topics: first subscriber, later ones, idle time.
 
-Also SUBSCRIBE with many filters whose topics do not exist, and how long a ping behind it waits.
+Also measures a SUBSCRIBE with many filters of missing topics, and the delay of a ping after it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ SUBACK, PINGRESP, CONNACK = 0x90, 0xD0, 0x20
 
 
 class Plan(NamedTuple):
-    """What to measure.
+    """Parameters.
 
     Attributes:
-        topics: how many Kafka topics there are.
-        partitions: of each.
-        others: how many subscribe after the first.
-        filters: in the one SUBSCRIBE to what does not exist.
-        idle_s: for how long the gateway is watched doing nothing.
-        settle_s: before the first; the gateway looks for new topics every five seconds while somebody watches.
+        topics: number of Kafka topics.
+        partitions: of each topic.
+        others: number of subscribers after the first.
+        filters: number of filters in the SUBSCRIBE to missing topics.
+        idle_s: how long the idle gateway is measured.
+        settle_s: pause before the first; the gateway looks for new topics every five seconds while one is watched.
     """
 
     topics: int = 5000
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The gateway: its MQTT address, its process, its Kafka."""
+    """The gateway: MQTT address, process id, Kafka's address."""
 
     address: tuple[str, int]
     pid: int
@@ -63,7 +63,7 @@ class _Client:
         return client
 
     async def ask(self, question: bytes, answer: int) -> float:
-        """Seconds until the answer came."""
+        """Send a packet, and return the seconds until its response."""
         begun = time.perf_counter()
         self.writer.write(question)
         await self.wait_for(answer)
@@ -78,16 +78,12 @@ class _Client:
                         return
                 data = await self._reader.read(65536)
                 if not data:
-                    raise ConnectionError("the gateway has closed")
+                    raise ConnectionError("the gateway closed the connection")
                 self._packets += self._splitter.feed(data)
 
 
 async def measure(gateway: Measured, plan: Plan) -> dict[str, Any]:
-    """Make the topics, subscribe, and tell seconds and seconds of CPU.
-
-    Returns:
-        Columns of a report.
-    """
+    """Create the topics, subscribe, and return wall and CPU seconds as columns of a report."""
     await _make_topics(gateway.kafka, plan)
     await asyncio.sleep(plan.settle_s)
 
@@ -141,7 +137,7 @@ async def _make_topics(bootstrap: str, plan: Plan) -> None:
                     [NewTopic(name, plan.partitions, 1) for name in names[at : at + MADE_AT_ONCE]]
                 )
         async with asyncio.timeout(PATIENCE_S):
-            while not there.issuperset(names):  # they were accepted; the broker takes its time to make their logs
+            while not there.issuperset(names):  # accepted, but the broker is still creating their logs
                 await asyncio.sleep(0.5)
                 there = set(await admin.list_topics())
     finally:

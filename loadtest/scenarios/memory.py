@@ -1,7 +1,7 @@
-"""Scenario `memory`: what idle connections and offline sessions cost the gateway, in resident memory.
+"""Scenario `memory`: measures the gateway's resident memory per idle connection and per offline session.
 
-An offline session must cost its record and no more, however much was published for it: the log is its queue. Some of
-the sessions come back at the end and must get every message, in order.
+An offline session must only cost its record, however many messages it has missed: the log is its queue. Some sessions
+reconnect at the end and must get every message in order.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals
 
 AT_ONCE: Final = 50
-WARM_UP: Final = 1000  # sessions before the first look at the memory
+WARM_UP: Final = 1000  # sessions before the first measurement
 EXPIRY_S: Final = 3600
-STEP_S: Final = 60.0  # for one connection to do its part
+STEP_S: Final = 60.0  # timeout of one connection's step
 FILES: Final = 65_536
 
 
 class Crowd(NamedTuple):
-    """How many connections, sessions and messages for each; how many of the sessions come back.
+    """The number of connections, of sessions, of messages for each, and of sessions that reconnect.
 
-    `settle` is how many seconds the gateway is left alone before it is weighed.
+    `settle` is the pause in seconds before the gateway is measured.
     """
 
     connections: int = 10_000
@@ -44,10 +44,10 @@ class Crowd(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """What came of it, in bytes each."""
+    """The result, in bytes per connection or session."""
 
     per_connection: float
-    per_session: float  # when it has gone offline
+    per_session: float  # when it is offline
     per_session_with_backlog: float
     per_session_after_returns: float
     session_seconds: float
@@ -57,7 +57,7 @@ class Weight(NamedTuple):
     problems: list[str]
 
     def row(self, crowd: Crowd) -> dict[str, float | int]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {
             **crowd._asdict(),
             "bytes per idle connection": round(self.per_connection),
@@ -73,7 +73,7 @@ class Weight(NamedTuple):
 
 
 class Step(asyncio.Protocol):
-    """Writes its bytes and waits for packets with the first bytes `wanted`, in order; `closing` ends it."""
+    """Writes its bytes and waits for packets with the first bytes `wanted` in order; then writes `closing`."""
 
     def __init__(self, data: bytes, wanted: Sequence[int], closing: bytes = b"") -> None:
         self._data = data
@@ -84,24 +84,24 @@ class Step(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Write."""
+        """Write the data."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.write(self._data)
 
     def data_received(self, data: bytes) -> None:
-        """Packets."""
+        """Handle packets."""
         for first, body in self._splitter.feed(data):
             if not self._wanted or first != self._wanted[0] or (first == 0x20 and body[1]):
                 self._end(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
                 return
             self._wanted.pop(0)
         if not self._wanted and self._closing and self.transport is not None:
-            self.transport.write(self._closing)  # and then the server closes
+            self.transport.write(self._closing)  # the server then closes
         elif not self._wanted:
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end, wanted or not."""
+        """Finish, successfully or not."""
         self._end(exc or (ConnectionResetError("closed too early") if self._wanted else None))
 
     def _end(self, error: Exception | None) -> None:
@@ -114,11 +114,11 @@ class Step(asyncio.Protocol):
 
 
 class Returning(asyncio.Protocol):
-    """Comes back to its session and takes the backlog; QoS 1 is acknowledged at once.
+    """Resumes its session and receives the backlog, acknowledging QoS 1 immediately.
 
     Attributes:
-        arrivals: the messages that came.
-        present: what CONNACK said of the session.
+        arrivals: the received messages.
+        present: CONNACK's Session Present.
     """
 
     def __init__(self, client_id: str, numbering: Numbering, expected: int) -> None:
@@ -131,14 +131,14 @@ class Returning(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """CONNECT without Clean Start."""
+        """Send CONNECT without Clean Start."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(
             connect_packet(self._client_id, clean_start=False, session_expiry_s=EXPIRY_S, keep_alive_s=0)
         )
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, PUBLISH."""
+        """Handle CONNACK and PUBLISH."""
         acks = bytearray()
         for first, body in self._splitter.feed(data):
             if first == 0x20:
@@ -154,26 +154,26 @@ class Returning(asyncio.Protocol):
             self.done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Too early, unless it was done."""
+        """Fail `done`, if it is pending."""
         if not self.done.done():
             self.done.set_exception(exc or ConnectionResetError("closed too early"))
 
     def close(self) -> None:
-        """Disconnect; the session stays."""
+        """Disconnect; the session is kept."""
         if self._transport is not None:
             self._transport.write(b"\xe0\x00")
             self._transport.close()
 
 
 def allow_files() -> None:
-    """Let this process and its children have many sockets."""
+    """Raise the limit of open files of this process and its children."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Scales(NamedTuple):
-    """The gateway to be weighed: where it listens, its process, its Kafka."""
+    """The gateway to measure: its address, process id, and Kafka's address."""
 
     address: tuple[str, int]
     pid: int
@@ -181,7 +181,7 @@ class Scales(NamedTuple):
 
 
 async def weigh(gateway: Scales, crowd: Crowd, say: Callable[[str], None]) -> Weight:
-    """Run it on a gateway that was started after `allow_files`."""
+    """Measure a gateway that was started after `allow_files`."""
     problems: list[str] = []
     numbering = Numbering()
     topic = f"memory-{numbering.run}"
@@ -195,7 +195,7 @@ async def weigh(gateway: Scales, crowd: Crowd, say: Callable[[str], None]) -> We
     await _sessions(gateway, numbering, f"{topic}/#", range(crowd.sessions), "session")
     session_seconds = time.monotonic() - began
     empty = await _settled(gateway, crowd)
-    say(f"{crowd.sessions / session_seconds:.0f} sessions a second, {(empty - before) / crowd.sessions:.0f} bytes each")
+    say(f"{crowd.sessions / session_seconds:.0f} sessions/s, {(empty - before) / crowd.sessions:.0f} bytes each")
 
     began = time.monotonic()
     await _publish(gateway, topic, numbering, crowd)
@@ -239,7 +239,7 @@ async def _connections(gateway: Scales, crowd: Crowd, numbering: Numbering) -> f
 async def _sessions(
     gateway: Scales, numbering: Numbering, topic_filter: str, numbers: Sequence[int], kind: str
 ) -> None:
-    """Make sessions and leave them."""
+    """Create sessions and leave them."""
 
     async def make(number: int) -> None:
         data = connect_packet(f"{numbering.run}-{kind}-{number}", session_expiry_s=EXPIRY_S)
@@ -273,7 +273,7 @@ async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Cro
 
 
 async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
-    """Some sessions come back, all at once in groups; returns how many got everything."""
+    """Resume some sessions together in groups; return how many got everything."""
     good = 0
 
     async def come_back(number: int) -> None:
@@ -303,7 +303,7 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
 
 
 async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]], at_once: int = AT_ONCE) -> None:
-    """Do it for every number, so many at a time."""
+    """Run `work` for every number, `at_once` at a time."""
     todo = iter(numbers)
 
     async def worker() -> None:

@@ -1,7 +1,7 @@
-"""Scenario `presence`: clients come and go at several gateways that are killed, and the topic must say the truth.
+"""Scenario `presence`: clients connect and disconnect while gateways are killed; the topic must be right in the end.
 
-Each device knows its own truth: the connection that it has had CONNACK for and that nobody has closed. The topic must
-end with that for every device: online from that very socket, or offline.
+Each device knows its true state: the connection that got a CONNACK and was not closed. The topic must finally have that
+state for every device: online from this very socket, or offline.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from loadtest.clients.mqtt_wire import Splitter, connect_packet
 from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.rolling import at
 
-ANSWER_S: Final = 15.0  # for CONNACK
+ANSWER_S: Final = 15.0  # timeout of CONNACK
 STEP_S: Final = 0.2
 EXPIRY_S: Final = 600
-KEPT: Final = 4  # every fourth device has a session that is kept
+KEPT: Final = 4  # every fourth device has a persistent session
 DISCONNECT: Final = b"\xe0\x00"
 
 
 class Plan(NamedTuple):
-    """How much comes and goes.
+    """Parameters.
 
     Attributes:
         gateways: processes on one Kafka.
-        devices: clients, each with an id of its own.
-        connects: and as many ends of connections, in all.
-        rate: of connects in a second.
+        devices: clients, each with its own id.
+        connects: connections in total; about as many are closed.
+        rate: connects per second.
         kills: of gateways, by SIGKILL.
-        dead: seconds for which every second one that is killed stays away; others take over after 15.
+        dead: seconds for which every second killed gateway stays down; others take over after 15.
         freezes: of gateways, by SIGSTOP, each before a kill of another one.
-        frozen: seconds for which one is stopped; after 15 it is taken for dead.
-        settle: seconds within which the topic must say what is so, at the end.
+        frozen: seconds of a freeze; after 15 the gateway counts as dead.
+        settle: seconds within which the topic must be right in the end.
     """
 
     gateways: int = 3
@@ -63,8 +63,8 @@ class Socket(asyncio.Protocol):
     Attributes:
         address: of the client's end.
         server: the gateway's address.
-        answered: the reason code of CONNACK; None: the connection ended before.
-        code: of the server's DISCONNECT; None: it has sent none.
+        answered: CONNACK's reason code; None if the connection ended before.
+        code: reason code of the server's DISCONNECT; None without one.
         closed_at: when it ended; None while it is open.
     """
 
@@ -86,7 +86,7 @@ class Socket(asyncio.Protocol):
         self._transport.write(self._greeting)
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK and DISCONNECT."""
+        """Handle CONNACK and DISCONNECT."""
         for first, body in self._splitter.feed(data):
             if first == 0x20 and not self.answered.done():
                 self.answered.set_result(body[1])
@@ -94,18 +94,18 @@ class Socket(asyncio.Protocol):
                 self.code = body[0] if body else 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Note the end of the connection."""
         self.closed_at = time.monotonic()
         if not self.answered.done():
             self.answered.set_result(None)
 
     @property
     def is_open(self) -> bool:
-        """Whether the client has been accepted, and nobody has closed."""
+        """Whether the client was accepted and the connection is open."""
         return self.closed_at is None and self.answered.done() and self.answered.result() == 0
 
     def end(self, *, properly: bool) -> None:
-        """With DISCONNECT, or without a word."""
+        """Close with DISCONNECT, or abort."""
         if self._transport is not None and self.closed_at is None:
             if properly:
                 self._transport.write(DISCONNECT)
@@ -121,7 +121,7 @@ class Device:
     def __init__(self, client_id: str, *, kept: bool) -> None:
         self.client_id = client_id
         self.sockets: list[Socket] = []
-        self.moves: list[tuple[Socket, float]] = []  # connections that one at another gateway has replaced, and when
+        self.moves: list[tuple[Socket, float]] = []  # connections replaced by one at another gateway, and when
         self.busy = False
         self._greeting = connect_packet(
             client_id, clean_start=not kept, session_expiry_s=EXPIRY_S if kept else 0, keep_alive_s=0
@@ -129,12 +129,12 @@ class Device:
 
     @property
     def open(self) -> list[Socket]:
-        """Connections that nobody has closed."""
+        """The open connections."""
         self.sockets = [one for one in self.sockets if one.closed_at is None]
         return [one for one in self.sockets if one.is_open]
 
     async def connect(self, address: tuple[str, int]) -> bool:
-        """Connect, whether or not there is a connection; False when the gateway is not there, or refuses."""
+        """Connect, even if there is a connection; False if the gateway is down or refuses."""
         former = self.open
         socket = Socket(self._greeting, address)
         try:
@@ -152,7 +152,7 @@ class Device:
 
 
 class Shown(NamedTuple):
-    """What came of it; `taken` are seconds from CONNACK to the end of the older connection at another gateway."""
+    """The result; `taken` is seconds from CONNACK to the end of the older connection at another gateway."""
 
     connects: int
     ends: int
@@ -166,7 +166,7 @@ class Shown(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {
             "connects": self.connects, "ends": self.ends, "refused": self.refused, "kills": self.killed,
             "records": self.records, "older behind newer": self.stale, "online at the end": self.online,
@@ -177,7 +177,7 @@ class Shown(NamedTuple):
 
 
 class Topic:
-    """The presence topic as a plain reader sees it, who goes by the epoch."""
+    """The presence topic as read by a plain consumer that compares epochs."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         self.right: dict[str, dict[str, Any]] = {}
@@ -187,7 +187,7 @@ class Topic:
         self._name = name
 
     async def follow(self) -> None:
-        """Read, and never end."""
+        """Read forever."""
         options = {"bootstrap_servers": self._bootstrap, "auto_offset_reset": "earliest"}
         async with AIOKafkaConsumer(self._name, **options) as consumer:
             async for record in consumer:
@@ -226,7 +226,7 @@ class Presence:
         self._connects = self._ends = self._refused = self._killed = 0
 
     async def run(self) -> Shown:
-        """Start, let clients come and go while gateways are killed, and judge."""
+        """Start, change clients while gateways are killed, and verify."""
         async with contextlib.AsyncExitStack() as stack:
             for gateway in self._gateways:
                 stack.push_async_callback(gateway.kill)
@@ -237,7 +237,7 @@ class Presence:
             changes = group.create_task(self._come_and_go(group))
             await self._kill_all(changes)
             await changes
-            while any(device.busy for device in self._devices):  # noqa: ASYNC110 - nobody announces it
+            while any(device.busy for device in self._devices):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(STEP_S)
             settled, problems = await self._judge(topic)
             follower.cancel()
@@ -258,7 +258,7 @@ class Presence:
         )  # fmt: skip
 
     async def _come_and_go(self, group: asyncio.TaskGroup) -> None:
-        """So many connects, spread over time; each device does one thing after the other."""
+        """Run the plan's connects, spread over time; each device makes one change at a time."""
         began, begun = time.monotonic(), 0
         while self._connects < self._plan.connects:
             due = int((time.monotonic() - began) * self._plan.rate) - begun
@@ -270,7 +270,7 @@ class Presence:
             await asyncio.sleep(0.02)
 
     async def _change(self, device: Device) -> None:
-        """Leave, with DISCONNECT or without, or not; and then mostly connect, to whichever gateway lives."""
+        """Disconnect with DISCONNECT, abort, or neither; then usually connect to a running gateway."""
         try:
             way = random.random()
             if device.open and way < 0.6:
@@ -286,11 +286,11 @@ class Presence:
             device.busy = False
 
     async def _kill_all(self, changes: asyncio.Task[None]) -> None:
-        """Kill one gateway after the other while clients come and go; the last one stays dead if others live."""
+        """Kill one gateway after the other while clients change; the last one stays down if others run."""
         plan = self._plan
         for number in range(plan.kills):
             due = plan.connects * (number + 1) / (plan.kills + 1)
-            while self._connects < due and not changes.done():  # noqa: ASYNC110 - nobody announces it
+            while self._connects < due and not changes.done():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(STEP_S)
             which = number % plan.gateways
             if number < plan.freezes:
@@ -301,7 +301,7 @@ class Presence:
             self._killed += 1
             last = number == plan.kills - 1 and plan.dead > 0
             if last:
-                self._say(f"gateway {which + 1} is killed and stays away")
+                self._say(f"gateway {which + 1} is killed and stays down")
                 break
             if number % 2 and plan.dead:
                 await asyncio.wait([changes], timeout=plan.dead)
@@ -310,7 +310,7 @@ class Presence:
             self._say(f"gateway {which + 1} was killed; {self._connects} connects, {self._refused} refused")
 
     async def _freeze(self, which: int) -> None:
-        """Stop a gateway for long; its clients notice nothing, unless they ask."""
+        """Stop a gateway for a while; its clients do not notice unless they send."""
         gateway = self._gateways[which]
         self._alive.discard(which)
         os.kill(gateway.pid, signal.SIGSTOP)
@@ -322,7 +322,7 @@ class Presence:
         self._say(f"gateway {which + 1} was frozen for {self._plan.frozen:g} s")
 
     async def _judge(self, topic: Topic) -> tuple[float, list[str]]:
-        """Wait until the topic says what is so: after how many seconds, and what is wrong with whom."""
+        """Wait until the topic is right; return the seconds it took, and what is wrong."""
         began = time.monotonic()
         while (wrong := self._wrong(topic)) and time.monotonic() - began < self._plan.settle:  # noqa: ASYNC110
             await asyncio.sleep(STEP_S)

@@ -1,8 +1,8 @@
-"""Scenario `recovery`: the embedded Kafka is killed with many gigabytes that it had not flushed, and starts again.
+"""Scenario `recovery`: kills the embedded Kafka with many gigabytes that it has not flushed, and restarts it.
 
-Each partition gets less than a segment, and Kafka flushes whole segments only: all of it has to be read back. The first
-starts are killed in the middle of that. The last one is waited for, as long as it takes; then everything that was
-acknowledged must be there.
+Each partition gets less than a segment, and Kafka flushes whole segments only, so all of it must be read back. The
+first starts are killed during this recovery. The last one is waited for, however long it takes; then every acknowledged
+record must be there.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from loadtest.verify import stored
 
 GB: Final = 1_000_000_000
 OF_A_PARTITION: Final = 900_000_000
-"""Bytes; a segment has 1 GiB."""
+"""Bytes of a partition; a segment has 1 GiB."""
 RECORD: Final = 250_000
 AT_ONCE: Final = 64
-"""Records that were sent and not answered; of each partition one in four is awaited by a batch of 1 MB."""
+"""Unacknowledged records; for each partition one in four is awaited by a batch of 1 MB."""
 READ_BYTES: Final = 16 * 1024 * 1024
 POLL_S: Final = 0.05
 
 IN_THE_MIDDLE: Final = 3
-"""A start is killed when Kafka recovers so many of our partitions, if there are so many: it takes two at a time."""
+"""A start is killed when Kafka recovers this many of our partitions, if there are as many: it does two at a time."""
 
 
 class Plan(NamedTuple):
-    """What to do.
+    """Parameters.
 
     Attributes:
-        gigabytes: that are stored.
-        kills: how many starts are killed while Kafka recovers.
+        gigabytes: of stored records.
+        kills: starts to kill while Kafka recovers.
     """
 
     gigabytes: float = 3.0
@@ -50,11 +50,11 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it; times in seconds. `problems` is empty when everything was there.
+    """The result; times in seconds. `problems` is empty if every record was there.
 
     Attributes:
         recovered: partitions that Kafka read back in the last start.
-        told: lines in which the gateway told that it waits.
+        told: log lines of the gateway that say that it waits.
     """
 
     gigabytes: float
@@ -70,12 +70,12 @@ class Outcome(NamedTuple):
     problems: list[str]
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {name: round(value, 1) if isinstance(value, float) else value for name, value in self._asdict().items()}
 
 
 class Recovery:
-    """One run. `gateway` is not started yet, and has a Kafka of its own."""
+    """One run. `gateway` is not started yet, and has its own embedded Kafka."""
 
     def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
         self._gateway = gateway
@@ -102,10 +102,10 @@ class Recovery:
             await self._gateway.launch()
             if await self._recovers(place):
                 killed += 1
-                self._say("killed while it recovers")
+                self._say("killed during recovery")
             await self._gateway.kill()
         if killed < plan.kills:
-            problems.append(f"{plan.kills - killed} starts were over before they could be killed")
+            problems.append(f"{plan.kills - killed} starts were finished before they could be killed")
         place, told = self._size(), self._told()
         begun = time.monotonic()
         await self._gateway.launch()
@@ -127,7 +127,7 @@ class Recovery:
         return time.monotonic() - begun
 
     async def _fill(self, partitions: int) -> None:
-        """The same number of records in each partition, acknowledged, one after the other in each."""
+        """Store the same number of acknowledged records in each partition."""
         count = round(self._plan.gigabytes * GB / RECORD / partitions)
         producer = AIOKafkaProducer(
             bootstrap_servers=self._gateway.kafka, acks="all", max_batch_size=1_000_000, max_request_size=1_048_576
@@ -152,7 +152,7 @@ class Recovery:
             self._stored[partition] = self._stored.get(partition, 0) + 1
 
     async def _recovers(self, place: int) -> bool:
-        """Wait until Kafka is in the middle of it; False when it is ready before."""
+        """Wait until Kafka recovers; False if it is ready before."""
         wanted = min(IN_THE_MIDDLE, len(self._stored))
         async with beside(self._gateway.wait_ready(None)) as (ready,):
             while not ready.done():
@@ -162,7 +162,7 @@ class Recovery:
         return False
 
     async def _read(self, problems: list[str]) -> None:
-        """Everything, in order."""
+        """Verify all records in order."""
         next_ones = dict.fromkeys(self._stored, 0)
         async with contextlib.aclosing(stored(self._gateway.kafka, self._topic, partition_bytes=READ_BYTES)) as records:
             async for record in records:
@@ -179,11 +179,11 @@ class Recovery:
         return self._log.stat().st_size
 
     def _recovered(self, place: int) -> int:
-        """How many of our partitions Kafka has begun to read back since that place in its log."""
+        """Return how many of our partitions Kafka has started to recover since this position in its log."""
         return len(set(self._recovering.findall(self._since(place))))
 
     def _since(self, place: int) -> bytes:
-        """Kafka's log from a place on; all of it when it was rolled over."""
+        """Return Kafka's log from a position on; all of it if it was rotated."""
         with self._log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(place if place <= size else 0)
@@ -198,5 +198,5 @@ def _value(number: int) -> bytes:
 
 
 def clear(directory: Path) -> None:
-    """The data, not the logs."""
+    """Delete the data, but not the logs."""
     shutil.rmtree(directory / "gateway" / "data" / "kafka" / "data", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Scenario `rolling`: three gateways behind a balancer, under load by all protocols, each drained and started again."""
+"""Scenario `rolling`: three gateways behind a load balancer, under load of all protocols, are drained and restarted."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from loadtest.scenarios.steady import PROTOCOLS
 
 GATEWAYS: Final = 3
 STEP_S: Final = 0.05
-LIMIT_S: Final = 120.0  # for what must come: a restart, answers to all
-PROBE_S: Final = 0.05  # between two round trips
+LIMIT_S: Final = 120.0  # timeout of a restart, and of acknowledgements to all senders
+PROBE_S: Final = 0.05  # interval of round trips
 
 
 class Plan(NamedTuple):
-    """How much load, and how gateways are left.
+    """Size of the load, and how gateways are drained.
 
     Attributes:
         connections: of each protocol.
-        exactly: of those by MQTT, how many are at QoS 2.
-        rate: messages a second of each protocol.
-        window: messages unanswered at a connection.
+        exactly: how many of the MQTT connections use QoS 2.
+        rate: messages per second of each protocol.
+        window: unacknowledged messages per connection.
         size: payload bytes.
-        lead: seconds.
-        leaving: connections a second.
+        lead: the gateways' `drain.lead_s`.
+        leaving: the gateways' `drain.rate_per_s`.
         between: seconds of load before the first and after each restart.
-        pause: seconds, for the 99th percentile of clients' pauses.
-        connack: seconds, beside a round trip to Kafka, from CONNECT to CONNACK at the next gateway; for the medians.
-        enough: of the rate, that must have been reached.
-        tick: seconds after which senders are given the messages that are due.
+        pause: limit in seconds for the 99th percentile of clients' pauses.
+        connack: limit in seconds, in addition to a round trip to Kafka, of the median CONNACK at the next gateway.
+        enough: share of the rate that must be reached.
+        tick: interval at which senders get their due messages.
     """
 
     connections: int = 40
@@ -56,17 +56,17 @@ class Plan(NamedTuple):
 
 
 class Rolled(NamedTuple):
-    """What has come of it.
+    """The result.
 
     Attributes:
-        stored: held against Kafka.
-        pauses: of clients that have moved: from the last answer before to the first behind it.
+        stored: the verification against Kafka.
+        pauses: of clients that moved: from the last acknowledgement before to the first one after.
         welcomes: from CONNECT to CONNACK at another gateway.
-        round_trips: of a record to Kafka and its answer back, meanwhile.
-        peak: connects in the fullest second of the restarts.
-        refused: connections that no gateway took.
+        round_trips: of a record to Kafka and its acknowledgement in the meantime.
+        peak: the most connects within one second of the restarts.
+        refused: connections that no gateway accepted.
         seconds: of load.
-        faults: what must not be.
+        faults: violations.
     """
 
     stored: Stored
@@ -80,11 +80,11 @@ class Rolled(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Acknowledged messages a second."""
+        """Acknowledged messages per second."""
         return self.stored.total("acknowledged") / self.seconds
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         total = self.stored.total
         return {
             "acknowledged": total("acknowledged"), "lost": total("lost"), "duplicated": total("duplicated"),
@@ -97,38 +97,38 @@ class Rolled(NamedTuple):
         }  # fmt: skip
 
     def problems(self, plan: Plan) -> list[str]:
-        """What was not as promised."""
+        """Return the violations."""
         found = list(self.faults)
         if self.stored.total("lost"):
             found.append(f"{self.stored.total('lost')} acknowledged messages are lost")
         if self.stored.doubled:
             found.append(f"{self.stored.doubled} messages at QoS 2 are stored twice")
         if self.rate < plan.enough * plan.rate * len(PROTOCOLS):
-            found.append(f"{self.rate:.0f} messages a second, of {plan.rate * len(PROTOCOLS):.0f}")
+            found.append(f"{self.rate:.0f} messages per second, of {plan.rate * len(PROTOCOLS):.0f}")
         if self.peak > plan.leaving + 1:
-            found.append(f"{self.peak} connects in a second, and {plan.leaving:g} and one may leave in one")
+            found.append(f"{self.peak} connects in a second, more than {plan.leaving:g} and one")
         if at(self.pauses, 0.99) > plan.pause:
             found.append(f"p99 of the pauses is {at(self.pauses, 0.99):.2f} s")
         if at(self.welcomes, 0.5) > at(self.round_trips, 0.5) + plan.connack:
             found.append(f"CONNACK takes {1000 * at(self.welcomes, 0.5):.1f} ms")
         if not self.pauses:
-            found.append("nobody was sent away")
+            found.append("no client was moved")
         return found
 
 
 class Fleet(NamedTuple):
-    """What the load takes for its gateway."""
+    """The gateway of the load: a fleet behind a balancer."""
 
     balancer: Balancer
     gateways: list[GatewayProcess]
 
     def address(self, protocol: str) -> tuple[str, int]:
-        """The balancer's."""
+        """Return the balancer's address."""
         return self.balancer.address(protocol)
 
     @property
     def pid(self) -> int:
-        """Of one."""
+        """The process of one gateway."""
         return self.gateways[0].pid
 
 
@@ -153,7 +153,7 @@ class Rolling:
             self._gateways.append(GatewayProcess(place, bootstrap, environment=environment))
 
     async def run(self) -> Rolled:
-        """Start everything, restart each gateway, judge."""
+        """Start everything, restart each gateway, verify."""
         plan = self._plan
         async with contextlib.AsyncExitStack() as stack:
             for gateway in self._gateways:
@@ -167,7 +167,7 @@ class Rolling:
             load = Load(Fleet(balancer, self._gateways), self._bootstrap, terms)  # type: ignore[arg-type]
             group = await stack.enter_async_context(asyncio.TaskGroup())
             await load.start(group)
-            await _until(load.progressed(), "everybody has an answer")
+            await _until(load.progressed(), "every sender has an acknowledgement")
             round_trips: list[float] = []
             probe = group.create_task(_probe(self._bootstrap, f"{load.topic('mqtt')}-probe", round_trips))
             began = len(balancer.connects)
@@ -194,22 +194,22 @@ class Rolling:
             await gateway.stop(LIMIT_S)
             took = load.now - before
             if gateway.exit_code != 0:
-                faults.append(f"gateway {number + 1} has ended with {gateway.exit_code}")
+                faults.append(f"gateway {number + 1} ended with exit code {gateway.exit_code}")
             await gateway.start()
             await _until(lambda number=number: balancer.ready[number], "the gateway is ready again")  # type: ignore[misc]
-            await _until(load.progressed(), "everybody has an answer again")
+            await _until(load.progressed(), "every sender has an acknowledgement again")
             self._say(f"gateway {number + 1}: drained in {took:.1f} s, {len(load.pauses) - moved} clients moved")
         await asyncio.sleep(self._plan.between)
         return faults
 
 
 def at(times: list[float], share: float) -> float:
-    """A quantile; 0 of nothing."""
+    """Return a quantile; 0 if there are no times."""
     return sorted(times)[min(int(len(times) * share), len(times) - 1)] if times else 0.0
 
 
 async def _probe(bootstrap: str, topic: str, round_trips: list[float]) -> None:
-    """Store a record again and again, and note how long Kafka takes."""
+    """Store one record after the other, and record Kafka's latency."""
     await create_topic(bootstrap, topic, 1)
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
         while True:
@@ -220,7 +220,7 @@ async def _probe(bootstrap: str, topic: str, round_trips: list[float]) -> None:
 
 
 def _fullest(times: list[float]) -> int:
-    """The most of them within one second."""
+    """Return the most times within one second."""
     most = first = 0
     for number, at in enumerate(times):
         while at - times[first] >= 1.0:
@@ -230,10 +230,10 @@ def _fullest(times: list[float]) -> int:
 
 
 async def _until(condition: Callable[[], bool], what: str) -> None:
-    """TimeoutError names what has not come."""
+    """Wait for a condition; a TimeoutError names it."""
     try:
         async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110 - nobody announces it
+            while not condition():  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(STEP_S)
     except TimeoutError:
         raise TimeoutError(f"not within {LIMIT_S:g} s: {what}") from None

@@ -1,4 +1,4 @@
-"""What the kill scenarios have in common: load, kills at random moments, a time to settle, a judge."""
+"""Common parts of the kill scenarios: load, kills at random moments, settling, verification."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from loadtest.numbering import Numbering
 from loadtest.verify import Ledger
 
 PAYLOAD: Final = 64
-SHOWN: Final = 5  # examples of what went wrong
-STALLED_S: Final = 60.0  # without any progress for so long something hangs
+SHOWN: Final = 5  # examples of each problem
+STALLED_S: Final = 60.0  # without progress for this long, something hangs
 _TICK_S: Final = 0.01
 
 
 class Plan(Protocol):
-    """What every plan says. Rates are messages a second of one sender; times in seconds."""
+    """Parameters of every plan. Rates are messages per second of one sender; times in seconds."""
 
     @property
     def kills(self) -> int:
-        """How often to kill."""
+        """The number of kills."""
 
     @property
     def rate(self) -> float:
-        """Of each sender."""
+        """The rate of each sender."""
 
     @property
     def window(self) -> int:
-        """Messages without an answer at one sender."""
+        """Unacknowledged messages per sender."""
 
     @property
     def between(self) -> float:
-        """At most, between progress after a start and the next kill."""
+        """The longest time between progress after a start and the next kill."""
 
     @property
     def early(self) -> float:
@@ -45,18 +45,18 @@ class Plan(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of all rng."""
+        """The seed of all random choices."""
 
 
 class Client(Protocol):
-    """A client that connects again by itself."""
+    """A client that reconnects on its own."""
 
     client_id: str
     connects: int
     faults: list[str]
 
     def run(self) -> Coroutine[Any, Any, None]:
-        """Until `stop`."""
+        """Run until `stop`."""
 
     def stop(self) -> None:
         """Disconnect."""
@@ -70,10 +70,10 @@ class Sender(Client, Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether every message is through."""
+        """Whether every message is acknowledged."""
 
     def push(self) -> None:
-        """Send what may be sent."""
+        """Send as many messages as allowed."""
 
 
 P = TypeVar("P", bound=Plan)
@@ -96,7 +96,7 @@ class Rounds(abc.ABC, Generic[P, O]):
         self._pushing = True
 
     async def run(self) -> O:
-        """Start, kill and start again, let everything settle, judge."""
+        """Start, kill and restart, let everything settle, verify."""
         await create_topic(self.gateway.kafka, self.topic)
         self.make_clients()
         began = time.monotonic()
@@ -118,7 +118,7 @@ class Rounds(abc.ABC, Generic[P, O]):
                 await self.until(lambda: all(one.finished for one in self.senders()), "all answers")
                 await self.until(self.all_delivered, "all deliveries")
             except TimeoutError as error:
-                problems.append(f"it hangs: {error}")
+                problems.append(f"no progress: {error}")
             finally:
                 self._pushing = False
                 for client in self.clients():
@@ -129,19 +129,19 @@ class Rounds(abc.ABC, Generic[P, O]):
 
     @abc.abstractmethod
     def make_clients(self) -> None:
-        """They do not connect yet."""
+        """Create the clients, without connecting them."""
 
     @abc.abstractmethod
     def senders(self) -> Sequence[Sender]:
-        """The place of each is its number."""
+        """Return the senders by number."""
 
     @abc.abstractmethod
     def clients(self) -> Sequence[Client]:
-        """All of them."""
+        """Return all clients."""
 
     @abc.abstractmethod
     def all_receive(self) -> bool:
-        """Whether every receiver will get what is sent from now on."""
+        """Whether every receiver will get messages sent from now on."""
 
     @abc.abstractmethod
     def all_delivered(self) -> bool:
@@ -149,40 +149,40 @@ class Rounds(abc.ABC, Generic[P, O]):
 
     @abc.abstractmethod
     def received(self) -> int:
-        """How many messages were received in all."""
+        """Return the number of received messages in total."""
 
     @abc.abstractmethod
     async def judge(self, problems: list[str], seconds: float) -> O:
-        """Hold what is stored and what was received against what the senders were told."""
+        """Compare stored and received messages with the acknowledged ones."""
 
     def let_in(self, yes: bool) -> None:
-        """Whether clients that must not try in vain may connect."""
+        """Allow or forbid connecting to clients that must not try in vain."""
 
     def payload_of(self, number: int) -> Callable[[int], bytes]:
-        """The messages of a sender."""
+        """Return the function that makes a sender's messages."""
         return lambda sequence: self.numbering.payload(number, sequence, PAYLOAD)
 
     def acknowledged_to(self, number: int) -> Callable[[int], None]:
-        """What notes the acknowledgements of a sender."""
+        """Return the function that records a sender's acknowledgements."""
         return lambda sequence: self.ledger.acknowledge(number, sequence)
 
     async def _push(self) -> None:
-        """Keep the senders at their rate while there is load, then let them finish what they have."""
+        """Keep the senders at their rate while there is load, then let them finish."""
         while self._pushing:
             due = int((time.monotonic() - self._started) * self.plan.rate) if self._loading else 0
             for sender in self.senders():
-                # A sender that was held up does not catch up at once: that would be one burst, not load.
+                # A delayed sender does not catch up in one burst.
                 sender.total = max(sender.total, min(due, sender.answered + 4 * self.plan.window))
                 sender.push()
             await asyncio.sleep(_TICK_S)
 
     def progressed(self) -> Callable[[], bool]:
-        """A condition: every sender has got an answer from now on."""
+        """Return a condition: every sender has got an acknowledgement since this call."""
         before = [sender.answered for sender in self.senders()]
         return lambda: all(sender.answered > then for then, sender in zip(before, self.senders(), strict=True))
 
     async def kill(self, kill: int) -> None:
-        """Kill the gateway at a random moment, and start it again at once."""
+        """Kill the gateway at a random moment, and restart it immediately."""
         when = await self.moment(kill)
         self.let_in(False)
         await self.gateway.kill()
@@ -190,7 +190,7 @@ class Rounds(abc.ABC, Generic[P, O]):
         await self.gateway.launch()
 
     async def moment(self, kill: int) -> str:
-        """Wait for the moment of a kill; returns what it is."""
+        """Wait for the moment of a kill; return its description."""
         if kill and self.rng.random() < self.plan.early:
             await asyncio.sleep(self.rng.uniform(0, self.plan.between))
             return "while it was starting"
@@ -201,7 +201,7 @@ class Rounds(abc.ABC, Generic[P, O]):
         return "under load"
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait; TimeoutError when nothing at all moves for `STALLED_S`."""
+        """Wait for a condition; TimeoutError if there is no progress at all for `STALLED_S`."""
         moved, last = time.monotonic(), -1
         while not condition():
             now = self.ledger.total + self.received()

@@ -1,7 +1,7 @@
-"""`python -m loadtest.scenarios.siege`: what a stranger can do to others before any login.
+"""`python -m loadtest.scenarios.siege`: what an unauthenticated client can do to others.
 
-A flood of wrong passwords from one address (127.0.0.2) while another logs in; then heads of requests that never end.
-Told: the seconds of the right login, what the flood was answered, and the gateway's resident memory. Linux only.
+A flood of wrong passwords from one address (127.0.0.2) while another client logs in; then endless request heads. Prints
+the seconds of the valid login, the answers to the flood, and the gateway's resident memory. Linux only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEBIBYTE: Final = 1 << 20
 
 
 async def log_in(address: tuple[str, int], password: str, local: str = "127.0.0.1") -> int:
-    """The reason code of CONNACK to `ann` and a password."""
+    """Connect as `ann` with a password, and return CONNACK's reason code."""
     parts = [b"siege-" + password.encode(), b"ann", password.encode()]
     body = b"\0\x04MQTT\x05\xc2\0\x3c\0" + b"".join(struct.pack("!H", len(part)) + part for part in parts)
     reader, writer = await asyncio.open_connection(*address, local_addr=(local, 0))
@@ -41,7 +41,7 @@ async def log_in(address: tuple[str, int], password: str, local: str = "127.0.0.
 
 
 async def flood(address: tuple[str, int], attempts: int) -> tuple[float, dict[int, int]]:
-    """Seconds of a right login amid `attempts` wrong ones, and what those were answered until then."""
+    """Return the seconds of a valid login amid `attempts` wrong ones, and their answers so far."""
     answers: collections.Counter[int] = collections.Counter()
 
     async def attempt(number: int) -> None:
@@ -60,7 +60,7 @@ async def flood(address: tuple[str, int], attempts: int) -> tuple[float, dict[in
 
 
 async def heads(gateway: GatewayProcess, count: int, fields: int) -> list[int]:
-    """Resident MiB before, with and after `count` heads that do not end."""
+    """Return resident MiB before, with and after `count` endless request heads."""
     host, _, port = str(gateway.addresses["http"]).rpartition(":")
     sizes = [process_resident(gateway.pid)]
     writers = []
@@ -79,9 +79,9 @@ async def heads(gateway: GatewayProcess, count: int, fields: int) -> list[int]:
 
 
 async def main() -> None:
-    """Run both, each on a gateway that has just started."""
+    """Run both, on a new gateway."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bootstrap", help="Kafka, HOST:PORT; not given: the embedded one")
+    parser.add_argument("--bootstrap", help="Kafka, HOST:PORT; default: the embedded one")
     parser.add_argument("--attempts", type=int, default=300)
     parser.add_argument("--heads", type=int, default=200)
     parser.add_argument("--fields", type=int, default=95)
@@ -96,11 +96,9 @@ async def main() -> None:
         try:
             host, _, port = str(gateway.addresses["mqtt"]).rpartition(":")
             took, answers = await flood((host, int(port)), given.attempts)
-            print(f"a right login amid {given.attempts} wrong ones: {took:.2f} s; these so far: {answers}")
+            print(f"a valid login amid {given.attempts} wrong ones: {took:.2f} s; their answers so far: {answers}")
             before, during, after = await heads(gateway, given.heads, given.fields)
-            print(
-                f"{given.heads} heads without an end: {before} MiB resident before, {during} with them, {after} after"
-            )
+            print(f"{given.heads} endless heads: {before} MiB resident before, {during} with them, {after} after")
         finally:
             await gateway.stop()
 

@@ -1,8 +1,8 @@
-"""Scenario `soak`: all protocols in and out for long; memory, descriptors and tasks must stay what they are.
+"""Scenario `soak`: all protocols in both directions for long; memory, descriptors and tasks must not grow.
 
-Messages go in courses: new connections send some thousands, new connections receive them, all of them are counted and
-every connection is closed. So what is kept for a message, and what is kept for a connection, both show. A consumer over
-HTTP polls through all courses.
+Messages are sent in courses: new connections send some thousands, new connections receive them, all are counted and
+every connection is closed. So leaks per message and leaks per connection both show. One HTTP consumer polls through all
+courses.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ CONSUMERS: Final = "application/vnd.kafka.v2+json"
 RETENTION: Final = {"retention.bytes": "67108864", "segment.bytes": "16777216"}
 TICK_S: Final = 0.005
 MIB: Final = 1024 * 1024
-QUALITIES: Final = (1, 2, 0)  # of MQTT's courses, in turn
+QUALITIES: Final = (1, 2, 0)  # QoS of MQTT's courses, in turn
 TASKS: Final = "trivium_event_loop_tasks"
 Say = Callable[[str], None]
 
 
 class Plan(NamedTuple):
-    """What to do.
+    """Parameters.
 
     Attributes:
-        minutes: how long, unless `messages` is reached before.
-        messages: for each protocol; None: as many as fit into the time.
-        protocols: which.
-        rate: messages a second for each protocol; None: as fast as answered.
+        minutes: the duration, unless `messages` is reached before.
+        messages: of each protocol. None means as many as fit into the time.
+        protocols: the protocols to run.
+        rate: messages per second of each protocol. None means as fast as they are acknowledged.
         course: messages of one course.
         connections: senders of one course.
         size: payload bytes.
-        interval: seconds between two samples.
-        settle: seconds before anything is judged.
-        patience: seconds without a message after which what is missing is lost.
+        interval: seconds between samples.
+        settle: seconds before measurements count.
+        patience: seconds without a message after which missing messages are lost.
     """
 
     minutes: float = 30.0
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What must be flat: growth from the settling to the end at most this share of it, or this much."""
+    """A measure that must be flat: it may grow by this share, or by `least`, from settling to the end."""
 
     name: str
     share: float
@@ -98,14 +98,14 @@ MEASURES: Final = (
 
 
 class Soaked(NamedTuple):
-    """What came of it."""
+    """The result."""
 
     samples: list[Sample]
     growth: dict[str, float]
     problems: list[str]
 
     def row(self) -> dict[str, float | int]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         last = self.samples[-1]
         return {
             "minutes": round(last.seconds / 60, 1),
@@ -124,10 +124,10 @@ class Soaked(NamedTuple):
 
 
 def growth(samples: Sequence[Sample], measure: Measure, settle: float) -> float | None:
-    """How much it has grown from `settle` to the end, a single peak left out; None: there are too few samples.
+    """Return the growth from `settle` to the end, ignoring a single peak; None if there are too few samples.
 
-    The greater of two: the median slope of all pairs (Theil-Sen) times that span, which sees a steady rise, and the
-    last third's median over the first third's, which sees a step.
+    It is the greater of the median slope of all pairs (Theil-Sen) times that span, which detects a steady rise, and
+    the last third's median minus the first third's, which detects a step.
     """
     judged = [one for one in samples if one.seconds >= settle]
     if len(judged) < 3:
@@ -144,7 +144,7 @@ def growth(samples: Sequence[Sample], measure: Measure, settle: float) -> float 
 
 
 def judge(samples: Sequence[Sample], settle: float) -> tuple[dict[str, float], list[str]]:
-    """The growth of each measure, and what is not flat."""
+    """Return the growth of each measure, and the measures that are not flat."""
     grown: dict[str, float] = {}
     problems: list[str] = []
     for measure in MEASURES:
@@ -175,7 +175,7 @@ class Soak:
         self._over = False
 
     async def run(self) -> Soaked:
-        """Until the time is over or every protocol has sent what it was to."""
+        """Run until the time is over, or every protocol has sent its messages."""
         plan = self._plan
         for protocol in plan.protocols:
             await create_topic(self._gateway.kafka, self._topic(protocol), configs=RETENTION)
@@ -234,7 +234,7 @@ class Soak:
     # loading
 
     async def _protocol(self, protocol: str) -> None:
-        """Courses of one protocol, one after another; what ends them all early is a problem."""
+        """Run courses of one protocol; an error that ends them early is a problem."""
         try:
             await self._courses(protocol)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -297,7 +297,7 @@ class Soak:
                 if now > answered:
                     answered, moved = now, loop.time()
                 elif loop.time() - moved > plan.patience:
-                    raise TimeoutError(f"{count - answered} messages are not answered")
+                    raise TimeoutError(f"{count - answered} messages are not acknowledged")
             for one in senders:
                 one.finished.result()
                 if one.refused:
@@ -355,7 +355,7 @@ class Soak:
 
     @contextlib.asynccontextmanager
     async def _listener(self, topic: str, prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
-        """Server-sent events."""
+        """Receive server-sent events during the block."""
         host, port = self._gateway.address("http")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
         async with (
@@ -375,7 +375,7 @@ class Soak:
 
     @contextlib.asynccontextmanager
     async def _consumer(self, topic: str) -> AsyncIterator[Callable[..., Any]]:
-        """One consumer for all courses; gives what makes a course's reader of it."""
+        """Run one consumer for all courses; yield a factory of a course's reader."""
         host, port = self._gateway.address("http")
         base = f"http://{host}:{port}/consumers/{topic}"
         partitions = [{"topic": topic, "partition": number} for number in range(3)]
@@ -416,7 +416,7 @@ class Soak:
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """As CSV."""
+    """Write the samples as CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Sample._fields)
@@ -424,7 +424,7 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def draw(path: Path, samples: Sequence[Sample], settle: float) -> None:
-    """As an SVG: a panel for each measure, and a line where the judging begins."""
+    """Draw an SVG with a panel for each measure, and a line where measurements start to count."""
     end = samples[-1].seconds
     panels = [
         plot.Panel(
@@ -434,5 +434,5 @@ def draw(path: Path, samples: Sequence[Sample], settle: float) -> None:
         for measure in MEASURES
     ]
     marks = [plot.Mark(settle, settle)] if settle < end else []
-    note = f"0 to {end / 60:.1f} minutes; judged from {settle / 60:.1f} on"
+    note = f"0 to {end / 60:.1f} minutes; counted from {settle / 60:.1f} on"
     path.write_text(plot.draw(panels, end, note=note, marks=marks))

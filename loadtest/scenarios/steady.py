@@ -1,4 +1,4 @@
-"""Scenario `steady`: senders keep a window full, or a rate; then the log is held against the answers."""
+"""Scenario `steady`: senders keep a window full, or a rate; then the log is compared with the acknowledgements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TICK_S: Final = 0.002
 
 
 class Load(NamedTuple):
-    """What to send."""
+    """The load to send."""
 
     protocol: str
     address: str
@@ -31,15 +31,15 @@ class Load(NamedTuple):
     window: int = 100
     messages: int = 100_000  # in total, over all connections
     size: int = 100
-    batch: int = 100  # records a request, HTTP only
-    rate: float | None = None  # messages a second in total
-    qos: int = 1  # MQTT only; at 0 only each connection's last message is answered, when all before it are through
-    topics: int = 0  # MQTT only; how many each sender publishes to in turn, with a user property each; 0: its own
-    kind: Kind | None = None  # AMQP only; None: the sender's key as an annotation, and the payload
+    batch: int = 100  # records per request, HTTP only
+    rate: float | None = None  # messages per second in total
+    qos: int = 1  # MQTT only; at 0 only each connection's last message is acknowledged
+    topics: int = 0  # MQTT only; topics per sender, with a user property each; 0: one
+    kind: Kind | None = None  # AMQP only; None: payload, with the sender's key as an annotation
 
 
 class Measured(NamedTuple):
-    """What came of it. `cpu_us` is the CPU of the watched process per acknowledged message, in microseconds."""
+    """The result. `cpu_us` is the CPU of the watched process per acknowledged message, in microseconds."""
 
     sent: int
     answered: int
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
     cpu_us: float
 
     def row(self) -> dict[str, float | int | str]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         return {
             "messages": self.answered,
             "per second": round(self.answered / self.seconds) if self.seconds else 0,
@@ -62,7 +62,7 @@ class Measured(NamedTuple):
 
 
 async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None = None) -> Measured:
-    """Run one load to its end; each connection is one sender with one key, so its order can be judged."""
+    """Run one load to its end; each connection is one sender with one key, so its order can be verified."""
     loop = asyncio.get_running_loop()
     host, _, port = load.address.rpartition(":")
     per_connection = load.messages // load.connections
@@ -105,12 +105,12 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
 
 
 async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger) -> Verdict:
-    """Read the topic and compare."""
+    """Read the topic and compare it with the ledger."""
     return (await read_topic(bootstrap, load.topic, numbering, by_partition=load.topics > 0)).judge(ledger)
 
 
 async def _warm_up(load: Load, host: str, port: int) -> None:
-    """One message at QoS 1: a flood that nobody may pause is not to meet a topic that is still being looked up."""
+    """Send one message at QoS 1, because a QoS 0 flood cannot be paused while its topic is looked up."""
     pace = Pace(1, None)
     pace.start()
     make = partial(
@@ -123,7 +123,7 @@ async def _warm_up(load: Load, host: str, port: int) -> None:
 
 async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseException | None]:
     finished = asyncio.gather(*(sender.finished for sender in senders), return_exceptions=True)
-    while paced and not finished.done():  # a rate needs a clock; a full window is refilled by the answers
+    while paced and not finished.done():  # a rate needs a clock; a full window is refilled by acknowledgements
         await asyncio.wait((finished,), timeout=_TICK_S)
         for sender in senders:
             sender.push()
@@ -131,7 +131,7 @@ async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseExc
 
 
 def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger) -> Callable[[], Sender]:
-    """A factory of the load's kind of sender, for `create_connection`."""
+    """Return a factory of the load's kind of sender, for `create_connection`."""
 
     def acknowledge(first: int, behind: int) -> None:
         ledger.acknowledge_run(sender, first, behind)

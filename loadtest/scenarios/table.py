@@ -1,4 +1,4 @@
-"""Scenario `table`: every figure of `docs/performance.md` about MQTT's speed, by one command, on a gateway of its own.
+"""Scenario `table`: measures every figure about MQTT's speed in `docs/performance.md`, on its own gateway.
 
 On a machine with two processors the gateway has the first to itself; Kafka and the load share the second.
 """
@@ -40,7 +40,7 @@ class Spreading(NamedTuple):
 BARE: Final = "bare aiokafka, no client"
 BARE_S: Final = 3.0
 OPEN: Final = 256
-"""The gateway's Receive Maximum: a rate fills it only when PUBACKs are late."""
+"""The gateway's Receive Maximum: a rate fills it only if PUBACKs are late."""
 
 ROWS: Final[tuple[Publishing | Spreading, ...]] = (
     Publishing("QoS 1, 10 x 100", 1, 10, 100, 600_000),
@@ -61,10 +61,10 @@ ROWS: Final[tuple[Publishing | Spreading, ...]] = (
 
 
 def make_way() -> set[int]:
-    """Leave the first processor to the gateway: this process, and Kafka when it is started by it, use the others.
+    """Leave the first processor to the gateway: this process, and a Kafka that it starts, use the others.
 
     Returns:
-        Where the gateway is to run.
+        the processors for the gateway.
     """
     processors = sorted(os.sched_getaffinity(0))
     if len(processors) > 1:
@@ -78,8 +78,8 @@ async def measure(
     """Run the rows whose name contains `wanted`, each `rounds` times, with `share` of its messages.
 
     Returns:
-        Columns of a report: of each row the round with the least CPU for each message, which the machine's other
-        business has disturbed least.
+        the columns of a report: for each row the round with the least CPU per message, which other activity of the
+        machine has disturbed least.
     """
     found = [await beside_aiokafka(gateway, rounds, share, say)]
     for row in ROWS:
@@ -102,11 +102,11 @@ async def measure(
 async def beside_aiokafka(
     gateway: GatewayProcess, rounds: int, share: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The first row of every table: what aiokafka alone costs in this run, where the gateway runs; the best round."""
+    """Return the first row of every table: the cost of aiokafka alone on the gateway's processors; the best round."""
     topic = f"bare-{Numbering().run}"
     await create_topic(gateway.kafka, topic)
     best: Stored | None = None
-    for number in range(rounds + 1):  # the first does not count: the broker's Java compiles as it goes
+    for number in range(rounds + 1):  # the first does not count: the broker's JVM is still compiling
         stored = await store_beside(gateway.kafka, topic, BARE_S * share, os.sched_getaffinity(gateway.pid))
         if number:
             say(f"{BARE}, round {number}: {stored.rate:,.0f}/s, {stored.cpu_us:.2f} us")

@@ -1,7 +1,7 @@
-"""Scenario `topics`: clients of every protocol make Kafka topics until the limits refuse, on an embedded Kafka.
+"""Scenario `topics`: clients of every protocol create Kafka topics until the limits refuse, on an embedded Kafka.
 
-Modest clients send and receive meanwhile in topics that exist. Then gateway and Kafka are killed and start again on
-their data; then there are more topics than the defaults allow, and then fewer open files than the data need.
+Meanwhile modest clients send and receive on existing topics. Then gateway and Kafka are killed and restarted on their
+data; then there are more topics than the defaults allow, and finally fewer open files than the data needs.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ REFUSALS: Final = {
     "http": "429",
 }
 SHARE: Final = 0.7
-"""Of the broker's open files, for its topics (docs/configuration.md)."""
+"""The share of the broker's open files that its topics may use (docs/configuration.md)."""
 SLACK: Final = 0.1
-"""Of them, that clients, new segments and compaction may take beside."""
+"""The additional share for clients, new segments and compaction."""
 PAUSE_S: Final = 0.05
 _TOPICS: Final = ("modest-mqtt", "modest-amqp", "modest-http")
 
 
 class Plan(NamedTuple):
-    """How much of each.
+    """Parameters.
 
     Attributes:
-        principals: beside a greedy one, who comes first.
-        files: that gateway and broker may open, each, while they are flooded.
-        enough: refusals that a client takes before it ends.
-        filters: of topics that do not exist, for each principal.
-        topics: in the end, by raised limits, with one partition each.
-        scarce: open files of the start that must be refused; 0: not tried.
-        topic_limit: `kafka.max_topics` of the first part; 0: the default.
-        principal_limit: `kafka.max_topics_per_principal` of it; 0: the default.
-        again: 1: the directory is an earlier run's; begin with the start after the kill.
+        principals: in addition to a greedy one, which is first.
+        files: limit of open files of gateway and broker, each, during the flood.
+        enough: refusals after which a client ends.
+        filters: of missing topics, for each principal.
+        topics: number in the end, with raised limits and one partition each.
+        scarce: open files of the start that must be refused. 0 skips it.
+        topic_limit: `kafka.max_topics` of the first part. 0 means the default.
+        principal_limit: its `kafka.max_topics_per_principal`. 0 means the default.
+        again: 1 if the directory is an earlier run's: begin with the start after the kill.
     """
 
     principals: int = 6
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One part of the run; `answers` by protocol and answer."""
+    """One part of the run; `answers` by protocol and result."""
 
     name: str
     seconds: float
@@ -88,7 +88,7 @@ class Part(NamedTuple):
     rounds: Latencies
 
     def row(self) -> dict[str, Any]:
-        """As columns of a report."""
+        """Return the columns of a report."""
         said = {protocol: ", ".join(f"{word or 'made'} {n}" for word, n in found.items())
                 for protocol, found in self.answers.items()}  # fmt: skip
         return {
@@ -123,7 +123,7 @@ class Flood:
             self._limits["TRIVIUM_KAFKA__MAX_TOPICS_PER_PRINCIPAL"] = str(plan.principal_limit)
 
     async def run(self) -> tuple[list[Part], list[str]]:
-        """All parts; what was measured and what was wrong."""
+        """Run all parts; return the measurements and the problems."""
         plan = self._plan
         gateway = self._gateway(self._limits, plan.files)
         try:
@@ -142,7 +142,7 @@ class Flood:
         return self._parts, self._problems
 
     async def _overfull(self, gateway: GatewayProcess) -> GatewayProcess:
-        """More topics than the limits allow; returns the gateway that runs at the end."""
+        """Create more topics than the limits allow; return the gateway that runs in the end."""
         plan = self._plan
         raised = self._settings | {
             "TRIVIUM_KAFKA__MAX_TOPICS": str(plan.topics),
@@ -165,12 +165,12 @@ class Flood:
             return gateway
         least = await self._too_few(plan.scarce)
         gateway = self._gateway(self._limits, least)
-        await self._start(gateway, f"the {least} open files that it asked for")
+        await self._start(gateway, f"the {least} open files that it requires")
         await self._part(gateway, "as many files as it asks for", lambda told: self._flood(gateway, self._users, told))
         return gateway
 
     async def _too_few(self, files: int) -> int:
-        """Start with too few open files; how many it says that it needs."""
+        """Start with too few open files; return how many it says that it needs."""
         gateway = self._gateway(self._limits, files)
         try:
             await gateway.start()
@@ -195,17 +195,17 @@ class Flood:
     async def _start(self, gateway: GatewayProcess, how: str) -> None:
         began = time.monotonic()
         await gateway.launch()
-        await gateway.wait_ready(None)  # it gives up by itself when Kafka makes no progress
+        await gateway.wait_ready(None)  # it gives up on its own if Kafka makes no progress
         self._say(f"started ({how}) in {time.monotonic() - began:.1f} s")
 
     async def _kill(self, gateway: GatewayProcess) -> None:
-        """As a machine that goes down: both at once."""
+        """Kill gateway and Kafka together, like a machine that goes down."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(gateway.addresses["kafka_pid"]), signal.SIGKILL)
         await gateway.kill()
 
     async def _part(self, gateway: GatewayProcess, name: str, work: Callable[[Told], Awaitable[None]]) -> None:
-        """Do it beside modest clients, and look."""
+        """Run `work` beside modest clients, and measure."""
         told: Told = {}
         watch = _Watch(gateway)
         began, cpu = time.monotonic(), process_cpu(gateway.pid)
@@ -226,7 +226,7 @@ class Flood:
             self._problems.append(f"{name}: the modest clients were not served")
 
     async def _flood(self, gateway: GatewayProcess, users: list[str], told: Told) -> None:
-        """Everybody makes topics until `enough` refusals; then nothing more may be made."""
+        """Have all users create topics until `enough` refusals; then no more can be created."""
         async with asyncio.TaskGroup() as tasks:
             for user in users:
                 for protocol, make in _PROTOCOLS.items():
@@ -238,7 +238,7 @@ class Flood:
         return f"flood-{next(self._numbers)}-{self._run}"
 
     async def _subscribe(self, gateway: GatewayProcess, told: Told) -> None:
-        """Name what does not exist; nothing is made."""
+        """Subscribe to missing topics, which must not create them."""
         before = await _count(gateway)
         async with asyncio.TaskGroup() as tasks:
             asked = [
@@ -247,14 +247,14 @@ class Flood:
             ]
         told["mqtt"] = collections.Counter(granted=sum(one.result() for one in asked))
         if await _count(gateway) != before:
-            self._problems.append("SUBSCRIBE has made topics")
+            self._problems.append("SUBSCRIBE created topics")
 
 
 Told = dict[str, collections.Counter[str]]
 
 
 def _until(said: collections.Counter[str], enough: int, problems: list[str], refusal: str) -> makers.Answered:
-    """Count answers; it is enough after so many refusals in a row."""
+    """Return a function that counts results, and returns False after `enough` refusals in a row."""
     refused = 0
 
     def answered(word: str) -> bool:
@@ -284,16 +284,16 @@ _PROTOCOLS: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
 }
 
 
-# Modest clients: a message, its acknowledgement, its arrival; then the next.
+# Modest clients send a message, wait for its acknowledgement and its arrival, and then send the next.
 
 
 @contextlib.asynccontextmanager
 async def _modest(gateway: GatewayProcess, problems: list[str]) -> AsyncIterator[Latencies]:
-    """One of each protocol, while the context lasts; how long their rounds took."""
+    """Run one client of each protocol during the block, and yield the latencies of their rounds."""
     rounds = Latencies()
     clients = [_modest_mqtt(gateway), _modest_http(gateway), _modest_amqp(gateway)]
     for client in clients:
-        await anext(client)  # topics exist, and receivers are there
+        await anext(client)  # topics exist, and receivers are attached
 
     async def go_on(client: AsyncIterator[None]) -> None:
         while not over.is_set():
@@ -301,7 +301,7 @@ async def _modest(gateway: GatewayProcess, problems: list[str]) -> AsyncIterator
             try:
                 async with asyncio.timeout(makers.PATIENCE_S):
                     await anext(client)
-            except Exception as error:  # any of it is what the run looks for
+            except Exception as error:  # any error is what the run looks for
                 problems.append(f"a modest client: {error!r}")
                 return
             rounds.record(time.perf_counter() - began)
@@ -369,7 +369,7 @@ async def _modest_http(gateway: GatewayProcess) -> Any:
 
 
 async def _modest_amqp(gateway: GatewayProcess) -> Any:
-    """By proton's blocking client, each round in a thread."""
+    """Use proton's blocking client, with each round in a thread."""
     url = f"amqp://{gateway.addresses['amqp']}"
     lock = threading.Lock()
 
@@ -401,21 +401,21 @@ def _rounds() -> Iterator[int]:
 
 
 class _Watch:
-    """Looks once a second how many files the broker has open."""
+    """Measures once a second how many files the broker has open."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self._pid = int(gateway.addresses["kafka_pid"])
         self.most = 0
 
     async def look(self) -> None:
-        """For ever."""
+        """Measure forever."""
         while True:
             self.most = max(self.most, process_descriptors(self._pid))
             await asyncio.sleep(1)
 
 
 async def _count(gateway: GatewayProcess) -> int:
-    """Topics, as Kafka itself lists them."""
+    """Return the number of topics that Kafka itself lists."""
     admin = AIOKafkaAdminClient(bootstrap_servers=gateway.kafka, request_timeout_ms=60_000)
     await admin.start()
     try:

@@ -1,7 +1,7 @@
-"""Scenario `windows`: fixed windows of AMQP's links and the one that finds its size, under fast, slow, jittery Kafka.
+"""Scenario `windows`: fixed and adaptive windows of AMQP links, with a fast, a slow and a jittery Kafka.
 
-Senders that send all that they may, to gateways that differ in their windows only, in turn. Slow and jittery Kafka is
-the same broker behind a proxy. Each run is verified.
+Senders send as much as they may, in turn to gateways that differ only in their windows. Slow and jittery Kafka is the
+same broker behind a proxy. Each run is verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WINDOWS: Final[Mapping[str, Mapping[str, str]]] = {
         f"fixed {size}": {
             "TRIVIUM_AMQP__LINK_CREDIT": str(size),
             "TRIVIUM_AMQP__LINK_CREDIT_LEAST": str(size),
-            "TRIVIUM_AMQP__SESSION_WINDOW_BYTES": str(1 << 30),  # the senders heed their credit only
+            "TRIVIUM_AMQP__SESSION_WINDOW_BYTES": str(1 << 30),  # only the credit limits the senders
         }
         for size in FIXED
     },
@@ -39,19 +39,19 @@ WINDOWS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Settings of the gateways."""
 DELAYS: Final[Mapping[str, tuple[float, float]]] = {"fast": (0.0, 0.0), "slow": (0.05, 0.0), "jittery": (0.0, 0.1)}
-"""What each piece on its way to Kafka or back waits, in seconds, and at most beside that."""
-WARM: Final = 10  # one part in so many of a run's messages is sent before anything is measured
+"""Delay of each piece to and from Kafka in seconds, and its largest additional random delay."""
+WARM: Final = 10  # the warm-up sends this fraction of a run's messages
 SLOWER: Final = 0.95
-"""Of the best fixed window's throughput."""
+"""The least throughput, relative to the best fixed window."""
 SHORTER: Final = 0.5
-"""Of the largest fixed window's latency."""
+"""The highest latency, relative to the largest fixed window."""
 _ALL: Final = 1_000_000  # no sender's own window is smaller than its credit
 _BROKEN: Final = ("lost", "duplicated", "reordered", "errors")
 _MEASURES: Final = ("per second", "p50 ms", "p99 ms", "cpu us/msg")
 
 
 class Plan(NamedTuple):
-    """How much; messages of a run to fast Kafka, and to the others."""
+    """Parameters; messages of a run with fast Kafka, and with the others."""
 
     connections: int = 12
     messages: int = 300_000
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 
 
 async def measure(directory: Path, plan: Plan, only: str, say: Say) -> list[dict[str, Any]]:
-    """A row for each Kafka and window: medians of the rounds, and the sum of what is lost, duplicated and reordered."""
+    """Return a row for each Kafka and window: medians of the rounds, and sums of lost, duplicated and reordered."""
     rows: list[dict[str, Any]] = []
     async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
         for name, (delay_s, jitter_s) in DELAYS.items():
@@ -83,7 +83,7 @@ async def measure(directory: Path, plan: Plan, only: str, say: Say) -> list[dict
 async def _in_turn(
     gateways: Mapping[str, GatewayProcess], kafka: str, plan: Plan, say: Say
 ) -> dict[str, list[dict[str, Any]]]:
-    """The runs with each window."""
+    """Return the runs of each window."""
     found: dict[str, list[dict[str, Any]]] = {window: [] for window in gateways}
     for turn in range(plan.rounds + 1):
         for window, gateway in gateways.items():
@@ -91,7 +91,7 @@ async def _in_turn(
             if turn:
                 found[window].append(row)
                 rate, median, late = row["per second"], row["p50 ms"], row["p99 ms"]
-                say(f"{window}: {rate:,} a second, p50 {median:.0f} ms, p99 {late:.0f} ms")
+                say(f"{window}: {rate:,} per second, p50 {median:.0f} ms, p99 {late:.0f} ms")
     return found
 
 
@@ -126,7 +126,7 @@ async def _gateways(directory: Path, bootstrap: str) -> AsyncIterator[dict[str, 
 
 
 def judge_windows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the window that finds its size is not as good as it must be."""
+    """Return where the adaptive window is not as good as required."""
     found = {row[""]: row for row in rows}
     problems = [f"{name}: {what} {row[what]}" for name, row in found.items() for what in _BROKEN if row[what]]
     for kafka in DELAYS:
@@ -136,7 +136,7 @@ def judge_windows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         fixed = [found[f"{kafka}, fixed {size}"] for size in FIXED]
         best = max(row["per second"] for row in fixed)
         if ours["per second"] < SLOWER * best:
-            problems.append(f"{kafka}: {ours['per second']:,.0f} a second; a fixed window brings {best:,.0f}")
+            problems.append(f"{kafka}: {ours['per second']:,.0f} per second; a fixed window reaches {best:,.0f}")
         problems += [
             f"{kafka}: {name} of {ours[name]:.0f} ms; that of a window of {FIXED[-1]} is {fixed[-1][name]:.0f} ms"
             for name in ("p50 ms", "p99 ms")

@@ -1,6 +1,6 @@
-"""`python -m loadtest.spark SCENARIO`: jobs of Spark, judged plainly.
+"""`python -m loadtest.spark SCENARIO`: load tests of Spark jobs, with a verdict.
 
-Each starts Kafka (that of `trivium up`) unless it is given one.
+Each starts its own Kafka (that of `trivium up`) unless one is given.
 """
 
 from __future__ import annotations
@@ -18,74 +18,82 @@ TRIGGERS = ("micro-batch", "real-time")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.spark", description=__doc__)
-    parser.add_argument("--bootstrap-servers", help="a Kafka that is there already")
-    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds after which the scenario is ended")
+    parser.add_argument("--bootstrap-servers", help="an existing Kafka")
+    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds after which the scenario is stopped")
     scenarios = parser.add_subparsers(dest="scenario", required=True)
-    one = scenarios.add_parser("backlog", help="readings of minutes are there before the job starts")
+    one = scenarios.add_parser("backlog", help="start a job on minutes of stored readings")
     one.add_argument("--readings", type=int, default=100_000)
     one.add_argument("--trigger", choices=TRIGGERS, default="real-time")
-    one = scenarios.add_parser("kills", help="the job is killed again and again while readings come")
+    one = scenarios.add_parser("kills", help="kill the job repeatedly while readings arrive")
     one.add_argument("--kills", type=int, default=20)
-    one.add_argument("--rate", type=int, default=200, help="readings a second; one in fifty is far too late")
+    one.add_argument("--rate", type=int, default=200, help="readings per second; one in fifty is far too late")
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("archive", help="the job of an archive is killed again and again while records come")
+    one = scenarios.add_parser("archive", help="kill an archive job repeatedly while records arrive")
     one.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet")
     one.add_argument("--kills", type=int, default=20)
-    one.add_argument("--rate", type=int, default=1_000, help="records a second")
+    one.add_argument("--rate", type=int, default=1_000, help="records per second")
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("last", help="the job of last values is killed again and again while values come")
+    one = scenarios.add_parser("last", help="kill a last-known job repeatedly while values arrive")
     one.add_argument("--kills", type=int, default=20)
-    one.add_argument("--rate", type=int, default=200, help="records a second")
+    one.add_argument("--rate", type=int, default=200, help="records per second")
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("proofs", help="`kills` with each trigger, `last`, and `archive` in each format")
-    one.add_argument("--kills", type=int, default=20, help="of each")
-    one.add_argument("--together", type=int, default=2, help="so many run beside each other")
-    one.add_argument("--proof-limit", type=float, default=1_200.0, help="seconds after which one is ended")
-    one.add_argument("--only", action="append", default=[], metavar="NAME", help="as its verdict names it")
+    one = scenarios.add_parser("proofs", help="run `kills` with each trigger, `last`, and `archive` in each format")
+    one.add_argument("--kills", type=int, default=20, help="kills of each proof")
+    one.add_argument("--together", type=int, default=2, help="proofs that run at the same time")
+    one.add_argument("--proof-limit", type=float, default=1_200.0, help="seconds after which a proof is stopped")
+    one.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this proof, by the name in its verdict; repeatable",
+    )
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("replay", help="dead letters are replayed twice, by a job that is killed meanwhile")
+    one = scenarios.add_parser("replay", help="replay dead letters twice, with a job that is killed meanwhile")
     one.add_argument("--letters", type=int, default=10_000)
     one.add_argument("--kills", type=int, default=5)
-    one.add_argument("--rate", type=int, default=500, help="letters a second, while it is killed")
+    one.add_argument("--rate", type=int, default=500, help="dead letters per second, while it is killed")
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("audit", help="one record of a million is missing")
+    one = scenarios.add_parser("audit", help="hide one record of a million")
     one.add_argument("--records", type=int, default=1_000_000)
     one.add_argument("--minutes", type=int, default=10)
     one.add_argument("--seed", type=int, default=0)
-    one = scenarios.add_parser("cluster", help="a standalone cluster, of which a worker is killed under load")
-    one.add_argument("--rate", type=int, default=200, help="readings a second")
+    one = scenarios.add_parser("cluster", help="kill a worker of a standalone cluster under load")
+    one.add_argument("--rate", type=int, default=200, help="readings per second")
     one.add_argument("--trigger", choices=TRIGGERS, default="micro-batch")
-    one = scenarios.add_parser("rates", help="records per CPU second: the bare source, decoding, windows, archive")
+    one = scenarios.add_parser("rates", help="measure records per CPU second: bare source, decoding, windows, archive")
     one.add_argument("--readings", type=int, default=400_000, help="ten million take 2 GB of disk")
     one.add_argument("--rounds", type=int, default=3)
     one.add_argument("--step-limit", type=float, default=600.0, help="seconds after which a step is stopped")
-    one.add_argument("--step", action="append", default=[], metavar="STEP", help="only this one (again: and that)")
+    one.add_argument("--step", action="append", default=[], metavar="STEP", help="only this step; repeatable")
     one.add_argument(
         "--least", type=_least, action="append", default=[], metavar="STEP=RATE",
-        help="what a step must reach, records per CPU second",
+        help="records per CPU second that a step must reach",
     )  # fmt: skip
-    one = scenarios.add_parser("state", help="one row of state for each of very many devices, on disk")
+    one = scenarios.add_parser("state", help="keep one row of state for each of very many devices, on disk")
     one.add_argument("--devices", type=int, default=1_000_000)
-    one.add_argument("--again", type=int, default=200_000, help="devices that send once more after each restart")
+    one.add_argument("--again", type=int, default=200_000, help="devices that send again after each restart")
     one.add_argument("--heap", default="1g", help="Java heap of the job")
-    one = scenarios.add_parser("behind", help="a job that falls far behind, beside a client of the gateway")
+    one = scenarios.add_parser("behind", help="let a job fall far behind, beside a client of the gateway")
     one.add_argument("--readings", type=int, default=400_000)
-    one.add_argument("--most", type=int, default=40_000, help="records of a batch at most")
-    one.add_argument("--rate", type=int, default=100, help="messages of the client a second")
-    one.add_argument("--seconds", type=float, default=20.0, help="of the client without the job")
-    one = scenarios.add_parser("latency", help="from an MQTT sensor through Spark to an MQTT subscriber")
-    one.add_argument("--rate", type=int, default=1_000, help="readings a second, of all sensors")
+    one.add_argument("--most", type=int, default=40_000, help="the most records of a batch")
+    one.add_argument("--rate", type=int, default=100, help="messages per second of the client")
+    one.add_argument("--seconds", type=float, default=20.0, help="seconds of the client without the job")
+    one = scenarios.add_parser("latency", help="measure from an MQTT sensor through Spark to an MQTT subscriber")
+    one.add_argument("--rate", type=int, default=1_000, help="readings per second of all sensors")
     one.add_argument("--sensors", type=int, default=1_000)
-    one.add_argument("--warm-up", type=float, default=60.0, help="seconds that are not counted")
-    one.add_argument("--seconds", type=float, default=330.0, help="that are: more than an interval of real time")
+    one.add_argument("--warm-up", type=float, default=60.0, help="seconds before measurements count")
+    one.add_argument(
+        "--seconds", type=float, default=330.0, help="seconds measured; should exceed an interval of real time"
+    )
     one.add_argument("--trigger", choices=TRIGGERS, help="default: both, one after the other")
-    one.add_argument("--interval", help="between two checkpoints of real time (default: the job's own, 5m)")
-    one.add_argument("--p50", type=float, default=60.0, help="ms that half of real time's may take")
-    one.add_argument("--p99", type=float, default=150.0, help="ms that 99 of 100 may take")
+    one.add_argument("--interval", help="interval of real-time checkpoints (default: the job's own, 5m)")
+    one.add_argument("--p50", type=float, default=60.0, help="limit in ms for the median in real time")
+    one.add_argument("--p99", type=float, default=150.0, help="limit in ms for the 99th percentile in real time")
     return parser.parse_args(argv)
 
 
@@ -95,7 +103,7 @@ def _least(text: str) -> tuple[str, float]:
 
 
 async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gateway: GatewayProcess | None) -> int:
-    """One scenario; 0: every promise was kept."""
+    """Run one scenario; 0 if it passed."""
     if given.scenario == "backlog":
         return await backlog.run(bootstrap, directory, given.readings, given.trigger)
     if given.scenario == "kills":
@@ -136,14 +144,14 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gatewa
 
 
 async def main() -> int:
-    """The command: the last line is the verdict."""
+    """Run the command line; the last line is the verdict."""
     given = arguments()
     code = 1
     try:
         async with asyncio.timeout(given.limit):
             code = await _with_kafka(given)
     except TimeoutError:
-        print(f"not done within {given.limit:g} s")
+        print(f"not finished within {given.limit:g} s")
     print("not kept" if code else "kept")
     return code
 

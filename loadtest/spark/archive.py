@@ -1,7 +1,7 @@
-"""Scenario `archive`: the job of an archive is killed again and again while records come, and its upkeep with it.
+"""Scenario `archive`: kills an archive job and its `maintain` repeatedly while records arrive.
 
-A reader that knows nothing of either reads all the time: each record must be there once, and none left out before
-another. At the end all of the log is there, in large files, and nothing beside it.
+An independent reader reads all the time: it must see each record once, and none missing before another. At the end
+the archive has all records of the log, in large files, and no other files remain.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ sink = {{ {sink} }}
 run = {{ checkpoint = "{checkpoint}", max_offsets_per_trigger = 2000 }}
 maintain = {{ unused = "{unused}" }}
 """
-SETTLE_READS: Final = 180  # a second apart
+SETTLE_READS: Final = 180  # one second apart
 UPKEEP_S: Final = 300.0
 UPKEEP_PAUSE_S: Final = 3.0
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     format: str
     kills: int
@@ -49,17 +49,17 @@ class Plan(NamedTuple):
 
 
 class Reader:
-    """Reads all the time, and keeps what was wrong."""
+    """Reads repeatedly, and records what was wrong."""
 
     def __init__(self, lake: Parquet) -> None:
         self.lake = lake
         self.reads = 0
-        self.rows = 0  # at the last one
-        self.missed = 0  # reads of Parquet that found a file gone, which is an error: they are repeated
+        self.rows = 0  # in the last read
+        self.missed = 0  # Parquet reads that failed because a file was gone, and are repeated
         self.wrong: list[str] = []
 
     def read(self) -> int:
-        """Once; how many rows there are."""
+        """Read once; return the number of rows."""
         try:
             found = self.lake.read()
         except duckdb.IOException as error:
@@ -74,14 +74,14 @@ class Reader:
         return found.rows
 
     async def for_ever(self) -> None:
-        """Until it is cancelled."""
+        """Read until cancelled."""
         while True:
             await asyncio.to_thread(self.read)
             await asyncio.sleep(0.2)
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Kill, finish, compare; 0: every promise was kept."""
+    """Kill, finish, compare; 0 if nothing was violated."""
     topics = await make_topics(bootstrap)
     lake = FORMATS[plan.format](directory)
     reader = Reader(lake)
@@ -101,9 +101,9 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     disk = await asyncio.to_thread(lake.rows_on_disk)
     print(
         f"{plan.format}, {plan.kills} kills: log {log:,}, rows {found.rows:,}, distinct {found.distinct:,}, on disk "
-        f"{disk:,}; files {before:,} before the last upkeep, {len(lake.files()):,} after; {reader.reads:,} reads "
-        f"meanwhile, {len(reader.wrong)} wrong, {reader.missed} repeated; upkeep done {upkeep.done} times, killed "
-        f"{upkeep.killed} times"
+        f"{disk:,}; files {before:,} before the last maintain, {len(lake.files()):,} after; {reader.reads:,} reads "
+        f"meanwhile, {len(reader.wrong)} wrong, {reader.missed} repeated; maintenance runs: {upkeep.done} "
+        f"finished, {upkeep.killed} killed"
     )
     for told in (*reader.wrong[:10], *upkeep.failed):
         print(told)
@@ -112,7 +112,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 
 
 class Upkeep:
-    """Looks after the archive all the time; every second upkeep is killed, at a random moment of it."""
+    """Runs `maintain` repeatedly, and kills every second one at a random moment."""
 
     def __init__(self, file: Path, reader: Reader, rng: random.Random) -> None:
         self.done = 0
@@ -123,7 +123,7 @@ class Upkeep:
         self._rng = rng
 
     async def for_ever(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         took = 0.0
         while True:
             await asyncio.sleep(UPKEEP_PAUSE_S)
@@ -135,7 +135,7 @@ class Upkeep:
             took = max(took, time.monotonic() - began)
 
     async def once(self, file: Path, kill_after_s: float | None) -> None:
-        """An upkeep; None: to its end."""
+        """Run `maintain` once; `kill_after_s` None lets it finish."""
         process = await start_process(
             sys.executable, "-m", "gateway", "spark", "maintain", str(file),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
@@ -143,7 +143,7 @@ class Upkeep:
         ended = asyncio.create_task(process.communicate())
         try:
             await asyncio.wait([ended], timeout=UPKEEP_S if kill_after_s is None else kill_after_s)
-        finally:  # cancelled with the scenario, too
+        finally:  # also if the scenario is cancelled
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             told, _ = await ended
@@ -152,11 +152,11 @@ class Upkeep:
         elif process.returncode == 0:
             self.done += 1
         else:
-            self.failed.append(f"the upkeep ended with {process.returncode}: {told.decode().strip()}")
+            self.failed.append(f"maintain ended with {process.returncode}: {told.decode().strip()}")
 
 
 async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
-    """Records come, the job is killed again and again, and goes on to the log's end; its exit code."""
+    """Send records, kill the job repeatedly, let it reach the log's end; return its exit code."""
 
     def told(kill: int, moment: str) -> None:
         files = len(reader.lake.files())

@@ -1,7 +1,7 @@
-"""Scenario `audit`: a million records in so many minutes, and a gateway that has acknowledged one more than there are.
+"""Scenario `audit`: a million records, and a gateway that reports one more acknowledged record than exists.
 
-The audit must name its topic, partition and minute, and nothing else: no marker of a transaction, no record that was
-aborted, and none that somebody else has written.
+The audit must name its topic, partition and minute, and nothing else: no transaction marker, no aborted record, and no
+record of another writer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ run = {{ bootstrap_servers = "{bootstrap}" }}
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     records: int
     minutes: int
@@ -44,20 +44,20 @@ class Plan(NamedTuple):
 
 
 class Figures:
-    """What a gateway would say: of each partition count, first offset, and the offset behind the last."""
+    """The metrics of a simulated gateway: per partition the count, the first offset, and the offset after the last."""
 
     def __init__(self, topic: str) -> None:
         self.places: dict[int, list[int]] = {}
         self._topic = topic
 
     def stored(self, partition: int, base: int, count: int) -> None:
-        """A batch was acknowledged."""
+        """Record an acknowledged batch."""
         place = self.places.setdefault(partition, [0, base, base])
         place[0] += count
         place[2] = base + count
 
     async def answer(self, _: web.Request) -> web.Response:
-        """`/metrics`."""
+        """Serve `/metrics`."""
         lines = ["process_start_time_seconds 1.0"]
         for partition, values in self.places.items():
             labels = f'{{topic="{self._topic}",partition="{partition}"}}'
@@ -67,7 +67,7 @@ class Figures:
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Store, look, compare; 0: the one that is missing was found, and nothing else."""
+    """Store, audit, compare; 0 if exactly the missing record was found."""
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap, PARTITIONS)
     figures = Figures(topics.source)
@@ -94,7 +94,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
                 figures.places[lost[1]][0] += 1
             await _minute(
                 producer, topics.source, figures, PARTITIONS, BEGIN_MS + minute * 60_000
-            )  # markers lie between
+            )  # with markers in between
             before = _children_cpu_s()
             code = await _look(file)
             cpu += _children_cpu_s() - before
@@ -102,7 +102,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
                 print(f"minute {minute}: the audit ended with {code}")
                 return 1
     await runner.cleanup()
-    await asyncio.sleep(1)  # Kafka answers a commit before readers see it
+    await asyncio.sleep(1)  # Kafka acknowledges a commit before readers see it
     found = [json.loads(record.value) async for record in stored(bootstrap, topics.target, "read_committed")]
     bad = [one for one in found if one["verdict"] != "whole"]
     total = sum(one["stored"] for one in found)
@@ -118,7 +118,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 
 
 async def _minute(producer: AIOKafkaProducer, topic: str, figures: Figures, count: int, at: int) -> None:
-    """Records of a minute, spread over the partitions."""
+    """Send the records of a minute to all partitions."""
     sent: list[tuple[int, int, Any]] = []
     for partition in range(PARTITIONS):
         left = count // PARTITIONS
@@ -137,7 +137,7 @@ async def _minute(producer: AIOKafkaProducer, topic: str, figures: Figures, coun
 
 
 async def _others(producer: AIOKafkaProducer, topic: str) -> None:
-    """What must not disturb: a transaction of others, and one that is aborted, as if it were a gateway's."""
+    """Send what must not disturb: another writer's transaction, and an aborted one with a gateway's headers."""
     async with producer.transaction():
         for partition in range(PARTITIONS):
             await producer.send(topic, b"of others", partition=partition)

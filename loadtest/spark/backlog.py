@@ -1,4 +1,4 @@
-"""Scenario `backlog`: readings of an hour and more, in order, are there before the job starts. None may be missing."""
+"""Scenario `backlog`: starts a job on stored readings of an hour and more, in order; none may be missing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
 
 SENSORS = 200
-STEP_MS = 50  # between two readings
+STEP_MS = 50  # between readings
 
 
 async def run(bootstrap: str, directory: Path, readings: int, trigger: str) -> int:
-    """Fill the topic, start the job, compare; 0: nothing is missing."""
+    """Fill the topic, start the job, compare; 0 if nothing is missing."""
     topics = await make_topics(bootstrap)
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:
         sender = Sender(producer, topics.source)

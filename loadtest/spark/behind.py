@@ -1,6 +1,6 @@
 """Scenario `behind`: a slow job with a long backlog, beside a client of the gateway and one of Kafka.
 
-The job's batches must become short by themselves, and neither client may notice it.
+The job must shorten its batches on its own, and neither client may be affected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from loadtest.spark.readings import Topics, make_topics
 
 SENSORS: Final = 1_000
 WANTED_S: Final = 10.0
-"""What the job makes its batches last at most, and half as much again before it changes them."""
+"""The longest batch that the job aims for; it adapts when batches exceed this by half."""
 SHORT: Final = 3
-"""So many batches in a row must be short."""
+"""Batches in a row that must be short."""
 DONE_S: Final = 600.0
 BESIDE_MS: Final = {50: 5.0, 99: 50.0}
-"""By how much a percentile may be greater beside the job, or by half, whichever is more."""
+"""The allowed increase of a percentile in ms beside the job, or half of it, whichever is more."""
 JOB: Final = """
 from pyspark.sql import functions as F
 from spark_sinks.spec.jobs import Transform
@@ -43,23 +43,23 @@ JOB = Transform(
 
 
 def transform(readings):
-    # As somebody else's service would take for each of them.
+    # Simulates a slow external service.
     a_millisecond = F.reflect(F.lit("java.lang.Thread"), F.lit("sleep"), F.lit(1).cast("bigint"))
     return readings.select("key", F.concat("key", a_millisecond).alias("value"))
 """
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     readings: int
-    most: int  # of a batch
+    most: int  # the most records of a batch
     rate: int
     seconds: float
 
 
 class Client(asyncio.Protocol):
-    """A publisher of QoS 1 that remembers how long its answers took."""
+    """A QoS 1 publisher that measures the latency of PUBACKs."""
 
     def __init__(self) -> None:
         self.latencies = Latencies()
@@ -78,7 +78,7 @@ class Client(asyncio.Protocol):
         transport.write(connect_packet("modest"))
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, PUBACK."""
+        """Handle CONNACK and PUBACK."""
         for first, body in self._splitter.feed(data):
             if first == 0x20:
                 self.connected.set_result(None)
@@ -87,11 +87,11 @@ class Client(asyncio.Protocol):
                 self.refused += len(body) > 2 and body[2] >= 0x80
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Note the lost connection."""
         self.lost = True
 
     def publish(self, topic: str) -> None:
-        """One message."""
+        """Publish one message."""
         if self.lost:
             return
         self._packet_id = self._packet_id % 65_535 + 1
@@ -104,7 +104,7 @@ class Client(asyncio.Protocol):
 
 
 class Seen(NamedTuple):
-    """What the clients saw: of the gateway, and of Kafka."""
+    """The clients' latencies: of the gateway, and of Kafka."""
 
     gateway: Latencies
     kafka: Latencies
@@ -116,7 +116,7 @@ class Seen(NamedTuple):
         )
 
     def harmed(self, before: Seen) -> bool:
-        """Whether they saw worse than before."""
+        """Return whether they are worse than before."""
         return any(
             now.milliseconds(of) > was.milliseconds(of) + max(more, was.milliseconds(of) / 2)
             for now, was in zip(self, before, strict=True)
@@ -125,7 +125,7 @@ class Seen(NamedTuple):
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
-    """Measure alone and beside the job; 0: its batches became short, and nobody has noticed it."""
+    """Measure alone and beside the job; 0 if its batches became short, and no client was affected."""
     own = None if gateway else GatewayProcess(directory, bootstrap)
     if own is not None:
         await own.start()
@@ -167,7 +167,7 @@ def _short(job: Job) -> bool:
 
 
 async def _measured(bootstrap: str, mqtt: tuple[str, int], topics: Topics, rate: int, while_: Awaitable[None]) -> Seen:
-    """What both see while something lasts; ConnectionError when the gateway refused a message or closed the socket."""
+    """Measure both clients during `while_`; ConnectionError if the gateway refused a message or closed the socket."""
     client, kafka = Client(), Latencies()
     await asyncio.get_running_loop().create_connection(lambda: client, *mqtt)
     await client.connected

@@ -1,7 +1,7 @@
 """Scenario `cluster`: a standalone cluster, a job by `trivium spark submit`, and a worker killed in mid-stream.
 
-A master and two workers as pyspark brings them along. While readings come, one worker is killed with its executor, and
-later another worker takes its place. At the end no window may be missing or wrong.
+A master and two workers run from pyspark's distribution. While readings arrive, one worker is killed with its executor,
+and another worker replaces it later. In the end no window may be missing or wrong.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from loadtest.start import start_process
 
 SENSORS = 50
 FIRST_S = 20.0
-"""Load between the first batch and the kill, and again before another worker comes, and to the end."""
+"""Load before the kill, before the new worker, and before the end."""
 SETTLE_S = 300.0
-UP_S = 300.0  # a busy machine
+UP_S = 300.0  # the machine may be busy
 
 
 class Cluster:
-    """A master and workers, each a process group of its own: a worker's has its executors."""
+    """A master and workers, each in its own process group, which includes a worker's executors."""
 
     def __init__(self, directory: Path) -> None:
         found = importlib.util.find_spec("pyspark")
@@ -43,19 +43,19 @@ class Cluster:
 
     @property
     def master(self) -> str:
-        """Its address."""
+        """The master's URL."""
         return f"spark://127.0.0.1:{self.port}"
 
     async def start_master(self) -> None:
-        """Start it and wait until it listens."""
+        """Start the master, and wait until it listens."""
         pages = ("--webui-port", str(_free_port()))
         await self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), *pages)
         async with asyncio.timeout(UP_S):
-            while not _listens(self.port):  # noqa: ASYNC110 - it tells nobody
+            while not _listens(self.port):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.2)
 
     async def start_worker(self) -> asyncio.subprocess.Process:
-        """Start one, with room for one executor."""
+        """Start a worker with room for one executor."""
         room = ("--cores", "4", "--memory", "1g", "--webui-port", str(_free_port()))
         return await self._start("worker.Worker", "--host", "127.0.0.1", *room, self.master)
 
@@ -73,19 +73,19 @@ class Cluster:
         return process
 
     async def kill(self, process: asyncio.subprocess.Process) -> None:
-        """SIGKILL for it and all that it has started."""
+        """Kill a process and its children with SIGKILL."""
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         self._processes.remove(process)
 
     async def stop(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for process in tuple(self._processes):
             await self.kill(process)
 
 
 async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
-    """Submit, kill a worker under load, bring another, compare; 0: every promise was kept."""
+    """Submit, kill a worker under load, add another, compare; 0 if nothing was violated."""
     topics = await make_topics(bootstrap)
     cluster = Cluster(directory)
     real_time = ["--interval", "5s"] if trigger == "real-time" else []
@@ -105,7 +105,7 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
             sender = Sender(producer, topics.source)
             async with beside(_send(sender, rate)):
                 async with asyncio.timeout(UP_S):
-                    while not job.rows():  # noqa: ASYNC110 - the job's lines tell
+                    while not job.rows():  # noqa: ASYNC110 - filled by the job's output
                         await asyncio.sleep(0.2)
                 await asyncio.sleep(FIRST_S)
                 before = job.rows()

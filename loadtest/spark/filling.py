@@ -1,4 +1,4 @@
-"""A topic filled with readings, batch by batch: ten million one by one would take minutes."""
+"""Fills a topic with readings in batches, because ten million single sends would take minutes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaProducer
 
 BATCH_BYTES: Final = 1 << 19
-# As the gateway writes a record: a handful of headers.
+# Headers similar to the gateway's.
 HEADERS: Final = [("content-type", b"application/json"), ("mqtt-topic", b"sensors/a"), ("mqtt-qos", b"1")]
 
 
 class Reading(NamedTuple):
-    """One, of a sensor."""
+    """One reading of a sensor."""
 
     sensor: int
     number: int
@@ -22,7 +22,7 @@ class Reading(NamedTuple):
 
 
 async def fill(bootstrap: str, topic: str, partitions: int, readings: Iterable[Reading]) -> int:
-    """Write readings, a sensor's into one partition, with a handful of headers; how many."""
+    """Write readings, each sensor to one partition, with some headers; return their number."""
     count = 0
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, max_batch_size=BATCH_BYTES, acks=1) as producer:
         batches = [producer.create_batch() for _ in range(partitions)]
@@ -42,6 +42,6 @@ async def fill(bootstrap: str, topic: str, partitions: int, readings: Iterable[R
 
 
 def in_turn(readings: int, sensors: int, step_ms: float) -> Iterator[Reading]:
-    """So many readings, the last one now; the sensors take turns, and between two readings is a step."""
+    """Yield readings of the sensors in turn, `step_ms` apart, the last one now."""
     begin = int(time.time() * 1000) - int(readings * step_ms)
     return (Reading(number % sensors, number, begin + int(number * step_ms)) for number in range(readings))

@@ -1,4 +1,4 @@
-"""The job as a user starts it, a process of its own: started, killed, started again, stopped."""
+"""A job in its own process, as a user starts it: it can be started, killed, restarted and stopped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STOP_S = 180.0
 
 
 class Job:
-    """`trivium spark run max-temperature` on topics of its own, or `trivium spark run FILE`.
+    """`trivium spark run max-temperature` on its own topics, or `trivium spark run FILE`.
 
     Attributes:
         bootstrap: Kafka's address.
-        topics: of max-temperature; a job file has its own.
+        topics: topics of max-temperature; a job file names its own.
         checkpoint: its directory.
-        reports: the lines of all its runs so far.
+        reports: the output lines of all its runs so far.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Job:
         self._reading: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Start it and wait until it reads."""
+        """Start it, and wait until it reads."""
         await self.launch()
         await self.wait_ready()
 
     async def launch(self) -> None:
-        """Start it, in a group of processes with its JVM, and do not wait."""
+        """Start it in its own process group with its JVM, without waiting."""
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             process = await start_process(
@@ -71,17 +71,17 @@ class Job:
         self._reading = asyncio.create_task(self._read(process))
 
     async def wait_ready(self) -> None:
-        """Wait until it reads; RuntimeError: it ended instead."""
+        """Wait until it reads; RuntimeError if it ended."""
         await self.wait_until(self._ready.exists, READY_S)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            if line.startswith(b'{"kind"'):  # spark-submit has lines of its own
+            if line.startswith(b'{"kind"'):  # spark-submit prints other lines too
                 self.reports.append(json.loads(line))
 
     async def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Wait until its reports say so; RuntimeError: it ended instead, TimeoutError: the time is up."""
+        """Wait for a condition; RuntimeError if the job ended, TimeoutError after `limit_s`."""
         assert self._process is not None
         async with asyncio.timeout(limit_s):
             while not condition():
@@ -93,16 +93,16 @@ class Job:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is left of it, however the scenario ended."""
+        """Kill the job, however the scenario ended."""
         await self.kill()
 
     def cpu(self) -> float:
-        """Processor seconds of it and its JVM so far (Linux)."""
+        """Return the CPU seconds of the job and its JVM so far (Linux)."""
         assert self._process is not None
         return sum(process_cpu(process) for process in (self._process.pid, *self._children()))
 
     def most_resident(self) -> int:
-        """The most memory that its JVM had so far, bytes (Linux)."""
+        """Return the peak resident memory of its JVM, bytes (Linux)."""
         told = [
             Path(f"/proc/{child}/status").read_text().partition("VmHWM:")[2].split()[0] for child in self._children()
         ]
@@ -114,22 +114,22 @@ class Job:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def batches(self) -> list[dict[str, Any]]:
-        """Reports of batches that have read something, of all its runs."""
+        """Return the reports of non-empty batches of all its runs."""
         return [line for line in self.reports if line["kind"] == "progress" and line["rows"]]
 
     def rows(self) -> int:
-        """Records in them."""
+        """Return the records in these batches."""
         return sum(line["rows"] for line in self.batches())
 
     async def kill(self) -> None:
-        """SIGKILL for it and its JVM; nothing when it does not run."""
+        """Kill the job and its JVM with SIGKILL, if it runs."""
         if self._process is not None and self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
             self._reading.cancel()
 
     async def stop(self) -> int:
-        """Stop it in order; its exit code."""
+        """Stop the job cleanly, and return its exit code."""
         assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(STOP_S):

@@ -1,6 +1,6 @@
-"""Scenario `kills`: the job is killed again and again while readings come, some far too late.
+"""Scenario `kills`: kills the job repeatedly while readings arrive, some far too late.
 
-At the end every window must be right, and every reading that came too late in a window or in a dead letter.
+In the end every window must be right, and every late reading in a window or in a dead letter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from loadtest.spark.job import Job
 from loadtest.spark.readings import LATE, Sender, make_topics, settled
 
 SENSORS = 50
-EVERY = 50  # of so many readings one is far too late
+EVERY = 50  # one in this many readings is far too late
 LATE_MS = 120_000
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     kills: int
     rate: int
@@ -33,10 +33,10 @@ class Plan(NamedTuple):
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Kill, finish, compare; 0: every promise was kept."""
+    """Kill, finish, compare; 0 if nothing was violated."""
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
-    # Between kills the clock goes on, and nobody's reading but those meant to be may count as late.
+    # Time passes between kills, and only the intended readings may become late.
     options = ["--watermark", "60s", "--trigger", plan.trigger]
     options += ["--interval", "5s"] if plan.trigger == "real-time" else []
     async with (

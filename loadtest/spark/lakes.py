@@ -1,4 +1,4 @@
-"""Archives as others read them: Parquet by DuckDB, Delta by delta-rs, Iceberg by pyiceberg. None of it is Spark."""
+"""Reads archives with other engines than Spark: Parquet by DuckDB, Delta by delta-rs, Iceberg by pyiceberg."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SELECT count(*)::BIGINT, count(DISTINCT (partition, "offset"))::BIGINT,
     (SELECT coalesce(sum(ends), 0)::BIGINT FROM (SELECT max("offset") + 1 AS ends FROM places GROUP BY partition))
 FROM places
 """
-"""The rows are read once: a batch may come between two looks at the directories."""
+"""The rows are read only once, because a batch may be added between two directory listings."""
 SEGMENT: Final = 5
-"""So few that segments are merged while the job is killed."""
+"""Few batches per segment, so that segments are merged while the job is killed."""
 
 
 class Found(NamedTuple):
-    """What a reader finds."""
+    """The result of a read."""
 
     rows: int = 0
     distinct: int = 0
-    expected: int = 0  # of each partition the records up to the newest one there
+    expected: int = 0  # sum over the partitions of the newest offset + 1
 
     @property
     def right(self) -> bool:
-        """Each record once, and none left out before another."""
+        """Whether each record is there once, and none is missing before another."""
         return self.rows == self.distinct == self.expected
 
 
@@ -44,17 +44,17 @@ class Parquet:
         self.sink = f'archive = "{directory}/lake", segment = {SEGMENT}'
 
     def read(self) -> Found:
-        """By their names alone; duckdb.IOException: a file was gone before it was opened."""
+        """Read by file names only; duckdb.IOException if a file was deleted before it was opened."""
         if not any((self.directory / "lake").rglob("*.parquet")):
             return Found()
         return _count(f"read_parquet('{self.directory}/lake/**/*.parquet', hive_partitioning=false)")
 
     def files(self) -> list[Path]:
-        """All data files, also those that no reader finds."""
+        """Return all data files, including those that readers do not see."""
         return [path for place in self.directory.glob("lake*") for path in place.rglob("*.parquet")]
 
     def rows_on_disk(self) -> int:
-        """In all of them."""
+        """Return the rows in all data files."""
         return sum(duckdb.read_parquet(str(path)).count("*").fetchall()[0][0] for path in self.files())
 
 
@@ -66,7 +66,7 @@ class Delta(Parquet):
         self.sink = f'archive = "{directory}/lake", format = "delta"'
 
     def read(self) -> Found:
-        """By delta-rs."""
+        """Read with delta-rs."""
         try:
             table = DeltaTable(self.directory / "lake")
         except TableNotFoundError:
@@ -75,12 +75,12 @@ class Delta(Parquet):
         return _count_table(rows)
 
     def files(self) -> list[Path]:
-        """All data files, also those that no reader finds."""
+        """Return all data files, including those that readers do not see."""
         return [path for path in super().files() if "_delta_log" not in path.parts]
 
 
 class Iceberg(Parquet):
-    """An Iceberg table in a catalog in SQLite."""
+    """An Iceberg table with a SQLite catalog."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -93,7 +93,7 @@ class Iceberg(Parquet):
         self.sink = f'archive = "load.sensors", format = "iceberg", options = {{ {given} }}'
 
     def read(self) -> Found:
-        """By pyiceberg."""
+        """Read with pyiceberg."""
         try:
             table = load_catalog("default", **self._options).load_table("load.sensors")
         except NoSuchTableError:

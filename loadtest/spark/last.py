@@ -1,6 +1,6 @@
-"""Scenario `last`: the job of last values is killed again and again while values come, in any order of their times.
+"""Scenario `last`: kills a last-known job repeatedly while values arrive out of order.
 
-At the end its topic must have the newest value of every device, and in micro-batches no device may ever have gone back.
+In the end its topic must have the newest value of every device, and in micro-batches no device may ever go back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from loadtest.verify import stored
 
 DEVICES: Final = 200
 EVERY: Final = 50
-"""Of so many records one has no value: as the newest one it deletes its device."""
+"""One in this many records has no value; as the newest one it deletes its device."""
 SHUFFLED_MS: Final = 3_000
 SETTLE_S: Final = 300.0
 CREATION_TIME: Final = "creation-time"
 ORIGIN_TIME: Final = "origin.time"
 ORIGIN_OFFSET: Final = "origin.offset"
-"""Headers: the time of a record, and of a result that of its record and where this is."""
+"""Headers with the time of a record, and with the time and offset of a result's record."""
 FILE: Final = """
 job = "last-known"
 source = {{ topics = ["{source}"], decode = "none", dead_letters = "{letters}" }}
@@ -37,7 +37,7 @@ run = {{ checkpoint = "{checkpoint}", max_offsets_per_trigger = 10000 }}
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     kills: int
     rate: int
@@ -46,15 +46,15 @@ class Plan(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a device said; of two the greater one is the newer."""
+    """A device's value; the greater one is the newer."""
 
-    time: int  # its own, epoch ms
+    time: int  # the record's own time, epoch ms
     offset: int
-    value: bytes  # empty: none
+    value: bytes  # empty if null
 
 
 class Verdict(NamedTuple):
-    """What the topic holds, beside what it must hold."""
+    """The result of comparing the topic with the newest values."""
 
     devices: int
     missing: int
@@ -63,12 +63,12 @@ class Verdict(NamedTuple):
     back: int  # results older than one before them
 
     def kept(self, trigger: str) -> bool:
-        """Whether every promise was kept; a job in real time that was killed goes back for a moment."""
+        """Return whether nothing was violated; a killed real-time job may go back briefly."""
         return self.missing == self.wrong == 0 and (trigger == "real-time" or self.back == 0)
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Kill, finish, compare; 0: every promise was kept."""
+    """Kill, finish, compare; 0 if nothing was violated."""
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap, compacted=True)
     file = directory / "last.toml"
@@ -96,7 +96,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 
 
 async def _settled(bootstrap: str, topics: Topics, trigger: str) -> Verdict:
-    """The verdict, once nothing is missing or the time is up."""
+    """Return the verdict when nothing is missing, or after `SETTLE_S`."""
     newest: dict[bytes, Value] = {}
     async for record in stored(bootstrap, topics.source):
         told = _value(record, CREATION_TIME, record.offset)

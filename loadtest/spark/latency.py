@@ -1,8 +1,8 @@
 """Scenario `latency`: sensor -> MQTT -> Kafka -> Spark -> Kafka -> MQTT subscriber, at a rate, with each trigger.
 
-The time is from a reading's sending to the arrival of the first result that contains it. Counted is what is sent after
-a warm-up (Java compiles, caches fill), and every sensor's last reading must have come back at the end. Real time stands
-still at each checkpoint: the longest time tells for how long, and what is counted should be longer than an interval.
+Latency is from sending a reading to the arrival of the first result that contains it. Only readings after a warm-up
+count (Java compiles, caches fill), and every sensor's last reading must have arrived in the end. Real time pauses at
+each checkpoint, which the longest latency shows, so the measurement should be longer than an interval.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ CONNECT_S: Final = 60.0
 
 
 class Plan(NamedTuple):
-    """What to do, and what it may take."""
+    """Parameters and limits."""
 
-    rate: int  # readings a second, of all sensors
+    rate: int  # readings per second of all sensors
     sensors: int
     warm_up_s: float
     seconds: float
     triggers: tuple[str, ...]
-    interval: str | None  # between two checkpoints of real time; None: the job's own
-    p50_ms: float  # of real time
+    interval: str | None  # interval of real-time checkpoints; None for the job's own
+    p50_ms: float  # limits in real time
     p99_ms: float
 
 
 class Sender(asyncio.Protocol):
-    """A publisher of QoS 1 that only counts its answers."""
+    """A QoS 1 publisher that only counts acknowledgements."""
 
     def __init__(self, client_id: str) -> None:
         self._greeting = connect_packet(client_id)
@@ -59,7 +59,7 @@ class Sender(asyncio.Protocol):
         transport.write(self._greeting)
 
     def data_received(self, data: bytes) -> None:
-        """CONNACK, PUBACK."""
+        """Handle CONNACK and PUBACK."""
         for first, body in self._splitter.feed(data):
             if first == 0x40:
                 self.unanswered -= 1
@@ -70,7 +70,7 @@ class Sender(asyncio.Protocol):
                 self._fail(f"packet 0x{first:02x} {body.hex()}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
+        """Record the lost connection as a failure."""
         self._fail(f"connection lost: {exc}")
 
     def _fail(self, why: str) -> None:
@@ -79,10 +79,10 @@ class Sender(asyncio.Protocol):
             self.connected.set_exception(ConnectionError(why))
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """One message."""
+        """Publish one message."""
         self._packet_id = self._packet_id % 65_535 + 1
         self.unanswered += 1
-        if self._transport.is_closing():  # told as not acknowledged
+        if self._transport.is_closing():  # counts as not acknowledged
             return
         self._transport.write(publish_packet(topic, payload, 1, self._packet_id))
 
@@ -93,21 +93,21 @@ class Sender(asyncio.Protocol):
 
 
 class Books:
-    """When each sensor's readings were sent, and when they came back."""
+    """The time when each sensor's readings were sent, and when their results arrived."""
 
     def __init__(self) -> None:
         self.latencies = Latencies()
         self.results = 0
         self.last: dict[str, int] = {}  # sensor -> the newest reading sent, epoch ms
         self._seen: dict[str, int] = {}
-        self._from = float("inf")  # of what is counted
+        self._from = float("inf")  # start of the measurement
 
     def count_from_now(self) -> None:
-        """The warm-up is over."""
+        """End the warm-up."""
         self._from = time.time() * 1000
 
     def result(self, payload: bytes) -> None:
-        """A result arrived."""
+        """Record the arrival of a result."""
         now = time.time() * 1000
         value = json.loads(payload)
         sensor, latest = value["sensor"], value["latest"]
@@ -119,12 +119,12 @@ class Books:
 
     @property
     def missing(self) -> int:
-        """Sensors whose newest reading is in no result."""
+        """The number of sensors whose newest reading is in no result."""
         return sum(self._seen.get(sensor, 0) < sent for sensor, sent in self.last.items())
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
-    """Measure each trigger; 0: real time keeps to its limits, and nothing is missing."""
+    """Measure each trigger; 0 if real time meets its limits, and nothing is missing."""
     own = None if gateway else GatewayProcess(directory, bootstrap)
     if own is not None:
         await own.start()
@@ -173,7 +173,7 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
 async def _connect(
     gateway: GatewayProcess, topics: Topics, plan: Plan, books: Books
 ) -> tuple[list[Sender], Subscriber]:
-    """The sensors and who reads the results. They keep alive by what they send, so they come when all else is there."""
+    """Connect the sensors last, since only their messages keep them alive, and the subscriber to the results."""
     loop = asyncio.get_running_loop()
     host, port = gateway.address("mqtt")
     _, subscriber = await loop.create_connection(
@@ -189,7 +189,7 @@ async def _connect(
 
 
 async def _settled(senders: list[Sender], books: Books) -> None:
-    """Wait until everything is answered and has come back, or the time is up."""
+    """Wait until everything is acknowledged and has arrived, for at most `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         if time.monotonic() > deadline or not (books.missing or any(sender.unanswered for sender in senders)):
@@ -198,7 +198,7 @@ async def _settled(senders: list[Sender], books: Books) -> None:
 
 
 async def _send(senders: list[Sender], books: Books, topic: str, plan: Plan) -> int:
-    """Send at the plan's rate, evenly; how many."""
+    """Send evenly at the plan's rate; return the number of readings."""
     sent, began, counts = 0, time.monotonic(), False
     while (elapsed := time.monotonic() - began) < plan.warm_up_s + plan.seconds:
         if not counts and elapsed >= plan.warm_up_s:

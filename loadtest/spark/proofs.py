@@ -1,6 +1,6 @@
-"""Scenario `proofs`: every job that promises something over kills, killed so many times; a verdict line for each.
+"""Scenario `proofs`: runs the kill scenario of every job that survives kills, and prints a verdict for each.
 
-A proof that fails, or takes too long, does not keep the others from being made.
+A proof that fails, or takes too long, does not stop the others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final, NamedTuple
 
 from loadtest.spark import archive, kills, last
 
-READINGS: Final = 200  # a second
+READINGS: Final = 200  # per second
 RECORDS: Final = 1_000
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters."""
 
     kills: int
-    together: int  # jobs that run beside each other
-    limit_s: float  # of one proof
-    only: tuple[str, ...]  # none: all
+    together: int  # proofs that run at the same time
+    limit_s: float  # time limit of one proof
+    only: tuple[str, ...]  # empty for all
     seed: int
 
 
@@ -52,7 +52,7 @@ PROOFS: Final[Mapping[str, Proof]] = {
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """All proofs; 0: every one was kept."""
+    """Run all proofs; 0 if each passed."""
     wanted = plan.only or tuple(PROOFS)
     turn = asyncio.Semaphore(plan.together)
     verdicts = await asyncio.gather(*(_one(bootstrap, directory, plan, name, turn) for name in wanted))
@@ -63,7 +63,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 
 
 async def _one(bootstrap: str, directory: Path, plan: Plan, name: str, turn: asyncio.Semaphore) -> str:
-    """A verdict in words."""
+    """Run one proof, and return its verdict in words."""
     place = directory / name.replace(" ", "-")
     place.mkdir()
     async with turn:
@@ -72,8 +72,8 @@ async def _one(bootstrap: str, directory: Path, plan: Plan, name: str, turn: asy
             async with asyncio.timeout(plan.limit_s):
                 code = await PROOFS[name](bootstrap, place, plan)
         except TimeoutError:
-            verdict = f"not kept: not done within {plan.limit_s:g} s"
-        except Exception as error:  # the others go on, and this one is told
+            verdict = f"not kept: not finished within {plan.limit_s:g} s"
+        except Exception as error:  # the others continue
             traceback.print_exc()
             verdict = f"not kept: {type(error).__name__}: {error}"
         else:

@@ -1,8 +1,8 @@
-"""Scenario `rates`: records per CPU second of the JVM, step by step, so that what a step costs is the difference.
+"""Scenario `rates`: measures records per CPU second of the JVM in steps, so that differences are the cost of a step.
 
-The steps take turns, each begins with a smaller topic that is not counted (Java compiles), and the processor's time is
-counted, not the clock's: so a busy machine changes little. A step that reaches its limit of time is stopped, and its
-rate is that of what it has read by then.
+The steps take turns, and each starts with a smaller topic that does not count (Java compiles). CPU time is measured
+instead of wall time, so a busy machine changes little. A step that reaches its time limit is stopped, and its rate is
+that of the records read so far.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from spark_sinks.triggers import CATCH_UP
 SENSORS: Final = 1_000
 STEP_MS: Final = 20
 PARTITIONS: Final = 3
-AT_ONCE: Final = 100_000  # records of a micro-batch
+AT_ONCE: Final = 100_000  # the most records of a micro-batch
 WARM_UP: Final = 200_000
 WHOLE_HEAP: Final = "-Xms2g -XX:+AlwaysPreTouch"
-"""The heap as a job has it after a while. Each collection between two steps would make it small again, and the first
-touch of its pages costs nearly as much as parsing a reading."""
+"""The heap that a job has after a while. Otherwise each collection between steps would shrink it, and the first access
+to its pages costs nearly as much as parsing a reading."""
 PLAIN: Final = "struct<temperature: double, time: bigint, sensor: string, sent: bigint>"
 WINDOW_STATS: Final = """
 job = "window-stats"
@@ -59,20 +59,20 @@ run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_on
 
 
 class Plan(NamedTuple):
-    """What to do, and what it may take."""
+    """Parameters and limits."""
 
     readings: int
     rounds: int
-    step_s: float  # a step is stopped then
-    least: tuple[tuple[str, float], ...] = ()  # steps, and records per CPU second that each must reach
-    only: tuple[str, ...] = ()  # of the steps; none: all
+    step_s: float  # time limit of a step
+    least: tuple[tuple[str, float], ...] = ()  # steps, and the records per CPU second that each must reach
+    only: tuple[str, ...] = ()  # names of steps; empty for all
 
 
 Start = Callable[[Topics, Path], StreamingQuery]
 
 
 async def run(bootstrap: str, plan: Plan) -> int:
-    """Fill two topics, take turns, print the medians; 0: every step read everything, or as much as its time allowed."""
+    """Fill two topics, run the steps in turn, print medians; 0 if every step read all that its time allowed."""
     warm, topics = await make_topics(bootstrap, PARTITIONS), await make_topics(bootstrap, PARTITIONS)
     began = time.monotonic()
     for topic, count in ((warm.source, min(WARM_UP, plan.readings)), (topics.source, plan.readings)):
@@ -109,7 +109,7 @@ async def run(bootstrap: str, plan: Plan) -> int:
 
 
 def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
-    """What is measured, by name."""
+    """Return the steps by name."""
 
     def source(topics: Topics, *, headers: bool) -> DataFrame:
         return kafka_stream(
@@ -177,7 +177,7 @@ def _only(flows: Sequence[Flow]) -> Flow:
 
 
 def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tuple[int, float, bool]:
-    """Records read, CPU seconds, and whether it came to the end."""
+    """Run a step and return the number of records read, its CPU seconds, and whether it finished within the limit."""
     with tempfile.TemporaryDirectory() as name:
         began = _cpu_s(spark)
         query = step(topics, Path(name))
@@ -188,6 +188,6 @@ def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tu
 
 
 def _cpu_s(spark: SparkSession) -> float:
-    """Processor seconds of the session's JVM so far."""
-    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # garbage of one step is not the next one's
+    """The CPU seconds the session's JVM has used so far."""
+    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # a step must not pay for the previous step's garbage
     return process_cpu(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]

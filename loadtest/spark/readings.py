@@ -1,4 +1,4 @@
-"""Readings on their way into a topic, and what the windows and dead letters of all of them must be."""
+"""Sends readings to a topic and checks the job's windows and dead letters against them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from loadtest.verify import stored
 WINDOW_MS: Final = 5_000
 SLIDE_MS: Final = 1_000
 LATE: Final = "late-"
-"""Begins the sensor of a reading that is sent far too late, each a sensor of its own."""
+"""Prefix of the sensors whose readings are far too late; each such reading has its own sensor."""
 
 
 class Topics(NamedTuple):
-    """The job's; new ones for each run."""
+    """The job's topics, new for each run."""
 
     source: str
     target: str
@@ -27,24 +27,24 @@ class Topics(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the results were, beside what they must be."""
+    """How the results compare with what was sent."""
 
     windows: int
     missing: int
-    wrong: int  # another maximum or count than the readings have
-    late: int  # readings sent far too late
-    vanished: int  # of these, in no window and in no dead letter
+    wrong: int  # maximum or count differs from the readings
+    late: int  # readings sent behind the watermark
+    vanished: int  # late readings in no window and in no dead letter
     letters: int
     late_letters_of_good: int  # good readings in the dead-letter topic
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was kept."""
+        """True if nothing is missing or wrong."""
         return self.missing == self.wrong == self.vanished == self.late_letters_of_good == 0
 
 
 async def make_topics(bootstrap: str, partitions: int = 3, *, compacted: bool = False) -> Topics:
-    """New topics; `compacted`: that of the results."""
+    """Create new topics; with `compacted`, the topic of the results is compacted."""
     name = f"readings-{time.time_ns()}"
     topics = Topics(name, f"{name}-maximum", f"{name}-dlq")
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
@@ -60,7 +60,7 @@ async def make_topics(bootstrap: str, partitions: int = 3, *, compacted: bool = 
 
 
 class Sender:
-    """Sends readings and remembers them: (sensor, start of window) -> (maximum, count) of the good ones."""
+    """Sends readings and keeps the expected (maximum, count) of each (sensor, start of window)."""
 
     def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
         self.expected: dict[tuple[str, int], tuple[float, int]] = {}
@@ -69,7 +69,7 @@ class Sender:
         self._topic = topic
 
     async def send(self, sensor: str, temperature: float, at: int) -> None:
-        """A reading; a sensor that begins with `LATE` is far too late."""
+        """Send a reading. A sensor that starts with `LATE` marks a reading that is far too late."""
         temperature = round(temperature, 2)
         value = b'{"temperature": %.2f, "time": %d}' % (temperature, at)
         await self._producer.send(self._topic, value, sensor.encode())
@@ -81,18 +81,18 @@ class Sender:
             self.expected[sensor, start] = max(maximum, temperature), count + 1
 
     async def flush(self) -> None:
-        """Wait until Kafka has all."""
+        """Wait until Kafka has acknowledged everything."""
         await self._producer.flush()
 
 
 def starts(at: int) -> range:
-    """The starts of the windows that hold a time, ms."""
+    """The start times (ms) of the windows that contain a time."""
     last = at - at % SLIDE_MS
     return range(last, last - WINDOW_MS, -SLIDE_MS)
 
 
 async def judge(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
-    """What the topics hold, beside what they must hold."""
+    """Compare the contents of the topics with the readings sent."""
     results: dict[tuple[str, int], tuple[float, int]] = {}
     async for record in stored(bootstrap, topics.target, "read_committed"):
         value = json.loads(record.value)
@@ -111,7 +111,7 @@ async def judge(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
 
 
 async def settled(bootstrap: str, topics: Topics, sender: Sender, limit_s: float) -> Verdict:
-    """The verdict, once nothing is missing or the time is up."""
+    """Repeat the check until nothing is missing or the time limit passes; return the last result."""
     deadline = time.monotonic() + limit_s
     while True:
         verdict = await judge(bootstrap, topics, sender)

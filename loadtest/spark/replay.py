@@ -1,7 +1,7 @@
-"""Scenario `replay`: dead letters are replayed twice, and the job is killed again and again meanwhile.
+"""Scenario `replay`: dead letters are replayed twice while the job is killed repeatedly.
 
-A reader of committed records must see each letter's record once where it came from, as it was, in the order of its
-partition. What a reader of everything sees more is told: the records of transactions that a kill has cut off.
+A read_committed consumer must see each record exactly once in its original topic, unchanged, and in order within its
+partition. The records of aborted transactions, which only a read_uncommitted consumer sees, are counted and printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadtest.verify import stored
 
 DEVICES: Final = 50
 EVERY_TWICE: Final = 100
-"""Of so many letters one is there twice, as a killed job writes it again."""
+"""One in this many letters is in the topic once; all others are there twice, as after a killed job has rerun."""
 BEGIN_MS: Final = 1_700_000_000_000
 FILE: Final = """
 job = "dlq-replay"
@@ -37,7 +37,7 @@ run = {{ bootstrap_servers = "{bootstrap}" }}
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters of the scenario."""
 
     letters: int
     kills: int
@@ -46,14 +46,14 @@ class Plan(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a record was."""
+    """Original position of a record."""
 
     partition: int
     offset: int
 
 
 class Was(NamedTuple):
-    """What a record was."""
+    """Original content of a record."""
 
     key: bytes
     value: bytes
@@ -62,16 +62,16 @@ class Was(NamedTuple):
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Kill, finish, replay again, compare; 0: every promise was kept."""
+    """Kill the job repeatedly, let it finish, replay again, and check; return 0 if all records are as they must be."""
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
     letters = await _fill(bootstrap, topics, plan.letters)
     file = directory / "replay.toml"
     file.write_text(FILE.format(name=topics.source, letters=topics.dead_letter, bootstrap=bootstrap))
     for kill in range(plan.kills):
-        # At a rate it mostly waits between two transactions; without one it is always in one.
+        # With a rate limit the job mostly waits between two transactions; without one it is always within one.
         done = await _killed(file, plan.rate if kill % 2 else None, rng)
-        print(f"kill {kill + 1} of {plan.kills}: {done:,} records told in this run", flush=True)
+        print(f"kill {kill + 1} of {plan.kills}: {done:,} records reported in this run", flush=True)
     began, before = time.monotonic(), _children_cpu_s()
     first = await _finished(file)
     seconds, cpu = time.monotonic() - began, _children_cpu_s() - before
@@ -83,15 +83,15 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     everything = sum([1 async for record in stored(bootstrap, topics.source) if _replayed(record)])
     lost, double = len(letters.keys() - found.keys()), sum(count - 1 for count in found.values())
     print(
-        f"{plan.kills} kills, {len(letters):,} letters, replayed twice: {lost} lost, {double} doubled, {reordered} out "
-        f"of order, {wrong} not as they were; a reader of uncommitted records sees {everything - found.total():,} more"
+        f"{plan.kills} kills, {len(letters):,} letters, replayed twice: {lost} lost, {double} duplicates, {reordered} "
+        f"out of order, {wrong} changed; a read_uncommitted consumer sees {everything - found.total():,} more"
     )
     kept = lost == double == reordered == wrong == second["records"] == 0
     return 0 if kept and found.total() == len(letters) else 1
 
 
 async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Was]:
-    """Twice as many records as letters, and the letters of every second one."""
+    """Send twice as many records as letters, and a dead letter for every second record."""
     letters: dict[Origin, Was] = {}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:
         sent: list[tuple[Was, Any]] = []
@@ -124,12 +124,12 @@ async def _start(file: Path, *options: str) -> asyncio.subprocess.Process:
 
 
 async def _killed(file: Path, rate: int | None, rng: random.Random) -> int:
-    """Start it and kill it a moment after its first transaction; how many records it has told of."""
+    """Start the job, kill it shortly after its first transaction, and return how many records it reported."""
     process = await _start(file, *([] if rate is None else ["--rate", str(rate)]))
     assert process.stdout is not None
     first = await process.stdout.readline()
     await asyncio.sleep(rng.uniform(0, 0.05 if rate is None else 1.5))
-    with contextlib.suppress(ProcessLookupError):  # it has finished
+    with contextlib.suppress(ProcessLookupError):  # already finished
         os.killpg(process.pid, signal.SIGKILL)
     rest = await process.stdout.read()
     await process.wait()
@@ -138,7 +138,7 @@ async def _killed(file: Path, rate: int | None, rng: random.Random) -> int:
 
 
 async def _finished(file: Path) -> dict[str, Any]:
-    """Run it to its end; its summary."""
+    """Run the job to its end and return its summary."""
     process = await _start(file)
     out, _ = await process.communicate()
     if process.returncode != 0:
@@ -152,7 +152,7 @@ def _replayed(record: Any) -> bool:
 
 
 async def _judge(bootstrap: str, topic: str, letters: dict[Origin, Was]) -> tuple[Counter[Origin], int, int]:
-    """How often each came, how many were out of order, and how many not as they were."""
+    """Count the occurrences of each record, the records out of order, and the records that were changed."""
     found: Counter[Origin] = Counter()
     newest: dict[int, int] = {}
     reordered = wrong = 0

@@ -1,7 +1,7 @@
-"""Scenario `state`: a row of state for each of very many devices, kept on disk by RocksDB; stopped, killed, restarted.
+"""Scenario `state`: keyed state in RocksDB for very many devices, with a stop, a kill and restarts.
 
-What is told: rows and bytes of state, how long batches take, the memory of the JVM, which must not grow with the state
-beyond its heap and what RocksDB is given, and how long a restart takes until it has read the next batch.
+Prints the rows and bytes of state, the duration of micro-batches, the JVM's memory (which must stay within its heap
+plus what RocksDB may use, however large the state), and the time from a restart to the first micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.verify import stored
 
 PARTITIONS: Final = 3
 BESIDE_HEAP: Final = 1 << 30
-"""Of the JVM's memory: its code, its threads, and RocksDB's caches and buffers."""
+"""JVM memory allowed beyond the heap: code, threads, and RocksDB's caches and buffers."""
 DONE_S: Final = 1_800.0
 MIB: Final = 1 << 20
 FILE: Final = """
@@ -31,7 +31,7 @@ run = {{ checkpoint = "{checkpoint}", driver_memory = "{heap}" }}
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """Parameters of the scenario."""
 
     devices: int
     again: int
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Fill, restart after a stop and after a kill, compare; 0: every device is there, and the memory is bounded."""
+    """Fill, restart after a stop and after a kill, check; return 0 if all devices are there and memory is bounded."""
     topics = await make_topics(bootstrap, PARTITIONS, compacted=True)
     file = directory / "state.toml"
     file.write_text(
@@ -64,13 +64,13 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     bounded = max(resident) <= _bytes(plan.heap) + BESIDE_HEAP
     print(
         f"{plan.devices:,} devices: {rows:,} rows of state, checkpoint {on_disk / MIB:,.0f} MiB, JVM "
-        f"{max(resident) / MIB:,.0f} MiB at most with a heap of {plan.heap}; {wrong:,} devices not as they were last"
+        f"{max(resident) / MIB:,.0f} MiB at most with a heap of {plan.heap}; {wrong:,} devices with a wrong last value"
     )
     return 0 if rows == plan.devices and bounded and wrong == code == 0 else 1
 
 
 async def _seen(job: Job, what: str) -> int:
-    """Start it and wait until it has read all; the most memory that its JVM had, bytes."""
+    """Start the job, wait until it has read everything, and return the JVM's peak memory in bytes."""
     before = len(job.batches())
     began = time.monotonic()
     await job.start()
@@ -82,9 +82,9 @@ async def _seen(job: Job, what: str) -> int:
     new = job.batches()[before:]
     took = [line["duration_ms"] / 1000 for line in new]
     print(
-        f"{what}: reads after {ready:.1f} s, first batch done after {first:.1f} s, all after {seconds:.1f} s; "
-        f"{len(new)} batches of {median(took):.1f} s ({max(took):.1f} at most); {job.cpu():.1f} CPU s; state "
-        f"{new[-1]['state_rows']:,} rows, {new[-1]['state_bytes'] >> 20:,} MiB; JVM {resident >> 20:,} MiB at most",
+        f"{what}: running after {ready:.1f} s, first micro-batch done after {first:.1f} s, all after {seconds:.1f} s; "
+        f"{len(new)} batches, median {median(took):.1f} s, maximum {max(took):.1f} s; {job.cpu():.1f} CPU s; state "
+        f"{new[-1]['state_rows']:,} rows, {new[-1]['state_bytes'] >> 20:,} MiB; JVM peak {resident >> 20:,} MiB",
         flush=True,
     )
     return resident
@@ -102,7 +102,7 @@ def _some(plan: Plan, number: int) -> Iterator[Reading]:
 
 
 async def _wrong(bootstrap: str, topics: Topics) -> int:
-    """Devices whose newest result is not their newest reading."""
+    """The number of devices whose last result differs from their last reading."""
     newest = [
         {record.key: record.value async for record in stored(bootstrap, topic, partition_bytes=8 << 20)}
         for topic in (topics.source, topics.target)

@@ -93,7 +93,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         assert marked_processes() == []
         assert "Traceback" not in first.text
         assert first.lines[-1].startswith("Everything stopped in ")
-        assert any(line.startswith("Windows right: ") for line in first.lines), first.text
+        assert any(line.startswith("Correct windows: ") for line in first.lines), first.text
     finally:
         await first.kill()
 
@@ -101,7 +101,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
     try:
         assert await second.ended(240) == 0, second.text
         assert marked_processes() == []
-        assert "Every reading is acknowledged and accounted for in Spark's results." in second.lines
+        assert "Every reading was acknowledged and is in Spark's results." in second.lines
         assert "\x1b" not in second.text
         for protocol in ("MQTT", "AMQP", "HTTP"):
             row = next(line for line in second.lines if line.startswith(f"│ {protocol} "))

@@ -22,7 +22,7 @@ def test_as_fast_as_the_best_and_half_as_late_as_the_largest_is_good() -> None:
 def test_what_is_too_slow_or_too_late_or_lost_is_said() -> None:
     assert judge_windows([*FIXED, row("adaptive", 949, 251, lost=1)]) == [
         "slow, adaptive: lost 1",
-        "slow: 949 a second; a fixed window brings 1,000",
+        "slow: 949 per second; a fixed window reaches 1,000",
         "slow: p50 ms of 251 ms; that of a window of 5000 is 500 ms",
         "slow: p99 ms of 502 ms; that of a window of 5000 is 1000 ms",
     ]
