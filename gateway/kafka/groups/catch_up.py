@@ -100,7 +100,7 @@ class CatchUp:
         if member.behind and member.log_subscriber is not None:
             self._readings.resume(member.log_subscriber)
 
-    def keep(self, member: Member) -> None:
+    def stop_revoked(self, member: Member) -> None:
         """Stop a member's readings of partitions that are no longer assigned here; the others continue."""
         for assigned in [assigned for assigned in member.behind if not assigned.ours]:
             self._readings.cancel(member.behind.pop(assigned))

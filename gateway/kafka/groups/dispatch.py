@@ -54,7 +54,7 @@ class Dispatch:
     def __init__(
         self, backoff: Backoff, changed: Callable[[], None], readings: CatchUpReader, *, return_wait_s: float
     ) -> None:
-        """Start without partitions, suspended; `keep` assigns them.
+        """Start without partitions, suspended; `set_assignment` adds them.
 
         `changed` is called when there may be something to deliver: call `push` soon. A subscription filter without
         members keeps its records for `return_wait_s`.
@@ -129,13 +129,13 @@ class Dispatch:
         for delivery in reversed(held):
             delivery.attempts += 1
             delivery.failures += failed
-            if self._pools.lives(delivery.pool):
+            if self._pools.keeps_records(delivery.pool):
                 self.ready.add(delivery, first=True)
             else:
                 unassigned.append(delivery)
         unassigned.reverse()
         for pool in member.pools:
-            while not self._pools.lives(pool) and pool.ready:
+            while not self._pools.keeps_records(pool) and pool.ready:
                 unassigned.append(self.ready.take(pool))
         for delivery in unassigned:
             self._reroute(delivery)
@@ -192,7 +192,7 @@ class Dispatch:
             self._redelivery.add(delivery)
             return
         self.redelivered += 1
-        if self._pools.lives(delivery.pool):
+        if self._pools.keeps_records(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
             self._reroute(delivery)
@@ -211,7 +211,7 @@ class Dispatch:
         delivery.attempts += failed
         delivery.failures += failed
         delivery.kept = keep
-        if self._pools.lives(delivery.pool):
+        if self._pools.keeps_records(delivery.pool):
             self.ready.add(delivery, first=True)
         else:
             self._reroute(delivery)
@@ -256,7 +256,7 @@ class Dispatch:
         if assigned.ledger is not None:
             records = assigned.unsettled(records)
         assigned.checkpoint.track(*[record.offset for record in records])
-        pool = self._pools.only(assigned.partition.topic)
+        pool = self._pools.sole(assigned.partition.topic)
         if pool is None:
             for record in records:
                 self._queue_record(record, assigned, UNTRIED)
@@ -427,14 +427,14 @@ class Dispatch:
     def _redeliver(self, delivery: Delivery) -> None:
         """Offer a delivery again after its back-off."""
         self.redelivered += 1
-        if self._pools.lives(delivery.pool):
+        if self._pools.keeps_records(delivery.pool):
             self.ready.add(delivery)
         else:
             self._reroute(delivery)
 
     # Partitions.
 
-    def keep(self, assignment: Iterable[AssignedPartition]) -> None:
+    def set_assignment(self, assignment: Iterable[AssignedPartition]) -> None:
         """Set the assigned partitions, and forget the deliveries of all others, also those that subscribers hold.
 
         A partition keeps its deliveries when the same object is in the new `assignment`.
@@ -451,14 +451,14 @@ class Dispatch:
             lost = [key for key, delivery in member.held.items() if not delivery.assigned.ours]
             for key in lost:
                 del member.held[key]
-            self.catch_up.keep(member)
-        self._redelivery.keep()
+            self.catch_up.stop_revoked(member)
+        self._redelivery.drop_revoked()
         self._parked = [entry for entry in self._parked if entry[1].ours]
 
     def close(self) -> None:
         """Forget all partitions and deliveries, and stop the timers."""
         self._redelivery.close()
-        self.keep(())
+        self.set_assignment(())
         for pool in tuple(self._pools.empty):
             self._drop_pool(pool)
 

@@ -120,15 +120,15 @@ class Pools:
         """Whether a subscription filter has members, or kept records."""
         return name in self._filtered
 
-    def lives(self, pool: Pool) -> bool:
-        """Whether a pool keeps records: it has members, or its members may come back."""
+    def keeps_records(self, pool: Pool) -> bool:
+        """Whether records are kept for a pool: it has members, or its members may come back."""
         return bool(pool.members) or pool in self.empty
 
     def whole(self, topic: str) -> Pool | None:
         """Return the pool of members that want all of a topic."""
         return self._whole.get(topic)
 
-    def only(self, topic: str) -> Pool | None:
+    def sole(self, topic: str) -> Pool | None:
         """Return the pool that gets every record of a topic; None if filters decide, or no member wants the topic."""
         return None if self._filtered else self._whole.get(topic)
 

@@ -307,7 +307,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._consumer = None
         self._connected.clear()
         self.dispatch.suspended = True
-        self.dispatch.keep(())
+        self.dispatch.set_assignment(())
         self.topics = frozenset()
         stop_waiting(consumer)
         self._assigned.set()
@@ -361,7 +361,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _replace_partition(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """Replace a partition by an unread one that starts at an offset."""
         fresh = AssignedPartition(assigned.partition, offset, None)
-        self.dispatch.keep([fresh if one is assigned else one for one in self.dispatch.assignment.values()])
+        self.dispatch.set_assignment([fresh if one is assigned else one for one in self.dispatch.assignment.values()])
         return fresh
 
     def _start_reading(self, assigned: AssignedPartition) -> None:
@@ -482,7 +482,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if assigned.position is not None:
                 consumer.seek(partition, assigned.position)
             assignment.append(assigned)
-        dispatch.keep(assignment)
+        dispatch.set_assignment(assignment)
         self._rebalances += 1
         stalled = {assigned.partition for assigned in assignment if assigned.stalled}
         consumer.resume(*(partitions - stalled - self._starts.leaderless.keys()))

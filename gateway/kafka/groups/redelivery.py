@@ -39,7 +39,7 @@ class RedeliveryQueue:
         heapq.heappush(self._waiting, (now + self._last_delay[2], next(self._order), delivery))
         self._set_timer(loop)
 
-    def keep(self) -> None:
+    def drop_revoked(self) -> None:
         """Forget the deliveries of partitions that are no longer assigned here."""
         self._waiting = [entry for entry in self._waiting if entry[2].assigned.ours]
         heapq.heapify(self._waiting)

@@ -148,7 +148,7 @@ class World:
         self.parts = [
             AssignedPartition(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)
         ]
-        self.dispatch.keep(self.parts)
+        self.dispatch.set_assignment(self.parts)
         self.dispatch.suspended = False
         self.next = [0] * partitions
 
@@ -473,7 +473,7 @@ def test_a_record_for_a_member_without_capacity_delays_no_other(world: World) ->
 def test_a_lost_partition_is_forgotten(world: World) -> None:
     sink = world.join(Sink(2), "a")
     world.read(*"aaa")
-    world.dispatch.keep(())
+    world.dispatch.set_assignment(())
     sink.dispatch.done(sink.member, sink.held[0])
     assert (world.dispatch.late, world.dispatch.held) == (1, 0)
     sink.capacity = 5
@@ -502,7 +502,7 @@ def test_the_partition_of_a_held_record(world: World) -> None:
     assert sink.member.delivery(first).assigned is world.parts[0]
     sink.done(first)
     assert sink.member.delivery(first) is None
-    world.dispatch.keep(())
+    world.dispatch.set_assignment(())
     assert sink.member.delivery(second) is None
 
 
@@ -742,7 +742,7 @@ def test_a_successor_reads_only_open_records(world: World) -> None:
     assert stored.offset == 0
     later = World()
     later.parts = [AssignedPartition(PARTITION, stored.offset, stored)]
-    later.dispatch.keep(later.parts)
+    later.dispatch.set_assignment(later.parts)
     two = later.join(Sink(), selects=b"b", queue=True)
     later.read(*"ba")
     two.done(two.held[0])
@@ -758,7 +758,7 @@ def test_records_that_a_successor_skips_are_passed(world: World) -> None:
     stored = world.parts[0].committable()
     later = World()
     later.parts = [AssignedPartition(PARTITION, 0, stored)]
-    later.dispatch.keep(later.parts)
+    later.dispatch.set_assignment(later.parts)
     two = later.join(Sink(), selects=b"b", queue=True)
     later.dispatch.take(world.log.records, later.parts[0])
     later.dispatch.push()
@@ -776,7 +776,7 @@ def test_records_settled_by_one_owner_are_not_delivered_by_the_next(world: World
         stored = world.parts[0].committable()
         later = World()
         later.parts = [AssignedPartition(PARTITION, 0, stored)]
-        later.dispatch.keep(later.parts)
+        later.dispatch.set_assignment(later.parts)
         later.dispatch.take(world.log.records, later.parts[0])
         later.parts[0].position = 3
         assert open_of(later.parts[0]) == opened
@@ -815,7 +815,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
         assert stored is not None
         successor = World()
         successor.parts = [AssignedPartition(PARTITION, stored.offset, stored)]
-        successor.dispatch.keep(successor.parts)
+        successor.dispatch.set_assignment(successor.parts)
         successor.next[0] = end
         successor.dispatch.take([one for one in world.log.records if one.offset >= stored.offset], successor.parts[0])
         successor.parts[0].position = end
