@@ -83,7 +83,7 @@ class StartError(Exception):
     """The gateway cannot start; the text says why and which setting to change."""
 
 
-class LostError(Exception):
+class FatalError(Exception):
     """The gateway was serving, lost an essential part, and shut down cleanly; the text says why."""
 
 
@@ -108,7 +108,7 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, ready_file: Path | None) -> None:
-    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; raises StartError or LostError."""
+    """Run the gateway until SIGTERM, `POST /drain` or SIGINT; raises StartError or FatalError."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
     broker = None
@@ -155,7 +155,7 @@ class App:
 
         Raises:
             StartError: the gateway could not start.
-            LostError: an essential part failed; the connections have been closed.
+            FatalError: an essential part failed; the connections have been closed.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
@@ -177,7 +177,7 @@ class App:
             if self._ready_file is not None:
                 self._ready_file.unlink(missing_ok=True)
         if self._failure is not None:
-            kind = LostError if self._served else StartError
+            kind = FatalError if self._served else StartError
             raise kind(str(self._failure) or repr(self._failure)) from self._failure
 
     def _on_sigterm(self) -> None:
@@ -431,10 +431,10 @@ class App:
         """Stop accepting, wait for Kafka's outstanding answers, and close all connections, within `drain_timeout_s`."""
         self._stopping = True
         for server in self._servers:
-            server.stop_taking()
+            server.stop_receiving()
         if self._publisher is not None:
             await self._publisher.drain(self._config.drain_timeout_s / 2)
         ends = await asyncio.gather(*(server.stop(CLOSE_S) for server in self._servers), return_exceptions=True)
         for server, error in zip(self._servers, ends, strict=True):
             if error is not None:  # the other servers have closed normally
-                failures.tell("listener", error, server.name)
+                failures.report("listener", error, server.name)

@@ -63,7 +63,7 @@ from gateway.security.authorization import AccessList
 from gateway.security.group_names import GroupNames
 from gateway.security.tenants import Tenants
 from gateway.security.tls import Certificates
-from gateway.spawn import Spawn, Tasks, keep_on
+from gateway.spawn import Spawn, Tasks, keep_running
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.rules import RuleError, Rules, RuleText
 from mapping.tenants import Tenancy, TenantRules, tenant_of
@@ -91,9 +91,9 @@ class Process(msgspec.Struct, frozen=True):
         """The function that starts one background job."""
         return self.tasks.spawn
 
-    def keep_on(self, place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start work that is restarted after failures and cancelled at the stop; see `gateway.spawn.keep_on`."""
-        self.end_by_cancelling(self.spawn(keep_on(work, place)))
+    def keep_running(self, place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start work that is restarted after failures and cancelled at the stop; see `gateway.spawn.keep_running`."""
+        self.end_by_cancelling(self.spawn(keep_running(work, place)))
 
     def end_by_cancelling(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         """Push the task's cancellation onto the stack of stops."""
@@ -182,7 +182,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     authenticator = Authenticator(config.security, config.kafka)
     await authenticator.start()
     process.stack.push_async_callback(authenticator.stop)
-    process.keep_on("authentication", authenticator.run)
+    process.keep_running("authentication", authenticator.run)
     tracing = make_tracing(config.observe)
     rules = compile_rules(config)
     tenants = Tenants(config.security, listeners(config))
@@ -209,12 +209,12 @@ def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
     tenancy = Tenancy(config.security.tenants.enabled)
 
-    def judge(whole: str) -> bool:
+    def allowed(whole: str) -> bool:
         name = tenancy.of(whole).own(whole)
         dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
         return bool(dead) or name == before or rules.may_make(whole)
 
-    return judge
+    return allowed
 
 
 async def open_log(
@@ -233,8 +233,8 @@ async def open_log(
         capacity=capacity,
         may_make=may_make(config, security.rules),
     )
-    process.keep_on("topics", topics.run)
-    process.keep_on("acls", partial(security.acls.run, topics.queries.request))
+    process.keep_running("topics", topics.run)
+    process.keep_running("acls", partial(security.acls.run, topics.queries.request))
     stack.push_async_callback(topics.stop)
     publisher = Publisher(
         kafka,
@@ -352,10 +352,10 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     stack.push_async_callback(state.stop)
     await retained.start()
     stack.push_async_callback(retained.stop)
-    process.keep_on("sessions", partial(upkeep.run, state.loaded))
-    process.keep_on("groups", groups.run)
+    process.keep_running("sessions", partial(upkeep.run, state.loaded))
+    process.keep_running("groups", groups.run)
     if presence is not None:
-        process.keep_on("presence", presence.run)
+        process.keep_running("presence", presence.run)
     stack.push_async_callback(_stop_sessions, upkeep, presence, log.publisher)
     return State(
         identity=identity,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.commands import operating
-from gateway.commands.common import LOST, NOT_STARTED, ConfigFile, fail, read_config, read_password, without_secrets
+from gateway.commands.common import FAILED, NOT_STARTED, ConfigFile, fail, read_config, read_password, without_secrets
 
 if TYPE_CHECKING:
     from gateway.embedded.java import Java
@@ -56,9 +56,9 @@ def up(
     ] = None,
 ) -> None:
     """Run the gateway until Ctrl-C, or SIGTERM, which first disconnects the clients gradually (see `trivium drain`)."""
-    from gateway.observe.collector import calm  # noqa: PLC0415 - other commands use Python's own thresholds
+    from gateway.observe.collector import set_gc_thresholds  # noqa: PLC0415 - other commands use Python's own thresholds
 
-    calm()
+    set_gc_thresholds()
     flags: dict[str, Any] = {
         "data_dir": data_dir,
         "mqtt": {"address": mqtt, "websocket_address": mqtt_websocket},
@@ -70,12 +70,12 @@ def up(
         "security": {"insecure": insecure},
     }
     settings = read_config(config, flags)
-    from gateway.app import LostError, StartError, run  # noqa: PLC0415 - `config check` needs neither Kafka nor proton
+    from gateway.app import FatalError, StartError, run  # noqa: PLC0415 - `config check` needs neither Kafka nor proton
 
     try:
         run(settings, ready_file)
-    except (StartError, LostError) as error:
-        code = LOST if isinstance(error, LostError) else NOT_STARTED
+    except (StartError, FatalError) as error:
+        code = FAILED if isinstance(error, FatalError) else NOT_STARTED
         raise fail(without_secrets(str(error), settings), code) from error
 
 
@@ -94,7 +94,7 @@ def doctor(
         typer.echo(without_secrets(str(finding), settings))
 
     if not asyncio.run(examine(settings, say)):
-        raise typer.Exit(LOST)
+        raise typer.Exit(FAILED)
 
 
 @config_app.command("check")
@@ -312,7 +312,7 @@ def spark_status(
         raise fail(f"--at: {error}") from error
     known = runs.find(job) if job is not None else [] if addresses else runs.known()
     if job is not None and not known:
-        raise fail(runs.not_running(job, known), LOST)
+        raise fail(runs.not_running(job, known), FAILED)
     jobs = status.status_of(known, addresses)
     if as_json:
         typer.echo(status.as_json(jobs))
@@ -321,7 +321,7 @@ def spark_status(
     else:
         status.show(jobs)
     if (job is not None or addresses) and not all(one.good for one in jobs):
-        raise typer.Exit(LOST)
+        raise typer.Exit(FAILED)
 
 
 @spark_app.command("stop")
@@ -335,9 +335,9 @@ def spark_stop(
     try:
         ended = runs.stop(job, timeout)
     except (runs.RunsError, TimeoutError) as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
     if ended.error is not None:
-        raise fail(f"{ended.job} failed while stopping: {ended.error}", LOST)
+        raise fail(f"{ended.job} failed while stopping: {ended.error}", FAILED)
     typer.echo(
         f"{ended.job} has stopped." if ended.ended is not None else f"{ended.job} has ended without a final status."
     )

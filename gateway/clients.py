@@ -23,7 +23,7 @@ SUBSCRIPTIONS: Final = 100  # subscriptions shown per client
 CLOSED: Final = "closed by an operator"
 
 
-def is_meant(wanted: str, identifier: str) -> bool:
+def matches_id(wanted: str, identifier: str) -> bool:
     """Return whether `wanted`, an id or an AMQP container id without an address, matches a client's id."""
     return identifier == wanted or (wanted.startswith("amqp/") and identifier.rpartition("@")[0] == wanted)
 

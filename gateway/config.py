@@ -45,7 +45,7 @@ from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
 
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
-OTHERS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|PORT_)")
+NOT_SETTINGS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|PORT_)")
 """Variables with our prefix that are not settings: the jars' cache, the choice of code (`gateway.native`), tests, and
 the variables that Kubernetes sets for a service named trivium."""
 
@@ -88,7 +88,7 @@ def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) ->
             if DELIMITER in rest and PREFIX + rest in known and ours:
                 lines.append(f"{variable}: there is no such key (did you mean {PREFIX + rest}?)")
             continue
-        if name in known or OTHERS.match(name):
+        if name in known or NOT_SETTINGS.match(name):
             continue
         if not any(name.startswith(beginning) for beginning in open_ended):
             lines.append(f"{variable}: there is no such key{nearest(name, known)}")
@@ -191,7 +191,7 @@ class Config(BaseSettings):
         return self.kafka.bootstrap_servers is None
 
 
-class _Laid(Config):
+class _MergedConfig(Config):
     """A configuration from values that are already merged."""
 
     @classmethod
@@ -230,7 +230,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
         config = Config(**data)
         given = _without_none(flags or {})
         if given:
-            config = _Laid.model_validate(_merge(config.model_dump(), given))
+            config = _MergedConfig.model_validate(_merge(config.model_dump(), given))
     except ValidationError as error:
         raise ConfigError(_describe(error)) from None  # pydantic's own text would repeat the input
     except SettingsError as error:  # names the section

@@ -53,7 +53,7 @@ class Leavable(Protocol):
         """Return the current connections."""
         ...
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more connections; refuse those that have not logged in, with the protocol's own message."""
 
 
@@ -96,7 +96,7 @@ class Drain:
     async def _send_away(self, hurry: asyncio.Event) -> None:
         listeners = tuple(self._listeners())
         for listener in listeners:
-            listener.close_doors()
+            listener.stop_accepting()
         clock = asyncio.get_running_loop().time
         # Unused rate is kept for at most two ticks, so that a delayed process makes no burst. With these two ticks no
         # second exceeds `rate_per_s` + 1.
@@ -151,7 +151,7 @@ class Drain:
                     self._counted.add(one)
                     gone += 1
             except Exception as error:  # a bug must affect only one connection
-                failures.tell("drain", error)
+                failures.report("drain", error)
         return gone
 
     def _leave(self, one: Departing) -> bool:
@@ -160,7 +160,7 @@ class Drain:
         try:
             one.leave()
         except Exception as error:
-            failures.tell("drain", error)
+            failures.report("drain", error)
         return True
 
     def statistics(self) -> DrainStatistics:

@@ -2,7 +2,7 @@
 
 A *place* is the smallest part that a failure affects: `delivery`, `session`, `connection`, `partition`, `topic`,
 `group`, `listener`, or a part of the process that is retried (`live reader`, `state`, ...). The code that contains a
-failure calls `failures.tell`. A failure that no code contains reaches `gateway.spawn` or the loop's exception handler
+failure calls `failures.report`. A failure that no code contains reaches `gateway.spawn` or the loop's exception handler
 and is counted there under the name of its coroutine or as `callback`.
 
 The process has one `failures`, like one log.
@@ -28,7 +28,7 @@ TRACEBACK_S: Final = 60.0
 KINDS_KEPT: Final = 256
 
 
-class ForeseenError(Exception):
+class ExpectedError(Exception):
     """Raised by a callback to refuse something to a library that has no other way; the loop's handler ignores it."""
 
 
@@ -47,9 +47,9 @@ class Failures:
         self._clock = clock
         self._contained: Counter[str] = Counter()
         self._retrying: Counter[str] = Counter()
-        self._told: dict[tuple[str, type[BaseException], str, int], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, type[BaseException], str, int], tuple[float, int]] = {}
 
-    def tell(self, place: str, error: BaseException, what: str = "") -> None:
+    def report(self, place: str, error: BaseException, what: str = "") -> None:
         """Count a failure that was contained at `place`, and log it unless the same one was logged recently.
 
         `place` is explained in the module; keep the number of places small, because each is a metric's label. `what`
@@ -59,13 +59,13 @@ class Failures:
         file, line = _origin(error.__traceback__)
         kind = (place, type(error), file, line)
         now = self._clock()
-        told, held = self._told.get(kind, (float("-inf"), 0))
-        if now - told < TRACEBACK_S:
-            self._told[kind] = (told, held + 1)
+        logged, held = self._logged.get(kind, (float("-inf"), 0))
+        if now - logged < TRACEBACK_S:
+            self._logged[kind] = (logged, held + 1)
             return
-        if len(self._told) >= KINDS_KEPT:
-            self._told.clear()
-        self._told[kind] = (now, 0)
+        if len(self._logged) >= KINDS_KEPT:
+            self._logged.clear()
+        self._logged[kind] = (now, 0)
         more = f" ({held} more like this)" if held else ""
         subject = f"{place} {what}" if what else place
         log.error("an unexpected failure was contained: %s%s", subject, more, exc_info=error)
@@ -75,7 +75,7 @@ class Failures:
         try:
             callback(*facts)
         except Exception as error:  # a bug in one callback
-            self.tell(place, error)
+            self.report(place, error)
 
     def begin_retry(self, place: str) -> None:
         """Count a part of `place` that waits for its next attempt."""

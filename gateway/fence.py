@@ -32,10 +32,10 @@ class Fence:
         self.freezes = 0
         self._clock = clock
         self._ran = self._limit_s = float("inf")
-        self._passed = asyncio.Event()
-        self._passed.set()
+        self._opened = asyncio.Event()
+        self._opened.set()
         self._listeners: list[Callable[[], None]] = []
-        self._then: dict[Callable[[], None], None] = {}
+        self._on_open: dict[Callable[[], None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def guard(self, limit_s: float, exempt: str) -> None:
@@ -44,7 +44,7 @@ class Fence:
         self._ran = self._clock()
         self._tick()
 
-    def unguard(self) -> None:
+    def stop_guarding(self) -> None:
         """Stop guarding and open."""
         self._ran = self._limit_s = float("inf")
         if self._timer is not None:
@@ -66,17 +66,17 @@ class Fence:
             self._ran = now
         return now
 
-    def passes(self, topic: str) -> bool:
+    def allows(self, topic: str) -> bool:
         """Return whether a Kafka topic may be written and its results reported."""
         return self.is_open or topic == self.exempt
 
-    async def passed(self) -> None:
+    async def wait_open(self) -> None:
         """Wait until the fence is open."""
-        await self._passed.wait()
+        await self._opened.wait()
 
-    def then(self, call: Callable[[], None]) -> None:
+    def call_when_open(self, call: Callable[[], None]) -> None:
         """Call `call` once when the fence opens; equal callbacks are called once."""
-        self._then[call] = None
+        self._on_open[call] = None
 
     def open(self) -> None:
         """Open: it is known what the other gateways did meanwhile."""
@@ -84,15 +84,15 @@ class Fence:
             return
         self.is_open = True
         self.is_shut.clear()
-        then, self._then = self._then, {}
-        for call in then:
+        calls, self._on_open = self._on_open, {}
+        for call in calls:
             call()
-        self._passed.set()
+        self._opened.set()
 
     def _shut(self) -> None:
         self.freezes += 1
         self.is_open = False
-        self._passed.clear()
+        self._opened.clear()
         self.is_shut.set()
         for listener in self._listeners:
             listener()

@@ -60,10 +60,10 @@ class ProtocolSide(Protocol):
         """Return the current connections."""
         ...
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more connections; existing ones are served."""
 
-    def stop_taking(self) -> None:
+    def stop_receiving(self) -> None:
         """Accept no more messages; those already received are still answered."""
 
     async def stop(self, timeout: float) -> None:

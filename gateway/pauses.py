@@ -112,7 +112,7 @@ class Pauses:
         for reason in reasons:
             self.end(reason, what)
 
-    def turned(self, reason: str, subject: str, is_open: bool) -> None:
+    def gate_changed(self, reason: str, subject: str, is_open: bool) -> None:
         """Record that a shared gate has opened or shut (`flowcontrol.gate.Callback`)."""
         if is_open:
             self.end(reason, subject)

@@ -123,16 +123,16 @@ def check_ports(config: Config) -> None:
     clashes = [
         f"{one_key} and {other_key} are both on port {one.port}: change one of them"
         for (one_key, one), (other_key, other) in combinations(taken, 2)
-        if one.port and one.port == other.port and _meet(one.host, other.host)
+        if one.port and one.port == other.port and _overlap(one.host, other.host)
     ]
     if clashes:
         raise ConfigError("\n".join(clashes))
 
 
-def _meet(one: str, other: str) -> bool:
+def _overlap(one: str, other: str) -> bool:
     if "localhost" in (one, other):  # both families
         near = (one, other, "127.0.0.1", "::1")
-        return one == other or any(_meet(host, other if one == "localhost" else one) for host in near[2:])
+        return one == other or any(_overlap(host, other if one == "localhost" else one) for host in near[2:])
     return one == other or ((":" in one) == (":" in other) and (one in EVERY_ADDRESS or other in EVERY_ADDRESS))
 
 

@@ -1,8 +1,8 @@
 """Starts all background work of the gateway, and contains its failures.
 
-`Tasks.spawn` starts one job; `keep_on` runs a part that must not end. Neither lets a failure spread: it is logged and
-counted (`gateway.failures`), a part is restarted after a back-off, and code that awaits a job still gets its exception.
-Only the failure of work started by `Tasks.essential` ends the process, in order: drain, close, exit.
+`Tasks.spawn` starts one job; `keep_running` runs a part that must not end. Neither lets a failure spread: it is logged
+and counted (`gateway.failures`), a part is restarted after a back-off, and code that awaits a job still gets its
+exception. Only the failure of work started by `Tasks.essential` ends the process, in order: drain, close, exit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from flowcontrol.backoff import Backoff
-from gateway.failures import ForeseenError, failures
+from gateway.failures import ExpectedError, failures
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Starts one job in the background and contains its failure, see `Tasks.spawn`."""
@@ -57,7 +57,7 @@ class Tasks:
             return
         error = task.exception()
         if error is not None:
-            failures.tell(place_of(task), error)
+            failures.report(place_of(task), error)
 
     def _check(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -77,19 +77,19 @@ def place_of(task: asyncio.Task[Any]) -> str:
     return getattr(task.get_coro(), "__qualname__", "task")
 
 
-def aside(work: Coroutine[Any, Any, None], place: str) -> asyncio.Task[None]:
+def start_contained(work: Coroutine[Any, Any, None], place: str) -> asyncio.Task[None]:
     """Run work whose end its owner controls, outside of `Tasks`. A failure is logged and contained."""
 
     async def contained() -> None:
         try:
             await work
         except Exception as error:
-            failures.tell(place, error)
+            failures.report(place, error)
 
     return asyncio.get_running_loop().create_task(contained())
 
 
-async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, what: str = "") -> None:
+async def keep_running(work: Callable[[], Coroutine[Any, Any, None]], place: str, what: str = "") -> None:
     """Run `work` until it returns; after a failure log it, wait and run it again.
 
     `work` continues from the state that it has reached. `place` and `what`: see `gateway.failures`.
@@ -102,7 +102,7 @@ async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, wha
             await work()
             return
         except Exception as error:  # contained here, whatever it is
-            failures.tell(place, error, what)
+            failures.report(place, error, what)
         attempt = 0 if loop.time() - since > CALM_S else attempt
         failures.begin_retry(place)
         try:
@@ -112,7 +112,7 @@ async def keep_on(work: Callable[[], Coroutine[Any, Any, None]], place: str, wha
         attempt += 1
 
 
-async def together(*works: Coroutine[Any, Any, None]) -> None:
+async def run_all(*works: Coroutine[Any, Any, None]) -> None:
     """Run several coroutines concurrently until all have returned; the first failure cancels the others."""
     async with asyncio.TaskGroup() as group:
         for work in works:
@@ -124,5 +124,5 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     error = context.get("exception")
     if error is None:
         loop.default_exception_handler(context)
-    elif not isinstance(error, ForeseenError):
-        failures.tell("callback", error, str(context.get("message", "")))
+    elif not isinstance(error, ExpectedError):
+        failures.report("callback", error, str(context.get("message", "")))

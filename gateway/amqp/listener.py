@@ -57,17 +57,17 @@ class AmqpServer(ProtocolServer):
         """Return all open connections."""
         return tuple(self._open)
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more connections, and answer an open with a close."""
-        super().close_doors()
+        super().stop_accepting()
         self._services.is_closed = True
 
-    def stop_taking(self) -> None:
+    def stop_receiving(self) -> None:
         """Accept no connection, grant no credit, roll back transactions and stop reading; outcomes are still sent."""
         for connection in self._open:
             connection.prepare_to_leave()
         self._services.coordinators.stop()
-        super().stop_taking()
+        super().stop_receiving()
 
     async def stop(self, timeout: float) -> None:
         """Wait for commits and rollbacks under way, then close every connection, within `timeout` seconds in all."""

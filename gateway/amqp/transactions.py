@@ -419,7 +419,7 @@ class Transaction:
         try:
             await work
         except Exception as error:  # a bug here closes only this connection
-            failures.tell("transaction", error)
+            failures.report("transaction", error)
             self._peer.pump.abort()
 
     async def _discharge(self, delivery: Any, fail: bool) -> None:

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 WAITING: Final = 4 * 1024 * 1024  # bytes of lines that wait for the disk
 ON_THE_WAY: Final = 1_000  # lines that wait for Kafka
 MODE: Final = 0o600
-TELL_S: Final = 60.0  # between two log lines about a file that cannot be written
+LOG_S: Final = 60.0  # between two log lines about a file that cannot be written
 LAST_S: Final = 1.0  # for the last lines, when the gateway stops
 
 
@@ -42,7 +42,7 @@ class FileSink:
         self._writing: asyncio.Task[None] | None = None
         self._reopens = False
         self._torn = False  # the last line is incomplete
-        self._told = float("-inf")
+        self._logged_at = float("-inf")
         try:
             self._file = self._open()
         except OSError as error:
@@ -104,8 +104,8 @@ class FileSink:
         self._audit.counts.write_errors_total += 1
         self._audit.counts.dropped_total += lines
         now = asyncio.get_running_loop().time()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
             log.error("the audit file cannot be written", file=str(self._path), reason=error.strerror, lines=lines)
 
     async def stop(self) -> None:

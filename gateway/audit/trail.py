@@ -101,11 +101,11 @@ def _shown(text: str) -> str:
 class _Refusals:
     """The refusals of one client and event within a period."""
 
-    __slots__ = ("last", "left_out", "told", "until")
+    __slots__ = ("last", "left_out", "until", "written")
 
     def __init__(self, until: float) -> None:
         self.until = until
-        self.told = 0
+        self.written = 0
         self.left_out = 0
         self.last: dict[str, Any] = {}
 
@@ -127,8 +127,8 @@ class Audit:
         self._secret = b""
         self._known: OrderedDict[str, None] = OrderedDict()
         self._refusals: OrderedDict[tuple[str, str], _Refusals] = OrderedDict()
-        self._told = 0  # refusals of all clients in the current period
-        self._told_until = 0.0
+        self._recent = 0  # refusals of all clients in the current period
+        self._recent_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, gateway: str, sinks: tuple[Sink, ...], redactor: Redactor) -> None:
@@ -141,7 +141,7 @@ class Audit:
     def end(self) -> None:
         """Write the summaries of suppressed lines and stop."""
         for key in list(self._refusals):
-            self._tell_rest(self._refusals.pop(key))
+            self._write_summary(self._refusals.pop(key))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -188,46 +188,46 @@ class Audit:
 
     # inside
 
-    def _limited(self, whose: str, event: Event, result: Result, where: Where, facts: dict[str, Any]) -> None:
+    def _limited(self, client: str, event: Event, result: Result, where: Where, facts: dict[str, Any]) -> None:
         """Write a refusal, or only count it if there are too many."""
         now = self._clock()
-        if now >= self._told_until:
-            self._told, self._told_until = 0, now + PERIOD_S
-        key = (f"{where.protocol} {whose}", event)
+        if now >= self._recent_until:
+            self._recent, self._recent_until = 0, now + PERIOD_S
+        key = (f"{where.protocol} {client}", event)
         refusals = self._refusals.get(key)
         if refusals is None or now >= refusals.until:
             if refusals is not None:
-                self._tell_rest(self._refusals.pop(key))
+                self._write_summary(self._refusals.pop(key))
             if len(self._refusals) >= CLIENTS:
-                self._tell_rest(self._refusals.popitem(last=False)[1])
+                self._write_summary(self._refusals.popitem(last=False)[1])
             refusals = self._refusals[key] = _Refusals(now + PERIOD_S)
-            self._wake_at(refusals.until)
-        if refusals.told < AT_ONCE and self._told < EVERY_S:
-            refusals.told += 1
-            self._told += 1
+            self._arm(refusals.until)
+        if refusals.written < AT_ONCE and self._recent < EVERY_S:
+            refusals.written += 1
+            self._recent += 1
             self._write(event, result, where, **facts)
             return
         refusals.left_out += 1
         self.counts.left_out_total += 1
         refusals.last = {"event": event, "result": result, "where": where, **facts}
 
-    def _wake_at(self, until: float) -> None:
+    def _arm(self, until: float) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, until - self._clock()) + 0.1, self._look)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, until - self._clock()) + 0.1, self._flush)
 
-    def _look(self) -> None:
+    def _flush(self) -> None:
         """Write the summaries of suppressed lines whose period is over."""
         self._timer = None
         now = self._clock()
         while self._refusals:
             key, first = next(iter(self._refusals.items()))
             if first.until > now:
-                self._wake_at(first.until)
+                self._arm(first.until)
                 return
             del self._refusals[key]
-            self._tell_rest(first)
+            self._write_summary(first)
 
-    def _tell_rest(self, refusals: _Refusals) -> None:
+    def _write_summary(self, refusals: _Refusals) -> None:
         if refusals.left_out:
             self._write(**refusals.last, more=refusals.left_out)
 

@@ -21,7 +21,7 @@ User = Annotated[
 ]
 
 NOT_STARTED = 2  # the exit code of a wrong option: the user must change something
-LOST = 1  # failed after a successful start: a restart may help
+FAILED = 1  # failed after a successful start: a restart may help
 
 
 def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:

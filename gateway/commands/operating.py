@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from gateway.commands.common import LOST, ConfigFile, Url, User, fail, management
+from gateway.commands.common import FAILED, ConfigFile, Url, User, fail, management
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,9 +30,9 @@ def drain(
     try:
         gateway.ask("/drain", "POST")
     except NoAnswer as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
     if wait and not gateway.wait_gone(timeout):
-        raise fail(f"the gateway still answers after {timeout:g} s", LOST)
+        raise fail(f"the gateway still answers after {timeout:g} s", FAILED)
 
 
 def flow(
@@ -55,7 +55,7 @@ def flow(
         else:
             watch(source)
     except NoAnswer as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
     except KeyboardInterrupt:
         return
 
@@ -87,7 +87,7 @@ def clients(
     try:
         print_clients(gateway.ask(path), whole=client is not None, as_json=as_json)
     except NoAnswer as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
 
 
 def kick(
@@ -103,7 +103,7 @@ def kick(
     try:
         closed = closed_in(management(config, url, user).ask(_path(client), "DELETE"))
     except NoAnswer as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
     typer.echo(f"{closed} closed")
 
 
@@ -134,6 +134,6 @@ def trace(
     try:
         print_trace(management(config, url, user).stream("/trace", wanted, seconds), as_json=as_json)
     except NoAnswer as error:
-        raise fail(str(error), LOST) from error
+        raise fail(str(error), FAILED) from error
     except KeyboardInterrupt:
         return

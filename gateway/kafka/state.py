@@ -30,7 +30,7 @@ from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, o
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn, keep_running
 from gateway.statistics import counter, gauge, structs_by
 from mapping.record import Headers, Received, Record
 
@@ -172,7 +172,7 @@ class StateTopic:
             self.apply(record)
         except Exception as error:  # one record's failure, whatever it is, is contained
             self.failed += 1
-            failures.tell("state", error, f"{self.name}-{record.partition} offset {record.offset} was not applied")
+            failures.report("state", error, f"{self.name}-{record.partition} offset {record.offset} was not applied")
 
 
 class StateTopics:
@@ -237,7 +237,7 @@ class StateTopics:
         Kafka need not be reachable: connecting is retried until it is.
         """
         self._lookup.listen(self._check_ids)
-        self._task = self._spawn(keep_on(self._run, "state"))
+        self._task = self._spawn(keep_running(self._run, "state"))
 
     async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:
         """Wait until every record that is in a loaded table now is applied, whichever process wrote it.

@@ -84,7 +84,7 @@ class Brake:
             try:
                 more, bytes_more = waiter.resume(self)
             except Exception as error:  # a bug in one connection must not stop the others
-                failures.tell("connection", error, self.reason)
+                failures.report("connection", error, self.reason)
                 continue
             messages += more
             size += bytes_more

@@ -86,7 +86,7 @@ class MqttServer(ProtocolServer):
                 if not pump.closed:
                     self._thaw(pump)
 
-        self._services.publisher.fence.then(thaw)
+        self._services.publisher.fence.call_when_open(thaw)
 
     def _thaw(self, pump: Pump) -> None:
         if not pump.is_held_back:
@@ -108,9 +108,9 @@ class MqttServer(ProtocolServer):
         """Return every client."""
         return self._clients()
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Stop accepting connections, and refuse CONNECT on those that are open."""
-        super().close_doors()
+        super().stop_accepting()
         self._services.opening.is_closed = True
         self._services.sessions.parts.store.leaving = True
 

@@ -72,7 +72,7 @@ class Alarms:
                     try:
                         sleeper.wake()
                     except Exception as error:  # the others must still be woken
-                        failures.tell("timer", error)
+                        failures.report("timer", error)
         finally:
             if sleepers:
                 asyncio.get_running_loop().call_soon(self._ring, number)

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gateway.config import Address
-from gateway.failures import ForeseenError
+from gateway.failures import ExpectedError
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
 from gateway.net.proxied import Headers, Proxies
@@ -39,7 +39,7 @@ class ListenError(Exception):
     """The gateway cannot listen on an address; the text says which and why."""
 
 
-class NoDescriptorsError(ForeseenError):
+class NoDescriptorsError(ExpectedError):
     """A socket was accepted in the same loop iteration in which the file descriptors were used up."""
 
 

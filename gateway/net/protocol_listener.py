@@ -60,7 +60,7 @@ class ProtocolServer(PumpServer, abc.ABC):
     def departing(self) -> Iterable[Departing]:
         """Return every connection, to be closed when the gateway stops."""
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Stop accepting; a subclass also refuses accepted clients that have not logged in."""
         self.stop_accepting()
 
@@ -76,9 +76,9 @@ class ProtocolServer(PumpServer, abc.ABC):
         """Return every open connection, including those that have not logged in."""
         return list(self._handlers())
 
-    def stop_taking(self) -> None:
+    def stop_receiving(self) -> None:
         """Stop accepting connections and reading from the open ones; answers are still sent."""
-        self.close_doors()
+        self.stop_accepting()
         for pump in self.pumps:
             pump.pause_reading(STOPPING)
 

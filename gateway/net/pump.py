@@ -218,7 +218,7 @@ class Pump(ReadingHalf):
 
     def fail(self, error: Exception) -> None:
         """Log our bug and close this connection, with its protocol's close if possible. Others are not affected."""
-        failures.tell("connection", error, self.peer)
+        failures.report("connection", error, self.peer)
         self.give_up()
 
     def give_up(self) -> None:
@@ -233,7 +233,7 @@ class Pump(ReadingHalf):
             transport.write(self.connection.data_to_send())
             self.close()
         except Exception as error:
-            failures.tell("connection", error, self.peer)
+            failures.report("connection", error, self.peer)
             self.abort()
 
     def flush(self) -> None:

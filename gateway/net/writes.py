@@ -53,7 +53,7 @@ class Writes:
                 try:
                     flushed.flush_now()
                 except Exception as error:  # of one socket; the others are flushed
-                    failures.tell("connection", error)
+                    failures.report("connection", error)
         finally:
             self._scheduled = bool(waiting)
             if waiting:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.clients import PROTOCOLS
 from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
-from gateway.observe.management import Route, acted, answer, bad
+from gateway.observe.management import Route, answer, bad, record_act
 
 PATH: Final = "/clients"
 KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
@@ -25,7 +25,7 @@ class ClientPages:
     def routes(self) -> list[Route]:
         """Return the routes."""
         one = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
-        return [Route("GET", PATH, self._list), Route("GET", one, self._look), Route("DELETE", one, self._kick)]
+        return [Route("GET", PATH, self._list), Route("GET", one, self._show), Route("DELETE", one, self._kick)]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         asked = request.query
@@ -40,17 +40,17 @@ class ClientPages:
         texts = {name: asked[name] for name in asked if name != "limit"}
         return answer(await self._clients.page(Query(limit=int(limit), **texts)))
 
-    async def _look(self, request: web.Request) -> web.StreamResponse:
+    async def _show(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)
-        found = await self._clients.look(wanted)
-        return answer(Page(found)) if found else _nobody(wanted)
+        found = await self._clients.details(wanted)
+        return answer(Page(found)) if found else _not_found(wanted)
 
     async def _kick(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)
         closed = await self._clients.kick(wanted)
         if not closed:
-            return _nobody(wanted)
-        acted(request, "kick", wanted)
+            return _not_found(wanted)
+        record_act(request, "kick", wanted)
         return answer({"closed": closed})
 
 
@@ -59,6 +59,6 @@ def _id(request: web.Request) -> str:
     return unquote(request.raw_path.partition("?")[0].removeprefix(PATH + "/"))
 
 
-def _nobody(wanted: str) -> web.Response:
+def _not_found(wanted: str) -> web.Response:
     """Return 404. The requested name is repeated only as JSON, because it may be anything."""
     return web.Response(status=404, text=f"no client has the id {msgspec.json.encode(wanted[:200]).decode()} here\n")

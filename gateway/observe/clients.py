@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from gateway.clients import ClientView, Connected, SessionView, is_meant
+from gateway.clients import ClientView, Connected, SessionView, matches_id
 from gateway.pauses import Pauses
 from gateway.turns import Slices
 
@@ -40,7 +40,7 @@ class Page(msgspec.Struct, frozen=True):
     next: str | None = None  # the value of `after` for the next page; None: the last page
 
 
-class SessionLook(Protocol):
+class SessionFinder(Protocol):
     """`gateway.mqtt.registry.session_views.SessionViews`."""
 
     def of(self, client_id: str) -> Awaitable[SessionView | None]:
@@ -56,7 +56,7 @@ class Clients:
     """All clients of this gateway."""
 
     def __init__(
-        self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionLook, pauses: Pauses
+        self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionFinder, pauses: Pauses
     ) -> None:
         """Each of `listeners` returns its clients; `sessions` finds MQTT sessions."""
         self._listeners = listeners
@@ -103,11 +103,11 @@ class Clients:
             name = client.identifier
             if name == wanted:
                 exact.append(client)
-            elif is_meant(wanted, name):
+            elif matches_id(wanted, name):
                 others.append(client)
         return exact or others
 
-    async def look(self, wanted: str) -> list[ClientView]:
+    async def details(self, wanted: str) -> list[ClientView]:
         """Return all details of the clients with an id, including an MQTT session without a connection."""
         found = [client for client in await self.find(wanted) if client.identifier]
         paused = self._pauses.open() if found else {}

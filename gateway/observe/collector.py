@@ -23,7 +23,7 @@ from gateway.statistics import counter, gauge
 THRESHOLDS: Final = (20_000, 20, 50)
 """Thresholds of the three generations. Python's default of 700 would collect the youngest one 30 times as often and
 find nothing."""
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 IDLE_CPU: Final = 0.05  # CPU share below which a second counts as idle
 WORTH: Final = 1000  # young objects that justify a collection
 FULL_S: Final = 30.0  # minimum time between two full collections when idle
@@ -70,10 +70,10 @@ class Collector:
 
     def _arm(self) -> None:
         self._cpu = time.thread_time()
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._timer = self._loop.call_later(CHECK_S, self._check)
 
-    def _look(self) -> None:
-        idle = time.thread_time() - self._cpu < IDLE_CPU * LOOK_S
+    def _check(self) -> None:
+        idle = time.thread_time() - self._cpu < IDLE_CPU * CHECK_S
         if idle and gc.isenabled() and sum(gc.get_count()) > 0:
             now = self._loop.time()
             if now - self._full_at >= max(FULL_S, FULL_SHARE * self._full_took):
@@ -112,6 +112,6 @@ def trimmer() -> Callable[[int], int]:
     return lambda _pad: 0
 
 
-def calm() -> None:
+def set_gc_thresholds() -> None:
     """Set the thresholds. Call it before importing the gateway, whose objects live as long as the process."""
     gc.set_threshold(*THRESHOLDS)

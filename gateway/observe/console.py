@@ -149,8 +149,8 @@ class Console:
         flow = await self._flow.snapshot(client=client)
         flow = msgspec.structs.replace(flow, episodes=flow.episodes[:EPISODES])
         _, ready = self._ready()
-        told = _Event(flow, self._metrics.figures(FIGURES), ready, self._spark.last())
-        event = b"data: %b\n\n" % msgspec.json.encode(told)
+        content = _Event(flow, self._metrics.figures(FIGURES), ready, self._spark.last())
+        event = b"data: %b\n\n" % msgspec.json.encode(content)
         self._took_s = (
             time.thread_time() - cpu
         )  # includes other turns of the loop in between, which only lengthens the pause

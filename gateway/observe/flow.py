@@ -18,7 +18,7 @@ from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
 from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
 from gateway.turns import Slices
 
-LOOK_S: Final = 1.0  # between two checks of Kafka
+CHECK_S: Final = 1.0  # between two checks of Kafka
 CONNECTIONS: Final = 100  # default number of connections in a snapshot
 MOST_CONNECTIONS: Final = 1_000
 TOPICS: Final = 100  # topic budgets in a snapshot: the fullest ones
@@ -79,18 +79,18 @@ class Flow:
                     heapq.heappush(chosen, entry)
                 else:
                     heapq.heappushpop(chosen, entry)
-        told: list[ConnectionFlow] = []
+        selected: list[ConnectionFlow] = []
         for *_, connection in sorted(chosen, reverse=True, key=lambda entry: entry[:3]):
             await slices.rest()
             found = connection.flow()
             if found is not None:
                 found.paused = [*paused.get(found.subject, ()), *found.paused]
-                told.append(found)
+                selected.append(found)
         now = [PausedNow(subject, each.reason, each.since) for subject, list_ in paused.items() for each in list_]
         return Snapshot(
             at=time.time(),
             connections_total=total,
-            connections=told,
+            connections=selected,
             budgets=self._budgets(TOPICS),
             paused=heapq.nsmallest(PAUSED, now, key=lambda pause: pause.since or 0.0),
             episodes=self._pauses.episodes()[::-1],
@@ -117,12 +117,12 @@ class KafkaWatch:
         self._last: float | None = None  # `answers` at the last check, if requests were unanswered then
 
     def start(self) -> None:
-        """Check now and every `LOOK_S`."""
+        """Check now and every `CHECK_S`."""
         answers = self._answers() if self._waiting() else None
         self._note(KAFKA_SILENT, answers is not None and answers == self._last)
         self._note(KAFKA_UNREACHABLE, not self._reachable())
         self._last = answers
-        self._timer = self._loop.call_later(LOOK_S, self.start)
+        self._timer = self._loop.call_later(CHECK_S, self.start)
 
     def stop(self) -> None:
         """Stop checking."""
@@ -130,4 +130,4 @@ class KafkaWatch:
             self._timer.cancel()
 
     def _note(self, reason: str, is_paused: bool) -> None:
-        self._pauses.turned(reason, KAFKA, not is_paused)
+        self._pauses.gate_changed(reason, KAFKA, not is_paused)

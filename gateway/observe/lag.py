@@ -27,7 +27,7 @@ BEAT_S: Final = 0.05
 WINDOW: Final = 1200  # measurements: one minute
 SLOW_S: Final = 0.1  # of CPU time in one turn: more is a bug of ours
 SLOW_BOUNDS_S: Final = (0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-TELL_S: Final = 10.0  # between two log lines
+LOG_S: Final = 10.0  # between two log lines
 DEPTH: Final = 4  # functions in the log line, innermost first
 OURS: Final = ("gateway.", "protocols.", "mapping.", "flowcontrol.")
 
@@ -61,8 +61,8 @@ class LoopLag:
         self._seen: collections.Counter[str] = (
             collections.Counter()
         )  # the functions that ran while the timer was overdue
-        self._told = float("-inf")
-        self._untold = 0
+        self._logged_at = float("-inf")
+        self._unlogged = 0
 
     def start(self) -> None:
         """Start measuring. Call it in the loop's thread."""
@@ -70,7 +70,7 @@ class LoopLag:
             return
         self._interrupts = threading.current_thread() is threading.main_thread()  # signals are handled there only
         if self._interrupts:
-            self._former = signal.signal(signal.SIGVTALRM, self._see)
+            self._former = signal.signal(signal.SIGVTALRM, self._sample)
         self._arm()
 
     def stop(self) -> None:
@@ -95,29 +95,29 @@ class LoopLag:
         if lag >= SLOW_S:
             took = min(lag, time.thread_time() - self._cpu)
             if took >= SLOW_S:
-                self._tell(took, lag)
+                self._report(took, lag)
         self._seen.clear()
         self._arm()
 
-    def _tell(self, took: float, lag: float) -> None:
+    def _report(self, took: float, lag: float) -> None:
         self._slow.observe(took)
         self._longest = max(self._longest, took)
         now = self._loop.time()
-        if now - self._told < TELL_S:
-            self._untold += 1
+        if now - self._logged_at < LOG_S:
+            self._unlogged += 1
             return
-        self._told = now
+        self._logged_at = now
         seen = self._seen.most_common(1)
         log.warning(
             "slow turn of the event loop",
             cpu_s=round(took, 3),
             lag_s=round(lag, 3),
             running=seen[0][0] if seen else "unknown, it ended before it was sampled",
-            untold=self._untold,
+            unlogged=self._unlogged,
         )
-        self._untold = 0
+        self._unlogged = 0
 
-    def _see(self, _number: int, frame: FrameType | None) -> None:
+    def _sample(self, _number: int, frame: FrameType | None) -> None:
         """Count the function that runs now: `SLOW_S` of CPU time has passed since the timer's last call.
 
         The function seen most often is logged, because the last sample may come after the slow part.

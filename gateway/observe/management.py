@@ -64,10 +64,10 @@ class Route(NamedTuple):
     handler: Handler
 
 
-def answer(told: object, status: int = 200) -> web.Response:
+def answer(document: object, status: int = 200) -> web.Response:
     """Return a JSON response that must not be cached."""
     headers = {"Cache-Control": "no-store"}
-    return web.Response(status=status, body=msgspec.json.encode(told), content_type=JSON, headers=headers)
+    return web.Response(status=status, body=msgspec.json.encode(document), content_type=JSON, headers=headers)
 
 
 def where_of_request(request: web.Request) -> Where:
@@ -75,7 +75,7 @@ def where_of_request(request: web.Request) -> Where:
     return Where("management", peer_of(request), "management")
 
 
-def acted(request: web.Request, what: str, on: str) -> None:
+def record_act(request: web.Request, what: str, on: str) -> None:
     """Record an administrative action in the audit trail. The principal is "" for a request without a login."""
     if audit.enabled:
         audit.act(where_of_request(request), login_of(request)[0], what, on)
@@ -145,11 +145,11 @@ class Management:
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
         app.router.add_get("/ready", self._is_ready)
-        app.router.add_get("/metrics", self._guard(self._render))
-        app.router.add_get("/flow", self._guard(self._tell_flow))
+        app.router.add_get("/metrics", self._guard(self._serve_metrics))
+        app.router.add_get("/flow", self._guard(self._serve_flow))
         if self._drain is not None:
-            app.router.add_post("/drain", self._guard(self._begin_drain))
-        app.router.add_get("/topics", self._guard(self._tell_topics))
+            app.router.add_post("/drain", self._guard(self._start_drain))
+        app.router.add_get("/topics", self._guard(self._serve_topics))
         for route in self._more:
             app.router.add_route(route.method, route.path, self._guard(route.handler))
         app.router.add_get("/console/events", self._guard(self._console.events))
@@ -221,35 +221,35 @@ class Management:
 
         return guarded
 
-    async def _begin_drain(self, request: web.Request) -> web.Response:
+    async def _start_drain(self, request: web.Request) -> web.Response:
         assert self._drain is not None
         if self._ready()[1]["stopping"]:  # a second drain would stop the gateway immediately, as a second signal does
             return web.Response(status=409, text="the gateway is stopping already\n")
-        acted(request, "drain", "")
+        record_act(request, "drain", "")
         self._drain()
         return web.Response(status=202, body=b'{"draining":true}', content_type=JSON)
 
-    async def _render(self, request: web.Request) -> web.Response:
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _tell_flow(self, request: web.Request) -> web.Response:
+    async def _serve_flow(self, request: web.Request) -> web.Response:
         limit = request.query.get("limit", str(CONNECTIONS))
         if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= MOST_CONNECTIONS):
             return bad(f"limit: a number from 1 to {MOST_CONNECTIONS}")
         return answer(await self._flow.snapshot(int(limit), request.query.get("client", "")))
 
-    async def _tell_topics(self, request: web.Request) -> web.Response:
+    async def _serve_topics(self, request: web.Request) -> web.Response:
         wanted = request.query.get("safe")
         if wanted not in {None, "true", "false"}:
             return bad("safe: true or false")
         try:
-            told = await self._topics()
+            report = await self._topics()
         except Refused as refused:
             return web.Response(status=503, text=f"{refused.reason}\n", headers={"Retry-After": "1"})
         if wanted is not None:
-            shown = [topic for topic in told.topics if topic.safe == (wanted == "true")]
-            told = msgspec.structs.replace(told, topics=shown)
-        return answer(told)
+            shown = [topic for topic in report.topics if topic.safe == (wanted == "true")]
+            report = msgspec.structs.replace(report, topics=shown)
+        return answer(report)
 
     async def _admitted(self, request: web.Request) -> bool:
         assert self._admit is not None

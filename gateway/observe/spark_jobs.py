@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from gateway.settings.values import Address
-from gateway.spawn import aside
+from gateway.spawn import start_contained
 from spark_sinks.figures import Figures, figures
 
 PERIOD_S: Final = 2.0  # between two requests
@@ -45,7 +45,7 @@ class SparkJobs:
     def last(self) -> tuple[SparkJob, ...] | None:
         """Return the last responses and request new ones in the background. None means no configured jobs."""
         if self._addresses and self._asking is None and time.monotonic() >= self._next:
-            self._asking = aside(self._ask(), "SparkJobs._ask")
+            self._asking = start_contained(self._ask(), "SparkJobs._ask")
             self._asking.add_done_callback(self._asked)
         return self._last
 

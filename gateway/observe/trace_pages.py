@@ -10,11 +10,11 @@ import msgspec
 from aiohttp import web
 
 from gateway.observe.clients import Clients
-from gateway.observe.management import Route, acted, bad
-from gateway.trace.traces import TooManyTracesError, Trace, TraceError, Traces, Wanted
+from gateway.observe.management import Route, bad, record_act
+from gateway.trace.traces import TooManyTracesError, Trace, TraceError, TraceRequest, Traces
 
 LINES: Final = "application/x-ndjson"
-LOOK_S: Final = 1.0  # between two checks whether the reader is still connected
+CHECK_S: Final = 1.0  # between two checks whether the reader is still connected
 LAST_S: Final = 1.0  # for the last line
 
 
@@ -31,7 +31,7 @@ class TracePages:
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         try:
-            wanted = msgspec.json.decode(await request.read(), type=Wanted)
+            wanted = msgspec.json.decode(await request.read(), type=TraceRequest)
         except msgspec.MsgspecError as error:
             return bad(str(error))
         try:
@@ -40,14 +40,14 @@ class TracePages:
             return bad(str(error), 429 if isinstance(error, TooManyTracesError) else 400)
         why = "the reader left"
         try:
-            acted(request, "trace", wanted.client or wanted.topic or wanted.address)
+            record_act(request, "trace", wanted.client or wanted.topic or wanted.address)
             answer = web.StreamResponse(headers={"Content-Type": LINES, "Cache-Control": "no-store"})
             await answer.prepare(request)
             with suppress(TimeoutError):
                 why = "time"
                 async with asyncio.timeout(wanted.seconds):
                     async for client in self._clients.all():
-                        trace.look_at(client)
+                        trace.attach(client)
                     why = await _copy(trace, request, answer)
         finally:
             self._traces.end(trace, why)
@@ -65,7 +65,7 @@ class TracePages:
 
 async def _copy(trace: Trace, request: web.Request, answer: web.StreamResponse) -> str:
     """Send lines until the trace ends or the reader disconnects; returns the reason."""
-    while (lines := await trace.read(LOOK_S)) is not None:
+    while (lines := await trace.read(CHECK_S)) is not None:
         if request.transport is None or request.transport.is_closing():
             return "the reader left"
         if lines:

@@ -23,22 +23,22 @@ def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for line in lines:
         try:
-            told = json.loads(line)
+            fields = json.loads(line)
         except ValueError as error:
             raise NoAnswer("not a gateway of this version") from error
         if as_json:
-            print(json.dumps(told), flush=True)  # noqa: T201 - ASCII, so no escape sequences
+            print(json.dumps(fields), flush=True)  # noqa: T201 - ASCII, so no escape sequences
         else:
-            console.print(_text(told))
+            console.print(_text(fields))
 
 
-def _text(told: dict[str, Any]) -> Text:
-    at = datetime.fromtimestamp(told["at"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    who = told.get("client") or told.get("address", "")
-    kind = next((name for name in KINDS if name in told), "")
-    what = str(told[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {told.get(kind, '')}".strip()
-    rest = " ".join(f"{name}={_value(one)}" for name, one in told.items() if name not in HEAD and name != kind)
-    return plain(f"{at}  {who}  {ARROWS[told.get('dir', '')]}  {what} {rest}".rstrip())
+def _text(fields: dict[str, Any]) -> Text:
+    at = datetime.fromtimestamp(fields["at"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    who = fields.get("client") or fields.get("address", "")
+    kind = next((name for name in KINDS if name in fields), "")
+    what = str(fields[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {fields.get(kind, '')}".strip()
+    rest = " ".join(f"{name}={_value(one)}" for name, one in fields.items() if name not in HEAD and name != kind)
+    return plain(f"{at}  {who}  {ARROWS[fields.get('dir', '')]}  {what} {rest}".rstrip())
 
 
 def _value(value: Any) -> str:

@@ -141,7 +141,7 @@ class Presence:
     def _frozen(self) -> None:
         """Stop writing after a long freeze, until the records of other gateways are read."""
         self._withdraw(self)
-        self._fence.then(self._thawed)
+        self._fence.call_when_open(self._thawed)
 
     def _thawed(self) -> None:
         self.ledger.reconcile_due()

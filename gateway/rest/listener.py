@@ -149,11 +149,11 @@ class RestServer(HttpServer):
         connections = (cast("HttpConnection", one) for one in self.connections)
         return [*connections, *self._events.departing(), *self._live.departing()]
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Stop accepting connections; requests on the open ones are served until each is asked to leave."""
         self.stop_accepting()
 
-    def stop_taking(self) -> None:
+    def stop_receiving(self) -> None:
         """Close the listening sockets, answer new requests with 503, and end long operations such as polls.
 
         Requests that wait for Kafka continue to wait.
@@ -166,7 +166,7 @@ class RestServer(HttpServer):
 
     async def stop(self, timeout: float) -> None:
         """Let running requests finish, then close all consumers and connections, within about `timeout` seconds."""
-        self.stop_taking()
+        self.stop_receiving()
         await super().stop(timeout)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=timeout / 2)

@@ -36,7 +36,7 @@ class _Taps:
             try:
                 tap.take(data, sent=sent)
             except Exception as error:  # a bug in a trace must not break the connection: drop the tap
-                failures.tell("trace", error)
+                failures.report("trace", error)
                 self.all = tuple(one for one in self.all if one is not tap)
 
 
@@ -173,7 +173,7 @@ class TappedTransport(asyncio.Transport, asyncio.Protocol):
 Tapped = TappedConnection | TappedTransport
 
 
-def put_in(socket: Any, tap: Tap) -> Tapped | None:
+def install_tap(socket: Any, tap: Tap) -> Tapped | None:
     """Install a tap on a connection. Returns None if the connection is closed.
 
     `socket` is a `Pump`, or an object whose `transport` may be replaced.
@@ -197,8 +197,8 @@ def put_in(socket: Any, tap: Tap) -> Tapped | None:
     return found
 
 
-def take_out(socket: Any, tapped: Tapped, tap: Tap) -> None:
-    """Remove a tap that `put_in` installed."""
+def remove_tap(socket: Any, tapped: Tapped, tap: Tap) -> None:
+    """Remove a tap that `install_tap` installed."""
     tapped.taps.all = tuple(one for one in tapped.taps.all if one is not tap)
     if tapped.taps.all:
         return

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from flowcontrol.bucket import Bucket
-from gateway.clients import Connected, is_meant
+from gateway.clients import Connected, matches_id
 from gateway.net.pump import Pump
 from gateway.security.throttle import host_of
 from gateway.taps import taps
@@ -23,7 +23,7 @@ from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder
 from gateway.trace.mqtt import MqttDecoder, described
 from gateway.trace.shown import Line
-from gateway.trace.tapped import Tapped, TappedConnection, put_in, take_out
+from gateway.trace.tapped import Tapped, TappedConnection, install_tap, remove_tap
 from gateway.trace.websocket import WebSocketDecoder
 from gateway.turns import in_turns
 from protocols.amqp.connection import Connection as AmqpConnection
@@ -52,7 +52,7 @@ class TooManyTracesError(TraceError):
     """Too many traces are running; a later attempt may succeed."""
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A requested trace: exactly one of the first three fields, and the bounds."""
 
     client: str = ""  # an id (`gateway.clients`)
@@ -104,25 +104,25 @@ class _Tap:
         decoder, trace, topic = self._decoder, self._trace, self._topic
         for unit in decoder.units(data, sent=sent):
             if (not topic or decoder.concerns(unit, topic)) and trace.has_room():
-                self.tell(decoder.line(unit, sent=sent), "out" if sent else "in")
+                self.add(decoder.line(unit, sent=sent), "out" if sent else "in")
 
-    def tell(self, line: Line, direction: str = "") -> None:
+    def add(self, line: Line, direction: str = "") -> None:
         """Add a line about this connection. `direction` is "in" (from the client) or "out"."""
         head = {"at": time.time(), "client": self.client, "address": self.address}
-        self._trace.tell({**head, **({"dir": direction} if direction else {}), **line})
+        self._trace.add({**head, **({"dir": direction} if direction else {}), **line})
 
 
 class Trace:
     """One trace; a `gateway.taps.Watcher`."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: TraceRequest) -> None:
         """Prepare a trace; `begin` starts it."""
         self._wanted = wanted
         self._topic = wanted.topic.encode("utf-8", "surrogatepass")
         self._taps: dict[Any, _Tap] = {}
         self._lines: deque[bytes] = deque()
         self._unread = 0
-        self._told = 0
+        self._written = 0
         self._dropped = 0
         self._left_out = 0
         self._connections = 0
@@ -136,14 +136,14 @@ class Trace:
         """Start watching new connections."""
         taps.watchers = (*taps.watchers, self)
 
-    def look_at(self, client: Connected) -> None:
+    def attach(self, client: Connected) -> None:
         """Trace an existing connection if it matches."""
         socket = client.socket
         if socket is None or self._why:
             return
         wanted, identifier = self._wanted, client.identifier
         address = _peer(socket) or (client.view(whole=False).address if identifier else "")
-        if wanted.client and not is_meant(wanted.client, identifier):
+        if wanted.client and not matches_id(wanted.client, identifier):
             return
         if wanted.address and not self._is_from(address):
             return
@@ -161,18 +161,18 @@ class Trace:
         tap = self._taps.get(socket)
         if tap is not None:
             tap.client = identifier
-        elif self._wanted.client and is_meant(self._wanted.client, identifier):
+        elif self._wanted.client and matches_id(self._wanted.client, identifier):
             tap = self._add(socket, identifier, _peer(socket), fresh=False)
             connection = socket.connection.inner if tap is not None else None
             if tap is not None and isinstance(connection, MqttConnection) and connection.connect is not None:
-                tap.tell(described(connection.connect, self._wanted.payload), "in")
+                tap.add(described(connection.connect, self._wanted.payload), "in")
 
     def closed(self, socket: Any, reason: str) -> None:
         """See `gateway.taps.Watcher`."""
         tap = self._taps.pop(socket, None)
         if tap is not None:
             if self.has_room():
-                tap.tell({"connection": "closed", "reason": reason} if reason else {"connection": "closed"})
+                tap.add({"connection": "closed", "reason": reason} if reason else {"connection": "closed"})
             _end(socket, tap)
 
     def _is_from(self, address: str) -> bool:
@@ -186,20 +186,20 @@ class Trace:
             return None
         decoder = _decoder(socket, self._wanted.payload, fresh=fresh)
         tap = _Tap(self, decoder, identifier, address, self._topic)
-        tap.tapped = put_in(socket, tap)
+        tap.tapped = install_tap(socket, tap)
         if tap.tapped is None:
             return None
         self._taps[socket] = tap
         self._connections += 1
         if not self._topic and self.has_room():
-            tap.tell({"connection": "opened" if fresh else "traced"})
+            tap.add({"connection": "opened" if fresh else "traced"})
         return tap
 
     # its lines
 
     def has_room(self) -> bool:
         """Return whether one more line may be added; counts a line that may not."""
-        if self._told >= self._wanted.lines:
+        if self._written >= self._wanted.lines:
             self.end("lines")
             return False
         if self._why or self._unread >= UNREAD or self._bucket.level(time.monotonic()) < 1:
@@ -207,13 +207,13 @@ class Trace:
             return False
         return True
 
-    def tell(self, line: Line) -> None:
+    def add(self, line: Line) -> None:
         """Add a line after `has_room` has returned True."""
         data = encode(line)
         if len(data) > LARGEST_LINE:
             data = encode({name: line[name] for name in list(line)[:5]} | {"note": "too long to be shown"})
         self._bucket.spend(1, time.monotonic())
-        self._told += 1
+        self._written += 1
         self._lines.append(data + b"\n")
         self._unread += len(data)
         self._news.set()
@@ -247,7 +247,7 @@ class Trace:
 
     def summary(self) -> bytes:
         """Return the last line: why the trace ended, and what was left out."""
-        counts = {"lines": self._told, "dropped": self._dropped, "connections": self._connections}
+        counts = {"lines": self._written, "dropped": self._dropped, "connections": self._connections}
         left_out = {"connections_left_out": self._left_out} if self._left_out else {}
         return encode({"at": time.time(), "end": self._why, **counts, **left_out}) + b"\n"
 
@@ -260,7 +260,7 @@ def _all(ended: dict[Any, _Tap]) -> Iterator[None]:
 
 def _end(socket: Any, tap: _Tap) -> None:
     if tap.tapped is not None:
-        take_out(socket, tap.tapped, tap)
+        remove_tap(socket, tap.tapped, tap)
         tap.tapped = None
 
 
@@ -289,7 +289,7 @@ class Traces:
     def __init__(self) -> None:
         self._running: set[Trace] = set()
 
-    def begin(self, wanted: Wanted) -> Trace:
+    def begin(self, wanted: TraceRequest) -> Trace:
         """Start a trace, which the caller must end with `end`; raises TraceError."""
         wanted.check()
         if len(self._running) >= AT_ONCE:

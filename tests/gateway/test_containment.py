@@ -34,9 +34,10 @@ JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 MUST_FAIL = frozenset(
     {
-        "PartitionQueue._run", "keep_on Topics.run", "keep_on LiveConsumer._run", "keep_on StateTopics._run",
-        "keep_on Upkeep.run", "keep_on Retained._run", "keep_on GroupReader._run", "keep_on Commits.run",
-        "keep_on GroupReader._follow", "_Worker.serve", "KafkaTransaction._run", "Producers._start",
+        "PartitionQueue._run", "keep_running Topics.run", "keep_running LiveConsumer._run",
+        "keep_running StateTopics._run", "keep_running Upkeep.run", "keep_running Retained._run",
+        "keep_running GroupReader._run", "keep_running Commits.run", "keep_running GroupReader._follow",
+        "_Worker.serve", "KafkaTransaction._run", "Producers._start",
     }
 )  # fmt: skip
 

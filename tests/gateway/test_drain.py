@@ -85,7 +85,7 @@ class Hall:
     def departing(self) -> list[Leaving]:
         return self.connections
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         self.closed_at = asyncio.get_running_loop().time()
 
 
@@ -159,7 +159,7 @@ async def test_what_kafka_has_answered_is_acknowledged_before_the_end(bootstrap:
         leaving.leave()  # as all that are left are told in the end
         assert [type(one) for one in await client.expect_end()] == [packets.Puback, packets.Disconnect]
         client.drop()
-        listener.stop_taking()
+        listener.stop_receiving()
         await listener.stop(10)
 
 

@@ -30,13 +30,13 @@ async def test_it_shuts_when_the_process_has_not_run_for_too_long(times: list[fl
     for _ in range(3):
         times[0] += 5.0
         fence.now()
-    assert (fence.is_open, fence.passes("t"), shut) == (True, True, [])
+    assert (fence.is_open, fence.allows("t"), shut) == (True, True, [])
     times[0] += 5.1
-    waiting = asyncio.ensure_future(fence.passed())
+    waiting = asyncio.ensure_future(fence.wait_open())
     fence.now()
-    assert (fence.is_open, fence.passes("t"), fence.passes("table"), shut) == (False, False, True, [1120.1])
-    fence.then(opens)
-    fence.then(opens)
+    assert (fence.is_open, fence.allows("t"), fence.allows("table"), shut) == (False, False, True, [1120.1])
+    fence.call_when_open(opens)
+    fence.call_when_open(opens)
     fence.now()
     assert fence.freezes == 1
     times[0] += 6.0
@@ -45,7 +45,7 @@ async def test_it_shuts_when_the_process_has_not_run_for_too_long(times: list[fl
     fence.open()
     await waiting
     assert opened == [True]
-    fence.unguard()
+    fence.stop_guarding()
 
 
 async def test_who_does_not_mind_any_more_holds_nobody_back(times: list[float]) -> None:
@@ -53,8 +53,8 @@ async def test_who_does_not_mind_any_more_holds_nobody_back(times: list[float]) 
     fence.guard(5.0, "table")
     times[0] += 6.0
     fence.now()
-    fence.unguard()
+    fence.stop_guarding()
     times[0] += 60.0
     fence.now()
     assert fence.is_open
-    await fence.passed()
+    await fence.wait_open()

@@ -56,7 +56,7 @@ async def gateway(bootstrap: str, tmp_path: Path) -> AsyncIterator[Running]:
             yield Running((host, int(port)), f"amqp://{amqp}", f"http://{http}")
         finally:
             for server in servers:
-                server.stop_taking()
+                server.stop_receiving()
                 await server.stop(4.0)
 
 

@@ -127,12 +127,12 @@ def break_once(place: str) -> int:
 
 
 def _name(work: Any) -> str:
-    """Its qualified name; of what `keep_on` keeps going, that of the part."""
+    """Its qualified name; of what `keep_running` keeps going, that of the part."""
     found: str = work.__qualname__
     part = (work.cr_frame.f_locals if work.cr_frame is not None else {}).get("work")
-    if found == "keep_on" and part is not None:
+    if found == "keep_running" and part is not None:
         part = getattr(part, "func", part)
-        return f"keep_on {part.__qualname__}"
+        return f"keep_running {part.__qualname__}"
     return found
 
 

@@ -472,7 +472,7 @@ class OutgoingLink:
         except Refused as refused:
             log.warning("subscription not deleted", group=group, reason=refused.reason)
         except Exception as error:  # a bug here ends only this membership: the connection has other links
-            failures.tell("group", error, group)
+            failures.report("group", error, group)
 
     async def _drain(self) -> None:
         """Send the records stored until now, if Kafka makes progress within `DRAIN_S`; then give up the credit."""

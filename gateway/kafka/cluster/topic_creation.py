@@ -178,7 +178,7 @@ class Creation:
                 except Refused as refused:
                     answers = {order.wanted.name: refused for order in batch}
                 except Exception as error:  # a bug fails this round only
-                    failures.tell("topic", error)
+                    failures.report("topic", error)
                     answers = {}
                 for order in batch:
                     name = order.wanted.name

@@ -272,7 +272,7 @@ class Topics:
                 self._missing.add(name, refused, absent=refused.outcome is absent)
             return refused
         except Exception as error:  # contained: callers may try again
-            failures.tell("topic", error, name)
+            failures.report("topic", error, name)
             return Refused(Outcome.BUSY, f"topic {name} could not be {verb}")
         self._remember(info)
         return info

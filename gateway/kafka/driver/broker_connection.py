@@ -44,7 +44,7 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 from gateway.kafka.driver.login import Login
 from gateway.kafka.driver.tokens import LoginError
 from gateway.settings.values import ConfigError
-from gateway.spawn import aside
+from gateway.spawn import start_contained
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ def _check_unanswered(weak: ref[BrokerConnection], before: int | None, unchanged
         address = connection.host, connection.port
         probe = _probes.get(address)
         if probe is None or probe.done():
-            _probes[address] = connection.probe_task = aside(connection.probe(oldest), "connection to Kafka")
+            _probes[address] = connection.probe_task = start_contained(connection.probe(oldest), "connection to Kafka")
     connection.check_timer = loop.call_later(CHECK_S, _check_unanswered, weak, oldest, unchanged)
 
 

@@ -47,7 +47,7 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         fence = self.fence
         if fence is not None and not fence.is_open:
             muted_partitions = muted_partitions | {place for place in self._batches if place.topic != fence.exempt}
-            fence.then(self._wake)
+            fence.call_when_open(self._wake)
         batches, lacking = super().drain_by_nodes(ignore_nodes, muted_partitions)
         if not lacking:
             self._pause = FIRST_PAUSE_S

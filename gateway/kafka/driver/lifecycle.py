@@ -86,7 +86,7 @@ async def started(
         except (KafkaError, OSError) as error:
             outage.notice(part, type(error).__name__)
         except Exception as error:  # go on trying: callers are waiting for a client
-            failures.tell(part, error)
+            failures.report(part, error)
         else:
             return client
         await asyncio.sleep(pause)

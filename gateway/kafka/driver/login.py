@@ -23,7 +23,7 @@ from cryptography import x509
 from gateway.kafka.driver.tokens import LoginError, Token, read_secret, token_source
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
-from gateway.spawn import aside
+from gateway.spawn import start_contained
 from gateway.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         token = self._token
         if token is None or time.time() >= token.fresh_until:
             if self._fetching is None:
-                self._fetching = aside(self._fetch(), "token for Kafka")
+                self._fetching = start_contained(self._fetch(), "token for Kafka")
             await asyncio.shield(self._fetching)
             token = self._token
         if token is None:

@@ -67,7 +67,7 @@ class ProduceRequestHandler(SendProduceReqHandler):  # type: ignore[misc]  # aio
     def _may_leave(self) -> bool:
         fence = self._sender._message_accumulator.fence
         fence.now()
-        return all(fence.passes(place.topic) for place in self._batches)
+        return all(fence.allows(place.topic) for place in self._batches)
 
     def _can_retry(self, error: errors.KafkaError, batch: Any) -> bool:
         """Called by aiokafka for each batch after a failed attempt."""

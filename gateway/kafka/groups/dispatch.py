@@ -374,7 +374,7 @@ class Dispatch:
         try:
             taken = member.subscriber.offer_nowait(record)
         except Exception as error:  # our bug, in one delivery: a failed attempt
-            failures.tell("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
+            failures.report("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
             self.requeue(member, record, failed=True)
             return True
         if not taken:
@@ -414,7 +414,7 @@ class Dispatch:
         try:
             taken = cast("RunSubscriber", member.subscriber).offer_run(records, None)
         except Exception as error:  # our bug, in one of them: offer each alone to find out which
-            failures.tell("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
+            failures.report("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
             again = [delivery for delivery in run if held.pop(id(delivery.record), None) is not None]
             return [delivery for delivery in again if member.full or not self._offer(member, delivery)]
         rest = run[taken:]

@@ -47,7 +47,7 @@ from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot
 from gateway.kafka.groups.unread import unread
 from gateway.kafka.read.catch_up_reader import CatchUpReader
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Start the tasks; the first `subscribe` that has topics joins the group."""
         self._lookup.listen(self._check_topic_ids)
         works = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
-        self._tasks = [self._spawn(keep_on(work, "group", self.group)) for work in works]
+        self._tasks = [self._spawn(keep_running(work, "group", self.group)) for work in works]
 
     async def close(self) -> None:
         """Commit all settled records and leave the group."""
@@ -269,7 +269,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                     await self.subscribe()
             except Exception as error:
                 if not isinstance(error, KafkaError | Refused | TimeoutError):
-                    failures.tell("group", error, self.group)
+                    failures.report("group", error, self.group)
                 log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
                 self._check_topics()
             await asyncio.sleep(FOLLOW_S)
@@ -447,7 +447,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             if isinstance(error, KafkaError | TimeoutError):
                 log.warning("group %s: cannot fetch the committed offsets: %r", self.group, error)
             else:
-                failures.tell("group", error, self.group)
+                failures.report("group", error, self.group)
             await asyncio.sleep(RETRY_S)
             rejoin(consumer)
             return

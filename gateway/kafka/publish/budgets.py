@@ -44,7 +44,7 @@ class Budgets:
 
     def __init__(self, limits: BudgetConfig, tenancy: Tenancy = NO_TENANTS) -> None:
         self.process = Budget(limits.process_bytes, limits.process_records)
-        self.process.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
+        self.process.gate.subscribe(partial(pauses.gate_changed, PROCESS_BUDGET, PROCESS))
         # bytes in flight to clients; it counts receivers that hold some as its records
         self.outgoing = Budget(limits.outgoing_bytes, sys.maxsize)
         self._limits = limits
@@ -58,7 +58,7 @@ class Budgets:
         budget = self._topics.get(name)
         if budget is None:
             budget = Budget(self._limits.topic_bytes, self._limits.process_records, parent=self._above(name))
-            budget.gate.subscribe(partial(pauses.turned, TOPIC_BUDGET, f"topic {name}"))
+            budget.gate.subscribe(partial(pauses.gate_changed, TOPIC_BUDGET, f"topic {name}"))
             self._topics[name] = budget
         return budget
 

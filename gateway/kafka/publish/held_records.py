@@ -107,7 +107,7 @@ class HeldRecords:
         except Refused as error:
             refused = error
         except Exception as error:  # contained: the waiting records still get a definite outcome
-            failures.tell("topic", error, name)
+            failures.report("topic", error, name)
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._end(name, refused, self._held.pop(name, ()))
 

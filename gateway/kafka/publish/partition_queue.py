@@ -159,7 +159,7 @@ class PartitionQueue:
                     self._take_next()
                     await self._deliver()
                 except Exception as error:  # a bug: the batches in flight still get a definite outcome
-                    failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                    failures.report("partition", error, f"{self.topic.name}-{self.number}")
                     while self.in_flight:
                         self._settle(self.in_flight[0], Outcome.BROKEN, -1, "internal error")
                     await asyncio.sleep(RESEND_S)
@@ -197,8 +197,8 @@ class PartitionQueue:
         self._split_failures = 0
         fence = self.context.fence
         while self.in_flight:
-            if not fence.passes(self.topic.name):
-                await fence.passed()
+            if not fence.allows(self.topic.name):
+                await fence.wait_open()
                 continue
             batch = self.in_flight[0]
             if batch.withdrawn:
@@ -220,8 +220,8 @@ class PartitionQueue:
                         pause = min(2 * pause, RESEND_MOST_S)
                         await self.context.topics.confirm(self.topic.name)
             except TimeoutError:
-                if not fence.passes(self.topic.name):
-                    await fence.passed()
+                if not fence.allows(self.topic.name):
+                    await fence.wait_open()
                 if self.topic.gone is not None:
                     continue
                 if not self._is_in_flight(batch):
@@ -229,7 +229,7 @@ class PartitionQueue:
                 # If aiokafka has the batch, it retries it still, and keeps later batches behind it.
                 self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
             except Exception as error:  # unexpected: resend through another producer until the timeout
-                failures.tell("partition", error, f"{self.topic.name}-{self.number}")
+                failures.report("partition", error, f"{self.topic.name}-{self.number}")
                 if self._is_in_flight(batch):
                     self.in_flight[0] = batch.rebuild()
                     await asyncio.sleep(pause)
@@ -243,14 +243,14 @@ class PartitionQueue:
             self._void_given_up()
         handed_over = False
         try:
-            if not self.context.fence.passes(self.topic.name):
+            if not self.context.fence.allows(self.topic.name):
                 return None
             future = await leased.hand_over(batch, self.topic.name, self.number)
             handed_over = True
             stored = await future
-            if not self.context.fence.passes(self.topic.name) and stored is not None:
+            if not self.context.fence.allows(self.topic.name) and stored is not None:
                 self._suspend_timeout()
-                await self.context.fence.passed()
+                await self.context.fence.wait_open()
         except errors.KafkaError as error:
             if not self._is_in_flight(batch):
                 return None

@@ -117,7 +117,7 @@ class Producers:
         try:
             await leased.force_close(self._spawn)
         except Exception as error:  # no batch in use is affected
-            failures.tell("producer", error, "retired")
+            failures.report("producer", error, "retired")
         self._retired.pop(leased, None)
 
     async def _start(self) -> None:

@@ -227,7 +227,7 @@ class Publisher:
             try:
                 queue.start()
             except Exception as error:  # a bug in one partition must not stop the others
-                failures.tell("partition", error, f"{queue.topic.name}-{queue.number}")
+                failures.report("partition", error, f"{queue.topic.name}-{queue.number}")
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
             self._settlement.refuse(owner, tokens, Result(outcome=outcome, reason=reason))
@@ -251,7 +251,7 @@ class Publisher:
         """
         if not self.fence.is_open:
             self._withdrawn.append(owner)
-            self.fence.then(self._withdraw)
+            self.fence.call_when_open(self._withdraw)
 
     def _withdraw(self) -> None:
         withdrawn, self._withdrawn = {id(owner) for owner in self._withdrawn}, []

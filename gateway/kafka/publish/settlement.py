@@ -99,7 +99,7 @@ class Settlement:
         try:
             owner.settle(tokens, offsets, result)
         except Exception as error:  # a bug in one session must not affect the batch's other owners
-            failures.tell("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
+            failures.report("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
             broken = getattr(owner, "broken", None)
             if broken is not None:
                 failures.guard("session", broken, error)

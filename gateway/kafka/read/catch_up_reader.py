@@ -24,7 +24,7 @@ from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, is_broken, log_consumer, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.pauses import NO_CAPACITY, pauses
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn, keep_running
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 
@@ -273,7 +273,7 @@ class _Worker:
     async def serve(self) -> None:
         """Serve turns until there were none for a while."""
         try:
-            await keep_on(self._run, "catch-up reader")
+            await keep_running(self._run, "catch-up reader")
         finally:
             self._release()
             self._pool.closed(self)
@@ -402,7 +402,7 @@ class _Worker:
                 try:
                     accepted = subscriber.offer_nowait(record)
                 except Exception as error:  # our bug, in one delivery: skip it, deliver the others
-                    failures.tell("delivery", error, f"{reading.partition} offset {record.offset}")
+                    failures.report("delivery", error, f"{reading.partition} offset {record.offset}")
                     accepted = True
                 if not accepted:
                     del records[:taken]

@@ -93,7 +93,7 @@ class Distributor:
                     else:
                         chosen, count = select_run(piece, at)
                 except Exception as error:  # our bug, in one record: deliver the others
-                    failures.tell("delivery", error, f"{tp.topic}-{tp.partition} offset {record.offset}")
+                    failures.report("delivery", error, f"{tp.topic}-{tp.partition} offset {record.offset}")
                 else:
                     self._offer_run(watch, tp, part, piece[at : at + count], chosen)
             at += count
@@ -118,7 +118,7 @@ class Distributor:
                         taken += 1
             except Exception as error:  # our bug, in one subscriber: the others are not affected
                 # A record that must not be lost is retried by the catch-up reader.
-                failures.tell("delivery", error, f"{tp.topic}-{tp.partition} offset {run[taken].offset}")
+                failures.report("delivery", error, f"{tp.topic}-{tp.partition} offset {run[taken].offset}")
             self.offers += taken
             if taken == count:
                 continue

@@ -30,7 +30,7 @@ from gateway.kafka.driver.kafka_consumer import (
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.read.distributor import Fetched
 from gateway.kafka.read.watched_topics import Partition
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LiveConsumer:
         `topic_missing` is called when a broker lacks a partition, `metadata_came` with new metadata of the consumer.
         """
         self._topic_missing, self._metadata_came = topic_missing, metadata_came
-        self._task = self._spawn(keep_on(self._run, PART))
+        self._task = self._spawn(keep_running(self._run, PART))
 
     async def stop(self) -> None:
         """Stop reading and close the consumer."""

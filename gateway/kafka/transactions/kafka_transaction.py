@@ -264,7 +264,7 @@ class KafkaTransaction:
             self._must_discard = True
             self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
         except Exception as error:  # our bug: only this transaction fails
-            failures.tell("transaction", error)
+            failures.report("transaction", error)
             self._must_discard = True
             self._fail(Result(outcome=Outcome.BROKEN, reason="internal error"))
         finally:

@@ -257,7 +257,7 @@ class TransactionalProducerPool:
         try:
             await producer.force_close(self._spawn)
         except Exception as error:  # its successor fences it
-            failures.tell("transaction", error)
+            failures.report("transaction", error)
         self._closing.discard(producer)
 
     async def _start(self, number: int) -> None:

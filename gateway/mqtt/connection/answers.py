@@ -41,5 +41,5 @@ class Answers:
             try:
                 connection.answer_all()
             except Exception as error:  # a bug of ours in one session must not affect the others
-                failures.tell("session", error)
+                failures.report("session", error)
                 failures.guard("session", connection.broken, error)

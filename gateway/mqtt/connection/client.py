@@ -76,7 +76,7 @@ class Client(ClientPort):
 
     async def _handle_after_freeze(self, received: list[Any]) -> None:
         """Process events after a long freeze, as soon as it is known which gateway has the session."""
-        await self._services.publisher.fence.passed()
+        await self._services.publisher.fence.wait_open()
         waiting = self._act(received) if not self._is_over else None
         if waiting is not None:
             await self._wait(*waiting)
@@ -231,7 +231,7 @@ class Client(ClientPort):
             if self._services.publisher.fence.is_open:
                 leave()
             else:  # another gateway may have taken the session over meanwhile
-                self._services.publisher.fence.then(leave)
+                self._services.publisher.fence.call_when_open(leave)
 
     # login
 

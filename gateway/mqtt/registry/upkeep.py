@@ -16,7 +16,7 @@ from gateway.mqtt.registry.session_registry import TOPIC, Sessions
 from gateway.mqtt.registry.takeover import find_abandoned
 from gateway.mqtt.session.lifecycle import Event
 from gateway.mqtt.session.session import Session
-from gateway.spawn import keep_on, together
+from gateway.spawn import keep_running, run_all
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class Upkeep:
         self._fence.guard(FROZEN_S, TOPIC)
         parts = (self._send_heartbeats, self._tick, self._take_over, self._catch_up)
         # Each is restarted separately: without heartbeats other gateways would take our sessions over.
-        await together(*(keep_on(part, "sessions") for part in parts))
+        await run_all(*(keep_running(part, "sessions") for part in parts))
 
     async def _tick(self) -> None:
         await self._ready.wait()
@@ -93,7 +93,7 @@ class Upkeep:
         """Wait until the fence is open; check for a freeze first, which may have happened after our timer fired."""
         self._fence.now()
         while not self._fence.is_open:
-            await self._fence.passed()
+            await self._fence.wait_open()
             self._fence.now()
 
     def _frozen(self) -> None:
@@ -162,7 +162,7 @@ class Upkeep:
 
     async def stop(self) -> None:
         """Write the records of all sessions; connections were closed before."""
-        self._fence.unguard()
+        self._fence.stop_guarding()
         sessions = self._sessions
         for session in list(sessions.live.values()):
             if session.client is not None:

@@ -20,7 +20,7 @@ from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, Entry, content_bytes
-from gateway.spawn import Spawn, keep_on
+from gateway.spawn import Spawn, keep_running
 from gateway.statistics import counter, gauge
 from mapping.mqtt.outgoing import Delivery, from_record
 from mapping.outcomes import Outcome
@@ -160,7 +160,7 @@ class Retained:
 
     async def start(self) -> None:
         """Start removing expired messages."""
-        self._sweeping = self._spawn(keep_on(self._run, "retained"))
+        self._sweeping = self._spawn(keep_running(self._run, "retained"))
 
     async def stop(self) -> None:
         """Stop removing expired messages."""

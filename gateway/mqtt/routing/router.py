@@ -22,7 +22,7 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Places, SessionSubscription
-from gateway.spawn import keep_on
+from gateway.spawn import keep_running
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 from mapping.rules import Rules
@@ -410,7 +410,7 @@ class Router:
     async def _follow(self, new: set[str], filters: list[str], started: asyncio.Event) -> None:
         """Watch new topics from the beginning, since all their records are newer than these filters."""
         try:
-            await keep_on(partial(self._watch_new, new, filters), "topic", ", ".join(sorted(new)[:3]))
+            await keep_running(partial(self._watch_new, new, filters), "topic", ", ".join(sorted(new)[:3]))
         finally:
             for topic in new:
                 del self._new[topic]

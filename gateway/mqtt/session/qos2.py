@@ -374,7 +374,7 @@ class InboundQos2:
                 self._refuse(topic, Result(refused.outcome, reason=refused.reason))
                 continue
             except Exception as error:  # contained: the held records get a definite outcome
-                failures.tell("session", error)
+                failures.report("session", error)
                 self._refuse(topic, Result(Outcome.BUSY, reason="internal error"))
                 continue
             self.scan_from |= self._start_offsets.of((topic,))

@@ -84,7 +84,7 @@ class Shares:
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception as error:
-                failures.tell("group", error, topic_filter)
+                failures.report("group", error, topic_filter)
                 await asyncio.sleep(RETRY_S)
                 continue
             if share is not None and topic_filter in self.subscriptions:

@@ -124,7 +124,7 @@ class KeyedRequests:
         except (RestError, Refused) as error:
             outcome = error
         except Exception as error:  # contained, so that the client gets an answer
-            failures.tell("request", error, "with a key")
+            failures.report("request", error, "with a key")
             outcome = RestError(500, "The request failed inside the gateway; its log says why", close=True)
         finally:
             self._running.discard(name)

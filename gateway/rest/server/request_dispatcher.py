@@ -188,7 +188,7 @@ class RequestDispatcher:
                 work.call.span.end(None)
             raise  # the client has disconnected
         except Exception as error:
-            failures.tell("request", error, work.name)
+            failures.report("request", error, work.name)
             if request.writer.output_size > 0:
                 raise ConnectionError("the answer was already started") from error
             answer = work.refuse(RestError(500, INTERNAL_ERROR, close=True))

@@ -45,7 +45,7 @@ async def amqp_listener(
         )
         await listener.start()
         stack.push_async_callback(listener.stop, 2.0)
-        stack.callback(listener.stop_taking)
+        stack.callback(listener.stop_receiving)
         yield listener
 
 

@@ -590,7 +590,7 @@ async def test_the_gateway_stops_with_an_open_transaction(
         assert transaction.outcome(transaction.post(sender, data(b"no"))) == ACCEPTED
 
     await client.run(work)
-    listener.stop_taking()
+    listener.stop_receiving()
     assert await reader.ended([topic]) == {topic: []}
     await wait_until(lambda: listener.statistics().transactions_rolled_back == 1)
     await listener.stop(2.0)

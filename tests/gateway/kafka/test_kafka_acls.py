@@ -405,7 +405,7 @@ async def test_logins_while_kafka_is_away_are_asked_to_retry(bootstrap: str) -> 
             assert (statistics.refused_total, statistics.throttled_total) == (0, 0)
             assert statistics.errors_total >= 3
             for listener in listeners:
-                listener.stop_taking()
+                listener.stop_receiving()
                 await listener.stop(1.0)
 
 

@@ -117,7 +117,7 @@ async def serving(bootstrap: str) -> AsyncIterator[Gateway]:
                 await one.start()
             yield Gateway(made, servers)
             for one in servers.values():
-                one.stop_taking()
+                one.stop_receiving()
             await made.log.publisher.drain(1.0)
             for one in servers.values():
                 await one.stop(4.0)

@@ -75,7 +75,7 @@ async def serving(tls: ssl.SSLContext | None = None, timeout_s: float = 20.0) ->
         try:
             yield server
         finally:
-            server.listening.stop_taking()
+            server.listening.stop_receiving()
             server.listener.stop_accepting()
             await server.listening.stop(2)
             await server.listener.wait_closed(2)
@@ -290,7 +290,7 @@ async def test_no_new_websocket_once_the_subprotocol_stops() -> None:
         assert (status, headers["retry-after"]) == (503, "1")
         writer.write(frame(b"still\n"))
         assert await reader.readexactly(9) == frame(b"still!\n", masked=False)
-        server.listening.stop_taking()
+        server.listening.stop_receiving()
         assert not server.listening.listeners[0].accepting
         writer.close()
 

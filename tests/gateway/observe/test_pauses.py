@@ -109,7 +109,7 @@ def test_the_last_thousand_are_kept(pauses: Pauses, lasts: Callable[..., None]) 
 
 def test_a_budget_that_many_share_is_one_pause(clock: Clock, pauses: Pauses) -> None:
     budget = Budget(100, 10)
-    budget.gate.subscribe(partial(pauses.turned, PROCESS_BUDGET, PROCESS))
+    budget.gate.subscribe(partial(pauses.gate_changed, PROCESS_BUDGET, PROCESS))
     budget.take(100)
     budget.take(100)
     clock.now = 4.0

@@ -62,7 +62,7 @@ async def running(bootstrap: str, topic: str = TOPIC) -> AsyncIterator[Gateway]:
         for listener in listeners.values():
             await listener.start()
             stack.push_async_callback(listener.stop, 2.0)
-            stack.callback(listener.stop_taking)
+            stack.callback(listener.stop_receiving)
         yield Gateway(made, listeners)
 
 

@@ -76,7 +76,7 @@ async def running_gateway(
         try:
             yield Gateway(listener, made.log, shared.authenticator)
         finally:
-            listener.stop_taking()
+            listener.stop_receiving()
             await made.log.publisher.drain(1.0)
             await listener.stop(4.0)
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.trace.traces import AT_ONCE, RATE, UNREAD, Trace, Wanted
+from gateway.trace.traces import AT_ONCE, RATE, UNREAD, Trace, TraceRequest
 from protocols.mqtt import packets
 from tests.support.amqp import ThreadedSender
 from tests.support.gateway import GatewayProcess
@@ -297,24 +297,24 @@ async def test_who_does_not_read_costs_a_bounded_part_of_memory_and_holds_nobody
 
 
 async def test_lines_rate_and_unread_bytes_are_bounded() -> None:
-    trace = Trace(Wanted(client="mqtt/x", lines=5_000))
+    trace = Trace(TraceRequest(client="mqtt/x", lines=5_000))
     for _ in range(3 * RATE):
         if trace.has_room():
-            trace.tell({"payload": "x" * 200})
+            trace.add({"payload": "x" * 200})
     told = await trace.read(0)
     assert told is not None
     assert RATE <= told.count(b"\n") < RATE + 200
     summary = json.loads(trace.summary())
     assert summary["dropped"] > RATE
-    slow = Trace(Wanted(client="mqtt/x"))
+    slow = Trace(TraceRequest(client="mqtt/x"))
     while slow.has_room():
-        slow.tell({"payload": "x" * 10_000})
+        slow.add({"payload": "x" * 10_000})
     told = await slow.read(0)
     assert told is not None
     assert UNREAD <= len(told) < UNREAD + 20_000
-    few = Trace(Wanted(client="mqtt/x", lines=2))
-    few.tell({})
-    few.tell({"a": "x" * 100_000})
+    few = Trace(TraceRequest(client="mqtt/x", lines=2))
+    few.add({})
+    few.add({"a": "x" * 100_000})
     assert not few.has_room()
     told = await few.read(0)
     assert told is not None

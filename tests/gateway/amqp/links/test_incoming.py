@@ -282,7 +282,7 @@ async def test_stopping_closes(start_listener: Any, new_topic: Any) -> None:
 
     running = asyncio.create_task(asyncio.to_thread(client))
     await ready.wait()
-    listener.stop_taking()
+    listener.stop_receiving()
     await listener.stop(2.0)
     assert await running == outcomes.CONNECTION_FORCED
 

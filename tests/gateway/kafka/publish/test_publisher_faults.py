@@ -258,7 +258,7 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
         await k.until(lambda: "more" in ours.fates)
         assert theirs.outcomes() == dict.fromkeys(range(3), Outcome.BUSY)
         assert ours.outcomes() == dict.fromkeys(("ours", "more"), Outcome.STORED)
-        k.publisher.fence.unguard()
+        k.publisher.fence.stop_guarding()
     assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"ours", b"more"]
 
 
@@ -287,7 +287,7 @@ async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, o
         await k.until(lambda: ours.fates)
         assert theirs.outcomes() == {"first": Outcome.STORED, "lost": Outcome.BUSY, "behind": Outcome.BUSY}
         assert ours.outcomes() == {"ours": Outcome.STORED}
-        k.publisher.fence.unguard()
+        k.publisher.fence.stop_guarding()
     assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"ours"]
 
 
@@ -314,7 +314,7 @@ async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
         await k.until(lambda: "ours" in ours.fates)
         assert theirs.outcomes() == {"theirs": Outcome.STORED}
         assert ours.outcomes() == dict.fromkeys(("first", "ours"), Outcome.STORED)
-        k.publisher.fence.unguard()
+        k.publisher.fence.stop_guarding()
     assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"theirs", b"ours"]
 
 

@@ -466,7 +466,7 @@ async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_top
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             poll = group.create_task(consumer.poll(timeout=60_000))
             await wait_until(lambda: gateway.listener.statistics().consumers.polling == 1)
-            gateway.listener.stop_taking()
+            gateway.listener.stop_receiving()
             assert (await poll)[0] == 503
 
 

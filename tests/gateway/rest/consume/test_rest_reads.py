@@ -205,7 +205,7 @@ async def test_a_gateway_that_stops_answers_who_waits(bootstrap: str, new_topic:
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))
         await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         async with asyncio.timeout(60):
             _, records = await waiting
         assert records == []

@@ -94,7 +94,7 @@ async def test_a_draining_gateway_answers_503_and_closes(bootstrap: str, new_top
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", f"/topics/{topic}", BODY, headers=JSON_RECORDS))[0] == 200
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         async with http.post(f"/topics/{topic}", json=BODY, headers=JSON_RECORDS) as response:
             assert response.status == 503
             assert response.headers["Connection"] == "close"

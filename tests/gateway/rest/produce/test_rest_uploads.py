@@ -160,7 +160,7 @@ async def test_the_end_of_the_gateway_ends_an_upload_in_words(bootstrap: str, ne
     async with running_gateway(bootstrap) as gateway, Conversation(gateway, topic) as talk:
         talk.send(b'{"value":1}\n')
         assert await talk.line() == {"partition": 0, "offset": 0}
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         assert await talk.line() == {"error_code": 503, "message": "The gateway is shutting down", "ended": True}
         assert await talk.line() is None
 

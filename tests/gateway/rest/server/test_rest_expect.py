@@ -45,7 +45,7 @@ async def test_nobody_while_kafka_is_slow_or_the_gateway_stops(bootstrap: str, n
         assert (await first_answer(gateway, topic, 100)).split()[1] == b"503"
         gateway.publisher.gate.change(True)
         assert (await first_answer(gateway, topic, 100)).split()[1] == b"100"
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         writer.write(b"POST /topics/t HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
         async with asyncio.timeout(60):
             assert (await reader.readuntil(b"\r\n\r\n")).split()[1] == b"503"

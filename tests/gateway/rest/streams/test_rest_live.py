@@ -312,7 +312,7 @@ async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic
         await client.hear("subscribed")
         await client.say("produce", "p", topic=topic, records=[{"value": 1}])
         await wait_until(lambda: gateway.listener.statistics().live.records_in_total == 1)
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         async with asyncio.timeout(60):
             heard = [message async for message in client.socket]
         assert "produced" in [json.loads(message.data)["type"] for message in heard]

@@ -263,7 +263,7 @@ async def test_too_many_streams_are_refused_and_those_of_a_gateway_that_stops_en
         assert status == 503, answer
         await store(http, topic, ["last"])
         assert values(await some(one, 1)) == ["last"]
-        gateway.listener.stop_taking()
+        gateway.listener.stop_receiving()
         body = await asyncio.wait_for(two.read(), 60)
         assert b'"last"' in body
         assert re.fullmatch(rb"(retry: [0-9]+\n\n)?", await asyncio.wait_for(one.read(), 60))
