@@ -1,12 +1,13 @@
-"""What one AMQP transfer costs in the gateway before Kafka, and one delivery on the way out, beside a floor.
+"""CPU time of an incoming AMQP transfer up to Kafka and of an outgoing delivery, compared with a lower bound.
 
     python -m loadtest.bench.amqp_engine
 
-Each row is the median of several runs, in microseconds of CPU per message: unsettled transfers with a 100-byte body in
-reads of 64 KiB, a window of 1,000, accepted in batches. "minimal" is one Data section, "keyed" has the record's key as
-an annotation, "typical" a header, six properties and three application properties. No two messages are the same: there
-are 100 keys, and id, correlation, time and two of the application properties are each message's own. The floor is
-proton's C engine through cffi with an immediate `accepted` and nothing checked. Nothing here opens a socket.
+Each row is the median of several runs, in microseconds of CPU per message, for unsettled transfers with 100-byte bodies
+in reads of 64 KiB, with a link credit of 1,000 and batched dispositions. A "minimal" message is one data section, a
+"keyed" one adds the record key as an annotation, a "typical" one a header, six properties and three application
+properties. All messages differ: there are 100 keys, and message-id, correlation-id, creation-time and two application
+properties are unique. The lower bound ("floor") is proton's C engine called through cffi, which accepts each delivery
+at once and checks nothing. No sockets are used.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ KINDS: Final = {"minimal": minimal, "keyed": many_keys, "typical": typical}
 
 
 def preamble(*, sending: bool) -> bytes:
-    """Header, open, begin and attach of a client."""
+    """Encode a client's protocol header, open, begin and attach."""
     terminus = _list(_text(0xA1, "bench"))
     return (
         b"AMQP\x00\x01\x00\x00"
@@ -89,7 +90,7 @@ def preamble(*, sending: bool) -> bytes:
 
 
 def transfers(messages: Iterable[bytes]) -> list[bytes]:
-    """Transfers in reads."""
+    """Encode transfers and split them into reads."""
     data = b"".join(
         _frame(0x14, ZERO, _uint(number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE, payload=message)
         for number, message in enumerate(messages)
@@ -98,7 +99,7 @@ def transfers(messages: Iterable[bytes]) -> list[bytes]:
 
 
 def floor(reads: list[bytes]) -> Callable[[], None]:
-    """Proton through cffi: receive, accept, settle."""
+    """Create a run of the lower bound: proton through cffi receives, accepts and settles."""
     lib, ffi = cproton.lib, cproton.ffi
     connection, collector = proton.Connection(), proton.Collector()
     connection.collect(collector)
@@ -152,14 +153,14 @@ def floor(reads: list[bytes]) -> Callable[[], None]:
     def run() -> None:
         for data in reads:
             feed(data)
-        # The wrappers are kept alive as long as this function.
+        # The closure keeps proton's wrappers alive.
         assert taken == COUNT, (taken, connection.state, transport.condition, collector)
 
     return run
 
 
 def accepted(connection: Connection, *, sending: bool) -> Any:
-    """Open a connection with one link."""
+    """Open a connection and accept one link."""
     connection.tick(1.0)
     events = connection.receive_data(preamble(sending=sending))
     connection.open((), ())
@@ -170,7 +171,7 @@ def accepted(connection: Connection, *, sending: bool) -> Any:
 
 
 def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], None]:
-    """Our connection: events, accepted in batches; with the mapping when there is a destination."""
+    """Create a run of our protocol connection, which accepts in batches; with a destination it also maps messages."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=True)
     mapper = None if destination is None else Mapper(destination)
@@ -190,7 +191,7 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
 
 
 class AnsweringPublisher:
-    """Kafka's place: writes the records into a batch, keeps the tokens, and answers when told."""
+    """Stands in for the publisher: writes records into a batch and keeps the tokens for the caller to settle."""
 
     def __init__(self) -> None:
         self._records = Records(BATCH)
@@ -200,7 +201,7 @@ class AnsweringPublisher:
         self.held: list[Any] = []
 
     def submit(self, record: Record, owner: Any, token: Any, sender: Any = None) -> None:
-        """Keep the token."""
+        """Write the record and keep its token."""
         self._write(record)
         self.held.append(token)
 
@@ -211,7 +212,7 @@ class AnsweringPublisher:
 
 
 class Socket:
-    """The pump's place."""
+    """Stands in for the pump."""
 
     writable = True
     transport = None
@@ -223,38 +224,38 @@ class Socket:
         self.entrance = Anybody()
 
     def flush(self) -> None:
-        """Take what there is to write."""
+        """Discard the pending output."""
         self._connection.data_to_send()
 
     def flush_soon(self) -> None:
-        """The same: there is no loop."""
+        """Discard the pending output at once; there is no event loop."""
         self._connection.data_to_send()
 
 
 class Anybody:
-    """The entrance's place."""
+    """Stands in for the entrance."""
 
     name = "bench"
 
     def place(self, identity: Any, peercert: Any) -> Any:
-        """There are no tenants."""
+        """Return the identity unchanged; there are no tenants."""
         return identity
 
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """No mechanism is needed."""
+        """The SASL mechanisms: ANONYMOUS only."""
         return ("ANONYMOUS",)
 
     def anonymous(self) -> Any:
-        """Everybody is."""
+        """The identity of an anonymous client."""
         return ANONYMOUS
 
     def identify_certificate(self, peercert: Any) -> Any:
-        """Nobody has one."""
+        """Always None; no client has a certificate."""
         return None
 
 
 def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> Callable[[], None]:
-    """The whole way in without Kafka: events, mapping, window, submit, settle, credit, output."""
+    """Create a run of the whole incoming path without Kafka: events, mapping, submit, settle, credit, output."""
     publisher = AnsweringPublisher()
     services = Services(
         AmqpConfig(link_credit=WINDOW, link_credit_least=WINDOW),
@@ -291,7 +292,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
 
 
 def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], None]:
-    """The way out without Kafka: record to message to transfer frames, settled."""
+    """Create a run of the outgoing path without Kafka: from records to messages to settled transfer frames."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
     flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, _uint(COUNT))
@@ -309,7 +310,7 @@ def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], Non
 
 
 def measure(make: Callable[[], Callable[[], None]]) -> float:
-    """Microseconds of CPU per message, the median; each run has a connection of its own."""
+    """Return the median CPU time per message in microseconds. Each run uses a new connection."""
     found = []
     for _ in range(RUNS):
         run = make()
@@ -320,7 +321,7 @@ def measure(make: Callable[[], Callable[[], None]]) -> float:
 
 
 def main() -> None:
-    """Print the table."""
+    """Run all measurements and print the table."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     destination = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
     print(f"{'us CPU per message':34}" + "".join(f"{name:>10}" for name in KINDS))

@@ -1,9 +1,9 @@
-"""Whether C and Python make the same of any message: real clients' messages, with bytes changed, left out and put in.
+"""Compares the C and Python mappings of AMQP messages on randomly mutated messages of real clients.
 
     python -m loadtest.bench.amqp_mutated [--count 1000000] [--seed 1]
 
-Prints how many messages were compared, how many became records, and how many of these C has mapped itself; the first
-difference ends it.
+Stops at the first difference. Otherwise prints how many messages were compared, how many became records, and how many
+of these were mapped in C.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TELLING: Final = bytes.fromhex(
     "00 01 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 75 76 77 78 80 81 82 83 84 98 a0 a1 a3 b0 b1 b3"
     "c0 c1 c2 d0 d1 e0 ed f0 f4 ff"
 )
-"""Constructors, descriptors, and bytes at which UTF-8 turns."""
+"""Constructor and descriptor codes, and boundary values of UTF-8 bytes."""
 
 
 def _simple() -> Iterator[bytes]:
-    """One value of each type without parts, and some that are beyond what it may be."""
+    """Yield a value of each primitive type, and some outside the type's valid range."""
     yield from (primitives.NULL, primitives.TRUE, primitives.FALSE, b"\x56\x00", b"\x56\x01", b"\x43", b"\x44")
     for width, codes in ((1, b"\x50\x51\x52\x53\x54\x55"), (2, b"\x60\x61"), (4, b"\x70\x71\x72\x73\x74")):
         for code in codes:
@@ -58,7 +58,7 @@ def _section(code: int, value: bytes, *, wide: bool) -> bytes:
 
 
 def _made(rng: random.Random, values: list[bytes]) -> bytes:
-    """A message with any simple values in any places, most of them not allowed there."""
+    """Build a message with random simple values in random places, most of them not allowed there."""
     names = [*map(primitives.symbol, ("x-opt-bridge.key", "x-opt-partition-key", "x-opt-bridge.partition", "x-opt-a"))]
     wide = rng.random() < 0.2
     parts = []
@@ -82,7 +82,7 @@ def _made(rng: random.Random, values: list[bytes]) -> bytes:
 
 
 def damaged(rng: random.Random, message: bytes, telling: bytes = TELLING) -> bytes:
-    """A message with up to three changes; `telling`: bytes that mean something where they come."""
+    """Mutate a message in up to three places; `telling` are byte values with a meaning in the format."""
     data = bytearray(message)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         at = rng.randrange(len(data)) if data else 0
@@ -103,7 +103,7 @@ def damaged(rng: random.Random, message: bytes, telling: bytes = TELLING) -> byt
 
 
 def messages(rng: random.Random) -> Iterator[bytes]:
-    """Messages without end."""
+    """Yield messages endlessly."""
     whole = [message for found in shapes().values() for message in found]
     whole += [kind(number, b"payload") for kind in (typical, many_keys) for number in range(3)]
     pieces = sorted({data[start:end] for data in whole for _, start, _, end in scan(data)})
@@ -112,7 +112,7 @@ def messages(rng: random.Random) -> Iterator[bytes]:
         match rng.randrange(4):
             case 0:
                 chosen: list[bytes] = rng.choices(pieces, k=rng.randint(1, 5))
-                chosen.sort(key=operator.itemgetter(2))  # by their descriptors, mostly
+                chosen.sort(key=operator.itemgetter(2))  # mostly by descriptor
                 yield damaged(rng, b"".join(chosen))
             case 1:
                 made = _made(rng, values)
@@ -122,7 +122,7 @@ def messages(rng: random.Random) -> Iterator[bytes]:
 
 
 def fate(mapper: Mapper, data: bytes, now_ms: int) -> Record | tuple[Outcome, str]:
-    """What a message becomes: a record, or what its sender is told."""
+    """Map a message to a record, or to the outcome and reason its sender gets."""
     try:
         return mapper.record(data, now_ms)
     except Unmappable as unmappable:
@@ -130,10 +130,10 @@ def fate(mapper: Mapper, data: bytes, now_ms: int) -> Record | tuple[Outcome, st
 
 
 def compare(count: int, seed: int) -> tuple[int, int]:
-    """(how many of so many messages became records, how many C has mapped itself).
+    """Compare `count` messages; return how many became records and how many were mapped in C.
 
     Raises:
-        AssertionError: the first difference.
+        AssertionError: the two mappings differ for a message.
     """
     rng = random.Random(seed)
     pairs = [(Mapper(destination), incoming.Mapper(destination)) for destination in DESTINATIONS]
@@ -150,7 +150,7 @@ def compare(count: int, seed: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Compare, and say how many."""
+    """Run the comparison and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)

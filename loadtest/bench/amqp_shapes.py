@@ -1,10 +1,11 @@
-"""What messages cost as real AMQP clients send them: in, and out again, in microseconds of CPU for each.
+"""CPU time per message, incoming and outgoing, for messages as real AMQP clients send them.
 
     python -m loadtest.bench.amqp_shapes [--rounds 5] [NAME ...]
 
-In: from the bytes of a transfer to the record in Kafka's batch and the disposition, the whole session, but no socket
-and no Kafka. Out: from the record to the bytes of a transfer. In brackets: the mapping alone, without proton, session
-and batch. The messages of a kind come in turn, so that none is like the one before. The least of all rounds.
+"In" is the path from a transfer's bytes to the record in a Kafka batch and the disposition, through the whole session
+but without a socket and without Kafka. "Out" is the path from a record to a transfer's bytes. Values in parentheses are
+for the mapping alone. The messages of a kind alternate, so that each differs from the previous one. All values are in
+microseconds, the minimum over all rounds.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from mapping.amqp.incoming import Destination, gateway_headers, to_record
 from mapping.amqp.mapper import Mapper, from_records
 from mapping.record import Received
 
-COUNT = 4_000  # messages in a round
+COUNT = 4_000  # messages per round
 
 HERE = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
 
 
 def least(rounds: int, make: Callable[[], Callable[[], None]]) -> float:
-    """Microseconds of CPU per message; each round has a connection of its own."""
+    """Return the minimum CPU time per message in microseconds. Each round uses a new connection."""
     found = []
     for _ in range(rounds):
         run = make()
@@ -39,19 +40,19 @@ def least(rounds: int, make: Callable[[], Callable[[], None]]) -> float:
 
 
 def map_in(messages: Sequence[bytes]) -> None:
-    """The mapping alone."""
+    """Map messages to records."""
     record = Mapper(HERE).record
     for message in messages:
         record(message, CAPTURED)
 
 
 def map_out(records: Sequence[Received]) -> None:
-    """The mapping alone."""
+    """Map records to messages."""
     from_records(records, CAPTURED, 0, sys.maxsize)
 
 
 def row(messages: Sequence[bytes], rounds: int) -> tuple[float, float, float, float]:
-    """Whole way in, its mapping, whole way out, its mapping."""
+    """Measure the incoming path, its mapping, the outgoing path and its mapping."""
     many = list(itertools.islice(itertools.cycle(messages), COUNT))
     reads = transfers(many)
     records = []
@@ -67,10 +68,10 @@ def row(messages: Sequence[bytes], rounds: int) -> tuple[float, float, float, fl
 
 
 def main() -> None:
-    """Print the table."""
+    """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="kinds of messages; all")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds for each figure")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="kinds of messages (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per value")
     arguments = parser.parse_args()
     forms = {f"form-{number}": [encodings(number, b"x" * 100)] for number in range(FORMS)}
     for name, messages in (shapes() | forms).items():

@@ -1,9 +1,9 @@
-"""How evenly senders without keys are served: ten of them send together into three partitions of a real broker.
+"""Fairness among senders of records without keys: ten senders write to three partitions of a real broker at once.
 
     python -m loadtest.bench.fair_links BOOTSTRAP [--senders 10] [--records 1000] [--window 250] [--rounds 5]
 
-Each sender submits its records as an AMQP link does that has a window of credit. A row is one round: the deepest queue
-of full batches of each partition, the time to store everything, and how long a record waited for Kafka, over all.
+Each sender submits its records like an AMQP link with limited credit. Each row is one round: the longest queue of full
+batches per partition, the throughput, and the time from submitting a record to its acknowledgement, over all senders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTITIONS = 3
 
 
 class Link:
-    """One sender and its window."""
+    """A sender with a limited number of unsettled records."""
 
     def __init__(self, publisher: Publisher, topic: str, records: int, window: int) -> None:
         self.waited: list[float] = []
@@ -42,7 +42,7 @@ class Link:
         self._sent = 0
 
     def go_on(self) -> None:
-        """Send as far as the window goes."""
+        """Send as many records as the window allows."""
         now = time.perf_counter()
         while self._sent < self._records and self._sent - len(self.waited) < self._window:
             self._sent += 1
@@ -60,7 +60,7 @@ class Link:
 
 
 async def watch(publisher: Publisher, topic: str, deepest: list[int]) -> None:
-    """Note the deepest queues, until cancelled."""
+    """Record the longest queues until cancelled."""
     writer = publisher._writers[topic]
     while True:
         deepest[:] = [max(most, len(queue.full)) for most, queue in zip(deepest, writer.queues, strict=True)]
@@ -68,7 +68,7 @@ async def watch(publisher: Publisher, topic: str, deepest: list[int]) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """All rounds, after one that does not count."""
+    """Run all rounds, after a warm-up round."""
     admin = AIOKafkaAdminClient(bootstrap_servers=arguments.bootstrap)
     await admin.start()
     topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -108,7 +108,7 @@ async def run(arguments: argparse.Namespace) -> None:
             rates.append(len(waited) / took)
             print(
                 f"queues {deepest}, {rates[-1]:8,.0f} records/s, p50 {middle * 1e3:6.1f} ms, p90 {high * 1e3:6.1f} ms,"
-                f" p90/p50 {ratios[-1]:.2f}, {cpu / len(waited) * 1e6:.1f} us CPU a record"
+                f" p90/p50 {ratios[-1]:.2f}, {cpu / len(waited) * 1e6:.1f} us CPU/record"
             )
         await publisher.stop()
         await topics.stop()
@@ -121,11 +121,11 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bootstrap", help="HOST:PORT of the broker")
-    parser.add_argument("--senders", type=int, default=10, help="how many")
-    parser.add_argument("--records", type=int, default=1000, help="of each sender")
-    parser.add_argument("--window", type=int, default=250, help="unsettled records of each sender")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, after a first one that does not count")
-    parser.add_argument("--seed", type=int, default=1, help="of the choices among equals")
+    parser.add_argument("--senders", type=int, default=10, help="number of senders")
+    parser.add_argument("--records", type=int, default=1000, help="records per sender")
+    parser.add_argument("--window", type=int, default=250, help="maximum number of unsettled records per sender")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds after the warm-up round")
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     uvloop.run(run(parser.parse_args()))
 
 

@@ -1,4 +1,4 @@
-"""HTTP by plain sockets, as cheap as a generator must be: requests in a loop, uploads of lines, polls."""
+"""An HTTP client on plain sockets, cheap enough for a load generator: repeated requests, line uploads, polls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CONTROL: Final = "application/vnd.kafka.v2+json"
 
 
 def request_head(method: str, path: str, media: str, framing: str) -> bytes:
-    """The head of a request."""
+    """Encode the request line and headers."""
     return f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\n{framing}\r\n\r\n".encode()
 
 
 def is_whole(answer: bytes) -> bool:
-    """Whether an answer that says its length has come to its end."""
+    """True if a response with Content-Length has been received completely."""
     head = answer.find(END_OF_HEAD)
     if head < 0:
         return False
@@ -30,7 +30,7 @@ def is_whole(answer: bytes) -> bool:
 
 
 class Repeated(asyncio.Protocol):
-    """One connection that sends the same request again as soon as the answer is whole."""
+    """A connection that repeats the same request as soon as the response is complete."""
 
     def __init__(self, request: bytes, stop_at: float) -> None:
         self.latencies: list[float] = []
@@ -44,7 +44,7 @@ class Repeated(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the first request."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
         self._send()
 
     def _send(self) -> None:
@@ -53,7 +53,7 @@ class Repeated(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Note the answer when it is whole, and send again."""
+        """Record the response when it is complete, and send the next request."""
         self._buffer = buffer = self._buffer + data if self._buffer else data
         if not is_whole(buffer):
             return
@@ -69,7 +69,7 @@ class Repeated(asyncio.Protocol):
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell that this client is over."""
+        """Mark this client as finished."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -77,16 +77,16 @@ class Repeated(asyncio.Protocol):
 async def repeat(
     address: tuple[str, int], pid: int, path: str, *, body: bytes, media: str, connections: int, seconds: float
 ) -> dict[str, Any]:
-    """Send one request over and over on each of some connections.
+    """Repeat a request on several connections and measure.
 
     Args:
-        address: of the server.
-        pid: its process, whose CPU is counted.
-        path: of the request.
-        body: of the request.
-        media: its content type.
-        connections: how many.
-        seconds: how long.
+        address: the server's address.
+        pid: the server's process, whose CPU time is measured.
+        path: the request's path.
+        body: the request's body.
+        media: the request's content type.
+        connections: number of connections.
+        seconds: duration.
     """
     host, port = address
     request = request_head("POST", path, media, f"Content-Length: {len(body)}") + body
@@ -110,10 +110,10 @@ async def repeat(
 
 
 class Connection:
-    """One connection for requests of any kind, one after the other."""
+    """A connection for any requests, one at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """See `open`."""
+        """Use `open` to create an instance."""
         self._reader = reader
         self._writer = writer
 
@@ -123,7 +123,7 @@ class Connection:
         return cls(*await asyncio.open_connection(*address, limit=1 << 20))
 
     async def ask(self, method: str, path: str, value: Any = None, media: str = CONTROL) -> bytes:
-        """The answer's body; RuntimeError for a refusal."""
+        """Send a request and return the response's body; raise RuntimeError if the status is not 20x."""
         body = b"" if value is None else json.dumps(value).encode()
         self._writer.write(request_head(method, path, media, f"Content-Length: {len(body)}") + body)
         answer = (await self._reader.readuntil(END_OF_HEAD)).lower()
@@ -134,7 +134,7 @@ class Connection:
         return found
 
     async def upload(self, path: str, line: bytes, media: str, *, seconds: float) -> int:
-        """Stream the same line over and over in one request, and read its reports meanwhile; how many there were."""
+        """Stream the same line repeatedly in one request, read the reports meanwhile, and return their number."""
         self._writer.write(request_head("POST", path, media, "Transfer-Encoding: chunked"))
         async with asyncio.TaskGroup() as group:
             reports = group.create_task(self._reports())
@@ -148,7 +148,7 @@ class Connection:
         return reports.result()
 
     async def _reports(self) -> int:
-        """Lines of a chunked answer; RuntimeError for a refusal, or a report of an error."""
+        """Count the lines of a chunked response; raise RuntimeError on a status other than 200 or a reported error."""
         head = await self._reader.readuntil(END_OF_HEAD)
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"{head!r} {await self._reader.read(1000)!r}")
@@ -163,5 +163,5 @@ class Connection:
                 raise RuntimeError(data[:1000].decode())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._writer.close()

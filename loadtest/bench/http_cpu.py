@@ -1,11 +1,12 @@
-"""What one HTTP request costs: CPU of the gateway's event loop, beside bare aiohttp's and another checkout's, by turns.
+"""CPU time of the gateway's event loop per HTTP request, compared with bare aiohttp and with another checkout.
 
     python -m loadtest.bench.http_cpu [--bootstrap HOST:PORT] [--beside CHECKOUT] [--limit 1.03]
 
-Some connections ask all at once, wait until each has its answer, and ask again, so that every run gives the server the
-same work in the same portions. The sides take turns in rounds of a few hundred requests, and the median of the rounds'
-ratios counts: what else the machine does weighs on all sides. With `--limit` the exit code is 1 when a kind of request
-costs more than that many times as much as with the code of `--beside` (a git worktree of the version to compare with).
+Several connections send a request at the same time, wait until all have a response, and repeat, so that every run gives
+the server the same work in the same portions. The servers take turns in rounds of a few hundred requests, and the
+result is the median of the rounds' ratios, so that other load on the machine affects all servers alike. With `--limit`
+the exit code is 1 if a kind of request costs more than that many times its cost in the checkout of `--beside` (a git
+worktree of the version to compare with).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, loop_cpu
 from loadtest.report import Report
 
-BATCH: Final = 100  # records, where it is not one
-WARM_UP: Final = 300  # requests of each kind, beside those that count
+BATCH: Final = 100  # records per request in the larger case
+WARM_UP: Final = 300  # requests of each kind before measuring
 FLOOR: Final = "aiohttp"
 NOW: Final = "now"
 BEFORE: Final = "beside"
 
 
 class Kind(NamedTuple):
-    """One kind of request: its name, how many records it brings (0: it is a GET), and from how many connections."""
+    """A kind of request: name, number of records (0 for a GET), and number of connections."""
 
     name: str
     records: int
@@ -52,7 +53,7 @@ KINDS: Final = tuple(
 
 
 class Side(NamedTuple):
-    """A server: its address, its process, and the path that records are sent to."""
+    """A server: address, process, and path to send records to."""
 
     address: tuple[str, int]
     pid: int
@@ -60,7 +61,7 @@ class Side(NamedTuple):
 
 
 class Client(asyncio.Protocol):
-    """One connection that hands on that an answer is whole."""
+    """A connection that reports complete responses to a callback."""
 
     def __init__(self, answered: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
@@ -70,7 +71,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -81,22 +82,22 @@ class Client(asyncio.Protocol):
             self._answered()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`: what it was to answer is missed when the good ones are counted."""
+        """See `asyncio.Protocol`. The missing response shows when the successful ones are counted."""
         self.transport = None
         self._answered()
 
 
 class Wave:
-    """Connections that ask all at once."""
+    """Connections that all send at the same time."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without connections."""
         self._clients: list[Client] = []
         self._missing = 0
         self._whole = asyncio.get_running_loop().create_future()
 
     async def open(self, address: tuple[str, int], connections: int) -> None:
-        """Connect."""
+        """Open connections."""
         loop = asyncio.get_running_loop()
         for _ in range(connections):
             self._clients.append((await loop.create_connection(lambda: Client(self._answered), *address))[1])
@@ -107,7 +108,7 @@ class Wave:
             self._whole.set_result(None)
 
     async def ask(self, request: bytes, times: int) -> None:
-        """Send `request` on each connection, `times` times; RuntimeError when not all had the answer 200."""
+        """Send `request` on each connection, `times` times; raise RuntimeError if a response is not 200."""
         loop = asyncio.get_running_loop()
         for _ in range(times):
             self._missing, self._whole = len(self._clients), loop.create_future()
@@ -118,17 +119,17 @@ class Wave:
             await self._whole
         good, expected = sum(client.good for client in self._clients), times * len(self._clients)
         if good != expected:
-            raise RuntimeError(f"{expected - good} of {expected} requests had another answer than 200")
+            raise RuntimeError(f"{expected - good} of {expected} requests were not answered with 200")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for client in self._clients:
             if client.transport is not None:
                 client.transport.close()
 
 
 async def cost(side: Side, kind: Kind, requests: int) -> float:
-    """The server's CPU for one request, in us."""
+    """Measure the server's CPU time per request, in microseconds."""
     wave = Wave()
     await wave.open(side.address, kind.connections)
     try:
@@ -141,7 +142,7 @@ async def cost(side: Side, kind: Kind, requests: int) -> float:
 
 
 def request_of(side: Side, kind: Kind) -> bytes:
-    """The bytes of one."""
+    """Encode a request of a kind."""
     if not kind.records:
         return b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
     body = compact({"records": [one_record(number) for number in range(kind.records)]})
@@ -150,7 +151,7 @@ def request_of(side: Side, kind: Kind) -> bytes:
 
 
 async def compare(sides: dict[str, Side], options: argparse.Namespace, report: Report) -> dict[str, float]:
-    """Measure all kinds on all sides by turns; by kind the ratio of `NOW` to `BEFORE`, where that is a side."""
+    """Measure all kinds on all servers in turn; return the ratio of `NOW` to `BEFORE`, if present, by kind."""
     rounds, requests = options.rounds, options.requests
     ratios: dict[str, float] = {}
     for kind in KINDS:
@@ -176,7 +177,7 @@ async def compare(sides: dict[str, Side], options: argparse.Namespace, report: R
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Start the servers and measure; the exit code."""
+    """Start the servers and measure; return the exit code."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
@@ -196,24 +197,24 @@ async def run(options: argparse.Namespace) -> int:
         for name, checkout in (*checkouts.items(), (NOW, None)):
             gateway = await start(name, kafka, checkout)
             sides[name] = Side(gateway.address("http"), gateway.pid, f"/topics/{topic}")
-        report = Report("HTTP: CPU of one request, us", lines=True)
+        report = Report("HTTP: CPU per request, us", lines=True)
         ratios = await compare(sides, options, report)
     report.print()
     dear = {name: ratio for name, ratio in ratios.items() if options.limit and ratio > options.limit}
     for name, ratio in dear.items():
-        print(f"{name}: {ratio:.3f} times as much as before, over {options.limit:g}", file=sys.stderr)
+        print(f"{name}: {ratio:.3f} times the cost before, limit {options.limit:g}", file=sys.stderr)
     return 1 if dear else 0
 
 
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", help="Kafka; without it one is started")
-    parser.add_argument("--beside", type=Path, help="another checkout of this project")
-    parser.add_argument("--limit", type=float, help="of the ratio to it")
-    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--bootstrap", help="Kafka's address (default: start a broker)")
+    parser.add_argument("--beside", type=Path, help="another checkout of this project to compare with")
+    parser.add_argument("--limit", type=float, help="highest allowed ratio to the other checkout")
+    parser.add_argument("--only", default="", help="measure only kinds whose name contains this text")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=480, help="of each kind, side and round")
+    parser.add_argument("--requests", type=int, default=480, help="requests per kind, server and round")
     sys.exit(uvloop.run(run(parser.parse_args())))
 
 

@@ -1,8 +1,8 @@
-"""What idle long polls cost: the produce rate, and the gateway's CPU, without them and with them.
+"""Cost of idle long polls: produce rate and gateway CPU with and without them.
 
-`python -m loadtest.bench.http_idle --ready-file FILE [--polls 1000] [--rounds 3]` against a running gateway on this
-machine. Each poll has a consumer and a group of its own; in each round they are made, wait, are woken by one record and
-are deleted. A machine's speed drifts: what is produced beside them is compared with the mean of what was produced
+Run `python -m loadtest.bench.http_idle --ready-file FILE [--polls 1000] [--rounds 3]` against a running gateway on this
+machine. Each poll has its own consumer and group. In each round the consumers are created, wait, are woken by one
+record and are deleted. Since the machine's speed drifts, the rate with polls is compared with the mean of the rates
 without them before and after.
 """
 
@@ -24,7 +24,7 @@ CONNECTIONS: Final = 64
 PART_S: Final = 5.0
 SETTLE_S: Final = 5.0
 WAKE_S: Final = 60.0
-CREATING: Final = 20  # consumers at once
+CREATING: Final = 20  # consumers created concurrently
 CONTROL: Final = {"Content-Type": "application/vnd.kafka.v2+json"}
 BODY: Final = b'{"records":[{"value":"' + b"x" * 70 + b'"}]}'
 REQUEST: Final = (
@@ -34,32 +34,32 @@ REQUEST: Final = (
 
 
 class Process:
-    """The gateway's process, as Linux tells of it."""
+    """CPU time, memory and file descriptors of the gateway's process, from /proc."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path("/proc") / str(pid)
 
     def cpu_s(self) -> float:
-        """Seconds of CPU so far."""
+        """CPU seconds used so far."""
         fields = (self._path / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def shown(self) -> str:
-        """Memory and file descriptors."""
+        """Format memory and file descriptors."""
         pages = int((self._path / "statm").read_text().split()[1])
         files = len([*(self._path / "fd").iterdir()])
         return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MB, {files} file descriptors"
 
 
 class Rate(NamedTuple):
-    """What a while of producing came to."""
+    """Result of a produce measurement."""
 
-    requests: float  # a second
-    cpu_us: float  # of the gateway, for a request; all that it does meanwhile is counted
+    requests: float  # per second
+    cpu_us: float  # of the gateway per request, including everything else it does meanwhile
 
 
 class Bench:
-    """One run."""
+    """One run of the benchmark."""
 
     def __init__(self, address: str, process: Process, polls: int, session: aiohttp.ClientSession) -> None:
         self._host, _, self._port = address.rpartition(":")
@@ -70,7 +70,7 @@ class Bench:
         self._woken = 0
 
     async def run(self, rounds: int) -> None:
-        """Measure and print."""
+        """Run all rounds and print the results."""
         await self._produce("warm-up")
         alone, beside = [await self._produce("without polls")], []
         for _ in range(rounds):
@@ -82,12 +82,12 @@ class Bench:
             for before, rate, after in zip(alone, beside, alone[1:], strict=False)
         ]  # fmt: skip
         for rate, cpu in pairs:
-            print(f"with polls: {rate:.1%} of the rate without, {cpu:.1%} of the CPU for a request")
+            print(f"with polls: {rate:.1%} of the rate without, {cpu:.1%} of the CPU per request")
         rate, cpu = (statistics.median(one) for one in zip(*pairs, strict=True))
         print(f"median: {rate:.1%} of the rate, {cpu:.1%} of the CPU")
 
     async def _round(self) -> Rate:
-        """What is produced beside polls, which are gone afterwards."""
+        """Create polls, measure the produce rate with them, and delete them."""
         began = time.perf_counter()
         creating = asyncio.Semaphore(CREATING)
         await asyncio.gather(*(self._create(number, creating) for number in range(self._polls)))
@@ -109,7 +109,7 @@ class Bench:
         return rate
 
     async def _produce(self, title: str) -> Rate:
-        """The rate of single-record requests on `CONNECTIONS` connections."""
+        """Measure the rate of single-record requests on `CONNECTIONS` connections."""
         until = time.perf_counter() + PART_S
         spent = self._process.cpu_s()
         counts = await asyncio.gather(*(self._send(until) for _ in range(CONNECTIONS)))
@@ -160,7 +160,7 @@ class Bench:
 
 
 async def bench(ready: dict[str, Any], polls: int, rounds: int) -> None:
-    """Run against the gateway of a ready file."""
+    """Run the benchmark against the gateway of a ready file."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(f"http://{ready['http']}", connector=connector, timeout=timeout) as session:
@@ -168,9 +168,9 @@ async def bench(ready: dict[str, Any], polls: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ready-file", type=Path, required=True, help="of a gateway that creates topics")
+    parser.add_argument("--ready-file", type=Path, required=True, help="ready file of a gateway that creates topics")
     parser.add_argument("--polls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Whether C and Python make the same records of any HTTP body: bodies as load tests send them, damaged.
+"""Compares the C and Python mappings of HTTP bodies on randomly mutated bodies of the load tests.
 
     python -m loadtest.bench.http_mutated [--count 1000000] [--seed 1]
 
-Prints how many bodies were compared, how many were JSON of the right form, and how many records they became; the first
-difference ends it.
+Stops at the first difference. Otherwise prints how many bodies were compared, how many could be decoded, and how many
+records they became.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Fate = tuple[list[Record], list[int]] | tuple[int, str]
 
 
 def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
-    """Bodies without end, with their format."""
+    """Yield bodies with their format, endlessly."""
     whole = {
         form: [Template(pieces).write(number, 0.0) for pieces in shape.templates() for number in range(20)]
         for kind, form in KINDS.items()
@@ -55,7 +55,7 @@ def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
 
 
 def fate(records: Callable[..., list[Record]], entries: Sequence[Any], *last: bool) -> Fate:
-    """The records, and the places of those left to `more`; or the refusal."""
+    """Map entries to records and the indexes of those passed to `more`, or to the error's status and text."""
     left: list[int] = []
 
     def more(index: int, _entry: Any) -> Record:
@@ -69,10 +69,10 @@ def fate(records: Callable[..., list[Record]], entries: Sequence[Any], *last: bo
 
 
 def compare(count: int, seed: int) -> tuple[int, int]:
-    """(how many of so many bodies could be decoded, how many records they became).
+    """Compare `count` bodies; return how many could be decoded and how many records they became.
 
     Raises:
-        AssertionError: the first difference.
+        AssertionError: the two mappings differ for a body.
     """
     rng = random.Random(seed)
     made = bodies(rng)
@@ -95,7 +95,7 @@ def compare(count: int, seed: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Compare, and say how many."""
+    """Run the comparison and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)

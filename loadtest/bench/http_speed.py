@@ -1,10 +1,11 @@
-"""How fast HTTP is, beside bare aiohttp and bare aiokafka in the same run.
+"""HTTP throughput, compared with bare aiohttp and bare aiokafka in the same run.
 
     python -m loadtest.bench.http_speed --bootstrap 127.0.0.1:9092 [--seconds 5] [--only post,upload,poll]
 
-The gateway is a process of its own, as a user starts it. Beside it: an aiohttp application that reads the same body and
-answers the same bytes, and aiokafka in this process, which writes batches or reads with `getmany`. CPU is the gateway
-process's own. The generator speaks HTTP over plain sockets; all share the machine with the broker.
+The gateway runs in its own process, started as a user would. It is compared with an aiohttp application that reads the
+same body and returns the same bytes, and with aiokafka in this process, which writes batches or reads with `getmany`.
+CPU is that of the gateway's process. The load generator uses plain sockets; everything runs on one machine with the
+broker.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from loadtest.gateway import GatewayProcess, process_cpu
 from mapping.record import Record
 
 HOST: Final = "127.0.0.1"
-POSTS: Final = ((1, 1), (64, 1), (16, 100))  # connections, records a request
+POSTS: Final = ((1, 1), (64, 1), (16, 100))  # connections, records per request
 UPLOADS: Final = (1, 4)  # connections
 FORMATS: Final = ("json", "binary")
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
@@ -48,17 +49,17 @@ Row = dict[str, Any]
 
 
 def one_record(number: int) -> Row:
-    """What is stored: 26 bytes more than its text."""
+    """Create a record; it is 26 bytes longer than its text."""
     return {"key": f"sensor-{number % 50}", "value": {"n": number, "text": PAYLOAD}}
 
 
 def compact(value: Any) -> bytes:
-    """JSON as most clients write it: without spaces."""
+    """Encode as JSON without spaces, as most clients do."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def answer(count: int) -> bytes:
-    """What a request of `count` records is answered."""
+    """Encode the response to a request of `count` records."""
     return compact({"offsets": [{"partition": 0, "offset": 123456}] * count})
 
 
@@ -87,7 +88,7 @@ async def _bare(answers: dict[str, bytes], ready: Pipe) -> None:
 
 @contextmanager
 def bare_server() -> Iterator[tuple[tuple[str, int], int]]:
-    """A bare server's address and process."""
+    """Run a bare server; yields its address and process id."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     answers = {str(count): answer(count) for _, count in POSTS}
@@ -102,10 +103,10 @@ def bare_server() -> Iterator[tuple[tuple[str, int], int]]:
 
 
 class Bench:
-    """One run against one gateway."""
+    """One run against a gateway."""
 
     def __init__(self, gateway: GatewayProcess, bootstrap: str, topic: str, seconds: float) -> None:
-        """`topic`: with `PARTITIONS` partitions."""
+        """Create it for a topic with `PARTITIONS` partitions."""
         self._gateway = gateway
         self._address = gateway.address("http")
         self._bootstrap = bootstrap
@@ -114,7 +115,7 @@ class Bench:
         self._records = [Record(self._topic, b"sensor-%d" % n, compact(one_record(n)["value"])) for n in range(100)]
 
     async def post(self) -> None:
-        """Requests of one record and of 100."""
+        """Measure requests of one record and of 100 records."""
         with bare_server() as (bare, bare_pid):
             for connections, count in POSTS:
                 body = compact({"records": [one_record(number) for number in range(count)]})
@@ -133,7 +134,7 @@ class Bench:
                     )
 
                 path = f"/topics/{self._topic}"
-                await drive(self._address, self._gateway.pid, path, 1.0)  # warm
+                await drive(self._address, self._gateway.pid, path, 1.0)  # warm-up
                 floor = await drive(bare, bare_pid, f"/bare/{count}", self._seconds)
                 row = await drive(self._address, self._gateway.pid, path, self._seconds)
                 row["records/s"] = row["requests/s"] * count
@@ -148,7 +149,7 @@ class Bench:
         show("raw aiokafka, batches", {"records/s": round(stored.rate), "CPU us/record": round(stored.cpu_us, 2)})
 
     async def upload(self) -> None:
-        """Lines in one long request on each connection."""
+        """Measure uploads of lines in one long request per connection."""
         line = compact(one_record(1)) + b"\n"
         for count in UPLOADS:
             connections = [await Connection.open(self._address) for _ in range(count)]
@@ -164,7 +165,7 @@ class Bench:
                 one.close()
 
     async def poll(self) -> None:
-        """A consumer that reads what is there."""
+        """Measure a consumer that reads stored records."""
         await store_record(self._bootstrap, self._topic, self._records[0], SEED_S)
         for embedded in FORMATS:
             show(f"poll, {embedded}", await self._polled(embedded))
@@ -184,7 +185,7 @@ class Bench:
             page = await connection.ask("GET", path)
             found = page.count(b'"offset":')
             if not found:
-                break  # that was all
+                break  # everything has been read
             polls, records, size = polls + 1, records + found, size + len(page)
         took, cpu = time.perf_counter() - began, process_cpu(self._gateway.pid) - used
         await connection.ask("DELETE", f"{group}/instances/c")
@@ -192,7 +193,7 @@ class Bench:
         return {
             "records/s": round(records / took),
             "CPU us/record": round(cpu / records * 1e6, 2),
-            "records a poll": round(records / polls),
+            "records/poll": round(records / polls),
             "MB/s": round(size / took / 1e6),
         }
 
@@ -216,12 +217,12 @@ class Bench:
 
 
 def show(title: str, row: Row) -> None:
-    """Print one line."""
+    """Print one line of results."""
     print(f"{title + ':':24}" + ", ".join(f"{name} {value:,}" for name, value in row.items()), flush=True)
 
 
 async def run(bootstrap: str, seconds: float, parts: list[str]) -> None:
-    """Start a gateway and measure."""
+    """Start a gateway and run the measurements."""
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
@@ -247,9 +248,9 @@ async def run(bootstrap: str, seconds: float, parts: list[str]) -> None:
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", required=True)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each case")
-    parser.add_argument("--only", default="post,upload,poll", help="parts")
+    parser.add_argument("--bootstrap", required=True, help="Kafka's address")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement")
+    parser.add_argument("--only", default="post,upload,poll", help="measurements to run")
     arguments = parser.parse_args()
     uvloop.run(run(arguments.bootstrap, arguments.seconds, arguments.only.split(",")))
 

@@ -1,10 +1,10 @@
-"""The scenario `idle` without sockets, for more connections than open files allow: 50,000 in one process.
+"""The scenario `idle` without sockets, for more connections than the limit of open files allows: 50,000 in one process.
 
     python -m loadtest.bench.idle_in_memory BOOTSTRAP [--connections 50000]
 
-The gateway's MQTT server runs in this process, and each client is joined to its pump by two transports in memory. So
-the processor time and the memory are those of the gateway and of the clients together, without the kernel's and
-uvloop's part of a socket: what to look at is how they grow.
+The gateway's MQTT server runs in this process, and each client is connected to its pump by a pair of in-memory
+transports. CPU time and memory are therefore those of the gateway and the clients together, without the cost of sockets
+in the kernel and uvloop. Compare how they grow rather than their absolute values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from loadtest.scenarios.memory import Scales
 
 
 class End(asyncio.Transport):
-    """One of two ends in memory; what is written here arrives at the other's protocol in the next turn of the loop."""
+    """One end of an in-memory transport. Data written to it reaches the other end in the loop's next iteration."""
 
     __slots__ = ("_closed", "_loop", "_paused", "_unread", "other", "protocol")
 
@@ -50,31 +50,31 @@ class End(asyncio.Transport):
         self._unread: collections.deque[bytes] | None = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A peer on loopback."""
+        """Return a loopback address as peer name and socket name."""
         return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is buffered."""
+        """Ignored; nothing is buffered."""
 
     def get_write_buffer_size(self) -> int:
-        """Nothing."""
+        """Always 0; nothing is buffered."""
         return 0
 
     def can_write_eof(self) -> bool:
-        """It ends at once."""
+        """Always False; the transport only closes as a whole."""
         return False
 
     def is_closing(self) -> bool:
-        """Whether it has ended."""
+        """True if closed."""
         return self._closed
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """To the other."""
+        """Pass data to the other end."""
         if self.other is not None and not self._closed:
             self._loop.call_soon(self.other.take, bytes(data))
 
     def take(self, data: bytes) -> None:
-        """From the other."""
+        """Receive data from the other end."""
         if self._closed:
             return
         if self._paused:
@@ -84,18 +84,18 @@ class End(asyncio.Transport):
             self.protocol.data_received(data)
 
     def pause_reading(self) -> None:
-        """Keep what comes."""
+        """Hold back received data from now on."""
         self._paused = True
 
     def resume_reading(self) -> None:
-        """Take what came."""
+        """Deliver the data held back."""
         self._paused = False
         unread, self._unread = self._unread, None
         for data in unread or ():
             self._loop.call_soon(self.take, data)
 
     def close(self) -> None:
-        """The end of both."""
+        """Close both ends."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon(self.protocol.connection_lost, None)
@@ -106,7 +106,7 @@ class End(asyncio.Transport):
 
 
 class InMemory(Idle):
-    """The same without sockets."""
+    """The scenario `idle` without sockets."""
 
     def __init__(self, server: MqttServer, metrics: Metrics, kafka: str, plan: Plan) -> None:
         super().__init__(Scales(("", 0), os.getpid(), kafka), ("", 0), plan, print)
@@ -114,7 +114,7 @@ class InMemory(Idle):
         self._metrics = metrics
 
     async def open(self, make: Callable[[], C], number: int) -> C:
-        """Join a client and a pump."""
+        """Create a client and connect it to a new pump."""
         loop = asyncio.get_running_loop()
         client, pump = make(), self._server.accept(self._server.listeners[0].entrance)
         here, there = End(loop, client), End(loop, pump)
@@ -124,12 +124,12 @@ class InMemory(Idle):
         return client
 
     async def metrics(self) -> bytes:
-        """As it is rendered for Prometheus."""
+        """Render the metrics in Prometheus' text format."""
         return self._metrics.render()
 
 
 async def run(bootstrap: str, plan: Plan) -> Report:
-    """Start what MQTT needs, and measure."""
+    """Start the parts of the gateway that MQTT needs, and measure."""
     tasks = Tasks(lambda error: print(f"failed: {error!r}"))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(tasks.close)
@@ -164,7 +164,7 @@ async def run(bootstrap: str, plan: Plan) -> Report:
 
 
 def main() -> None:
-    """The command."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bootstrap", help="HOST:PORT of the broker")
     plan = Plan()

@@ -1,10 +1,10 @@
-"""How fast the MQTT connection decodes and encodes, beside a floor that checks nothing.
+"""CPU time per packet of the MQTT decoder and encoder, compared with a lower bound that checks nothing.
 
     python -m loadtest.bench.mqtt_codec [--seconds 1.0]
 
-Each row is the median of several runs in microseconds per packet. PUBLISH: 38-byte topic, 100-byte payload. The floor
-of decoding slices topic, identifier and payload out of the same buffer and builds a tuple; the floor of encoding
-joins the same bytes.
+Each row is the median of several runs, in microseconds per packet. A PUBLISH has a 38-byte topic and a 100-byte
+payload. The lower bound ("floor") of decoding slices topic, packet identifier and payload out of the same buffer and
+builds a tuple; that of encoding joins the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOUR: Final = Properties(
 
 
 def opened(version: Version, announced: Properties | None = None) -> Connection:
-    """Make a connection that a client has opened."""
+    """Create a connection that has received and accepted CONNECT."""
     connection = Connection(Limits(outgoing_inflight=65_535))
     connection.tick(0.0)
     connection.receive_data(encode_packet(packets.Connect(version, "bench"), version))
@@ -51,7 +51,7 @@ def publishes(version: Version, qos: int, properties: Properties | None = None) 
 
 
 def floor_decode(data: bytes) -> list[Any]:
-    """Decode QoS 1 MQTT 5.0 PUBLISH packets without properties, and check nothing."""
+    """Decode QoS 1 MQTT 5.0 PUBLISH packets without properties and without any checks."""
     found = []
     position = 0
     size = len(data)
@@ -69,7 +69,7 @@ def floor_decode(data: bytes) -> list[Any]:
 
 
 def floor_encode() -> bytes:
-    """Join the bytes of a QoS 1 MQTT 5.0 PUBLISH, and check nothing."""
+    """Join the bytes of QoS 1 MQTT 5.0 PUBLISH packets without any checks."""
     topic = TOPIC.encode()
     out = bytearray()
     for number in range(1, COUNT + 1):
@@ -82,7 +82,7 @@ def floor_encode() -> bytes:
 
 
 def measure(run: Callable[[], Any], seconds: float) -> float:
-    """Call `run` for a while; give the median microseconds per packet."""
+    """Call `run` repeatedly and return the median time per packet in microseconds."""
     times: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 5:
@@ -93,7 +93,7 @@ def measure(run: Callable[[], Any], seconds: float) -> float:
 
 
 def rows() -> list[tuple[str, Callable[[], Any]]]:
-    """List what is measured."""
+    """List the names and functions to measure."""
     ids = list(range(1, COUNT + 1))
 
     def decode(version: Version, qos: int, properties: Properties | None = None) -> Callable[[], Any]:
@@ -182,9 +182,9 @@ def rows() -> list[tuple[str, Callable[[], Any]]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per row")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of each row's measurement")
     seconds = parser.parse_args().seconds
     for name, run in rows():
         print(f"{name:50} {measure(run, seconds):7.3f} us")

@@ -1,8 +1,8 @@
-"""Whether C and Python mean the same by any MQTT bytes: publishes as load tests send them, damaged, in runs.
+"""Compares the C and Python MQTT decoders and mappings on randomly mutated PUBLISH packets of the load tests.
 
     python -m loadtest.bench.mqtt_mutated [--count 1000000] [--seed 1]
 
-Prints how many packets were compared, and how many became records; the first difference ends it.
+Stops at the first difference. Otherwise prints how many packets were compared and how many became records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
 NOW_MS: Final = 1_764_000_000_000
-RUN: Final = 6  # packets in a stream, at most
+RUN: Final = 6  # maximum number of packets in a stream
 ANNOUNCED: Final = (
     Properties(topic_alias_maximum=3),
     Properties(receive_maximum=3, retain_available=0),
@@ -38,19 +38,21 @@ ANNOUNCED: Final = (
 TELLING: Final = bytes.fromhex(
     "00 01 02 03 08 09 0b 11 23 26 2b 2f 30 32 34 3c 40 50 62 70 7f 80 a9 bf c0 c3 e2 ed f0 ff"
 )
-"""Packet types and flags, properties, wildcards, and bytes at which UTF-8 or a length turns."""
+"""Packet types and flags, properties, wildcards, and boundary values of UTF-8 bytes and lengths."""
 
 Take = Callable[..., tuple[int, int, int]]
 
 
 def streams(rng: random.Random) -> Iterator[tuple[bytes, int]]:
-    """Some packets in a row, without end, and how many they were."""
+    """Yield streams of packets with their number of packets, endlessly."""
     whole: list[bytes] = []
     for qos in (0, 1, 2):
         for kind in MESSAGES:
             shape = Shape("mqtt", kind, "t", 64, 5, Numbering(), 1, qos=qos or 1)
             found = Packets(shape, Pace(1, None))[0:20]
-            whole += found if qos else [bytes((0x30,)) + packet[1:] for packet in found]  # an identifier is text then
+            whole += (
+                found if qos else [bytes((0x30,)) + packet[1:] for packet in found]
+            )  # QoS 0 has no packet identifier; its bytes are data
     whole += [bytes((kind, 2, 0, number)) for kind in (0x40, 0x50, 0x62, 0x70) for number in range(4)]
     while True:
         packets = rng.choices(whole, k=rng.randint(1, RUN))
@@ -61,7 +63,7 @@ def streams(rng: random.Random) -> Iterator[tuple[bytes, int]]:
 
 
 def played(take: Take, announced: Properties, pieces: list[bytes]) -> Any:
-    """All that can be seen of a connection to which the pieces were said."""
+    """Feed data to a new connection and return everything observable: events, output and state."""
     with mock.patch.object(receiving, "take_usual", take):
         connection = Connection(None)
         connection.tick(100.0)
@@ -74,10 +76,10 @@ def played(take: Take, announced: Properties, pieces: list[bytes]) -> Any:
 
 
 def compare(count: int, seed: int) -> tuple[int, int]:
-    """(how many packets were compared, at least `count`; how many became records).
+    """Compare at least `count` packets; return how many were compared and how many became records.
 
     Raises:
-        AssertionError: the first difference.
+        AssertionError: C and Python differ for a stream.
     """
     rng = random.Random(seed)
     inbound = Inbound(Rules(), Version.V5, "mutated")
@@ -102,13 +104,13 @@ def compare(count: int, seed: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Compare, and say how many."""
+    """Run the comparison and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     done, records = compare(arguments.count, arguments.seed)
-    print(f"{done} packets, all equal; the first run of each read: {records} records")
+    print(f"{done} packets, all equal; {records} records from the first run of each read")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What the publisher costs over aiokafka's bare batches: both in one run, in turns, against the same broker.
+"""Throughput and CPU time of the publisher, compared with bare aiokafka batches in alternating rounds.
 
     python -m loadtest.bench.publisher BOOTSTRAP [--seconds 4] [--rounds 3] [--headers 0]
 
-Bare: `loadtest.bare`, Publisher: `submit` with an owner and a token for
-every record, in bursts of 100 (what one read of a busy socket brings), with at most `--window` records unsettled. Same
-record, same batch size, same partitions. `lz4` and `zstd` are the publisher with compressed batches.
+"bare" is `loadtest.bare`. "publisher" calls `submit` with an owner and a token for every record, in bursts of 100 (the
+content of one read from a busy socket), with at most `--window` unsettled records. Both use the same batch size and
+partitions. "lz4" and "zstd" are the publisher with compressed batches.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ BURST = 100
 TELEMETRY = (
     b'{"device": "sensor-%02d", "temperature": %05.2f, "humidity": %02d, "state": "ok", "firmware": "1.4.2-rc3"}'
 )
-"""100 bytes such as devices send."""
+"""A typical device message of 100 bytes."""
 
 
 class Counter:
-    """An owner that counts."""
+    """An owner that counts settled records."""
 
     def __init__(self) -> None:
         self.settled = 0
         self.room = asyncio.Event()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Count; `offsets` are looked at as a session would."""
+        """Count the records, and check the offsets as a session would."""
         assert len(offsets) == len(tokens), result
         self.settled += len(tokens)
         self.room.set()
 
 
 async def store_record(bootstrap: str, topic: str, record: Record, seconds: float) -> Stored:
-    """Store it by bare aiokafka for so long."""
+    """Store a record repeatedly with bare aiokafka."""
     headers = [(name, value or b"") for name, value in record.headers]
     return await store(bootstrap, topic, seconds, key=record.key, value=record.value or b"", headers=headers)
 
@@ -59,7 +59,7 @@ async def store_record(bootstrap: str, topic: str, record: Record, seconds: floa
 async def ours(
     bootstrap: str, topic: str, records: Sequence[Record], seconds: float, window: int, *, compression: str
 ) -> tuple[float, float]:
-    """Records per second and CPU microseconds per record of the publisher."""
+    """Run the publisher; return records per second and CPU microseconds per record."""
     loop = asyncio.get_running_loop()
     settings = {"bootstrap_servers": bootstrap, "batch_bytes": BATCH_BYTES, "compression": compression}
     config = KafkaConfig.model_validate(settings)
@@ -97,7 +97,7 @@ async def ours(
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    """Rounds in turns, then the medians and their ratio."""
+    """Run alternating rounds, then print the medians and their ratio."""
     admin = AIOKafkaAdminClient(bootstrap_servers=arguments.bootstrap)
     await admin.start()
     topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -143,10 +143,10 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bootstrap", help="HOST:PORT of the broker")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of a round")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
     parser.add_argument("--headers", type=int, default=0, help="headers per record")
-    parser.add_argument("--window", type=int, default=10_000, help="most unsettled records")
+    parser.add_argument("--window", type=int, default=10_000, help="maximum number of unsettled records")
     uvloop.run(run(parser.parse_args()))
 
 

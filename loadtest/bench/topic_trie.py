@@ -1,11 +1,11 @@
-"""What matching a topic against many subscriptions costs, and what a subscription weighs.
+"""Time to match a topic against many subscriptions, and memory per subscription.
 
     python -m loadtest.bench.topic_trie [--counts 1000,10000,100000]
 
-Topics have five levels, as `plant/north/line-07/pump-0042/pressure`. Each shape of filter names one device or one
-measure with the wildcards that its name says; `crossed` puts `+` at random in any level, so that one topic can be
-reached by up to 32 ways. Per shape and count: microseconds to match a topic of the same plants, how many
-subscriptions it finds on average, the slowest one percent, and bytes for each subscription.
+Topics have five levels, as in `plant/north/line-07/pump-0042/pressure`. Each kind of filter uses the wildcards in its
+name; `crossed` puts `+` in random levels, so that up to 32 different filters can match a topic. The columns are the
+microseconds to match a topic (mean and 99th percentile), the average number of subscriptions found, and the bytes per
+subscription.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS: Final = 5
 
 
 def name(rng: random.Random) -> list[str]:
-    """The levels of a topic."""
+    """Create the levels of a random topic."""
     return [
         "plant",
         f"site-{rng.randrange(PLANTS)}",
@@ -37,27 +37,27 @@ def name(rng: random.Random) -> list[str]:
 
 
 def literal(levels: list[str], rng: random.Random) -> str:
-    """No wildcard."""
+    """Create a filter without wildcards."""
     return "/".join(levels)
 
 
 def plus(levels: list[str], rng: random.Random) -> str:
-    """One `+`, for the line."""
+    """Create a filter with `+` for the line."""
     return "/".join((*levels[:2], "+", *levels[3:]))
 
 
 def rest(levels: list[str], rng: random.Random) -> str:
-    """`#` behind the device."""
+    """Create a filter with `#` after the device."""
     return "/".join((*levels[:4], "#"))
 
 
 def mixed(levels: list[str], rng: random.Random) -> str:
-    """Half literal, a quarter each of the two others."""
+    """Create a filter: half are literal, a quarter each have `+` or `#`."""
     return rng.choice((literal, literal, plus, rest))(levels, rng)
 
 
 def crossed(levels: list[str], rng: random.Random) -> str:
-    """Each level literal or `+`."""
+    """Create a filter whose levels are each literal or `+`."""
     return "/".join(level if rng.random() < 0.5 else "+" for level in levels)
 
 
@@ -67,7 +67,7 @@ SHAPES: Final[dict[str, Callable[[list[str], random.Random], str]]] = {
 
 
 def bench(shape: str, count: int) -> tuple[float, float, float, float]:
-    """Microseconds for each match, subscriptions found, the 99th percentile, and bytes for each subscription."""
+    """Return the microseconds per match, the subscriptions found, the 99th percentile, and bytes per subscription."""
     rng = random.Random(7)
     make = SHAPES[shape]
     filters = [make(name(rng), rng) for _ in range(count)]
@@ -94,11 +94,11 @@ def bench(shape: str, count: int) -> tuple[float, float, float, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default="1000,10000,100000")
     counts = [int(count) for count in parser.parse_args().counts.split(",")]
-    print(f"{'filters':10}{'subscriptions':>14}{'match us':>10}{'found':>8}{'p99 us':>9}{'bytes each':>12}")
+    print(f"{'filters':10}{'subscriptions':>14}{'match us':>10}{'found':>8}{'p99 us':>9}{'bytes/sub':>12}")
     for shape in SHAPES:
         for count in counts:
             match, found, tail, weight = bench(shape, count)
