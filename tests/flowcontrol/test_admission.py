@@ -1,4 +1,4 @@
-"""Places at work: never more than there are, never more than a client's share, and none is lost."""
+"""Admission: never more places than there are, never more than a client's share, and none is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLIENTS = st.sampled_from("abcd")
 
 
 class Places(RuleBasedStateMachine):
-    """Clients that come and go."""
+    """Clients that enter and leave."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ def test_doubles_up_to_the_cap() -> None:
 
 
 class Attempts(RuleBasedStateMachine):
-    """Attempts that fail with any rng, and begin anew after a success. The model multiplies step by step."""
+    """Attempts that fail with any rng, and start again at 0 after a success. The model multiplies step by step."""
 
     @initialize(base=st.floats(0.001, 10), cap=st.floats(10, 1000), factor=st.floats(1.01, 10), jitter=st.floats(0, 1))
     def begin(self, base: float, cap: float, factor: float, jitter: float) -> None:

@@ -1,4 +1,4 @@
-"""A rate is kept whatever comes when; who is in debt waits exactly until it is paid."""
+"""A rate holds for any arrivals; a sender in debt waits exactly until the debt is paid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EIGHTHS = st.integers(0, 400)  # of a second: no rounding
 
 
 class Sender(RuleBasedStateMachine):
-    """Spends whenever it likes. The model remembers everything that was ever spent, and adds it up anew."""
+    """Spends at any time. The model keeps everything that was ever spent, and sums it up for each check."""
 
     @initialize(rate=RATES, burst=st.integers(1, 100))
     def begin(self, rate, burst):
@@ -26,7 +26,7 @@ class Sender(RuleBasedStateMachine):
         self.events = []  # when, and how many tokens less
 
     def level(self):
-        """The tokens that come after the moment at which the most would have overflowed."""
+        """Return the tokens that arrive after the moment at which the most would have overflowed."""
         tokens, at = Fraction(self.burst), Fraction(0)
         for when, spent in [*self.events, (self.now, 0)]:
             tokens = min(Fraction(self.burst), tokens + (when - at) * self.rate) - spent
@@ -49,7 +49,7 @@ class Sender(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(0, 100))
     def wait(self, tokens):
-        """After the wait there are as many as were asked for, and a moment before there were not."""
+        """After the wait there are as many tokens as requested, and a moment before there were not."""
         asked = min(tokens, self.burst)
         wait = Fraction(self.bucket.wait_s(float(self.now), tokens))
         assert (wait == 0) == (self.level() >= asked)
@@ -82,7 +82,7 @@ TestSender.settings = settings(max_examples=50, stateful_step_count=40, deadline
 @settings(deadline=None)
 @given(rate=st.integers(1, 5000), sizes=st.lists(st.integers(1, 500), min_size=1, max_size=60))
 def test_who_waits_out_each_debt_has_its_rate(rate, sizes):
-    """However much comes at once: at the end of a debt exactly what the time was worth has been spent."""
+    """However large the bursts: at the end of a debt, exactly the tokens of the elapsed time have been spent."""
     bucket, now = Bucket(rate, rate, 0.0), 0.0
     for size in sizes:
         bucket.spend(size, now)

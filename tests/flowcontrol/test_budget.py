@@ -13,7 +13,7 @@ from flowcontrol.budget import Budget, BudgetError, ConnectionBudget, GroupBudge
     steps=st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 300))),
 )
 def test_random_walks(limit, records_limit, steps):
-    """Never negative, exact, the parent is the sum of its children, and everything recovers."""
+    """Budgets are exact and never negative, a parent is the sum of its children, and the gates open again."""
     parent = Budget(limit, records_limit)
     children = [Budget(limit, records_limit, parent) for _ in range(3)]
     taken = [[], [], []]
@@ -78,7 +78,7 @@ def test_limits_must_be_positive():
 
 
 class Sender:
-    """A greedy one: it takes one byte after the other, as long as its gate is open."""
+    """A greedy sender: it takes one byte after the other while its gate is open."""
 
     def __init__(self, topic: Budget) -> None:
         self.topic = topic
@@ -97,7 +97,7 @@ class Sender:
 
 
 def shares(*senders: list[Sender]) -> list[int]:
-    """What each group has on the way when all have sent for long and Kafka answers in order, most slowly."""
+    """Return the bytes in flight of each group when all have sent for long and Kafka answers in order, slowly."""
     sent: deque[Sender] = deque()
     for _ in range(200):
         for sender in (sender for group in senders for sender in group):
@@ -119,7 +119,7 @@ def test_groups_have_equal_shares_whatever_number_of_senders_each_has(grouped: b
     of_many, of_one = shares(many, one)
     assert process.bytes == of_many + of_one
     assert (of_one * 2.5 > of_many) is grouped, (of_many, of_one)
-    # A modest one, of whichever group, is not kept from sending.
+    # A modest sender of either group is not kept from sending.
     for tenant in tenants:
         modest = Sender(Budget(10_000, 10_000, tenant))
         assert modest.send()

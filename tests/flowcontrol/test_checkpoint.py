@@ -9,7 +9,7 @@ from flowcontrol.checkpoint import Checkpoint, UntrackedOffsetError
 
 
 class Partition(RuleBasedStateMachine):
-    """Offsets that are read with gaps, and settled in any order, one or many at once. The model has a list of all."""
+    """Offsets that are read with gaps, and settled in any order, one or several per call. The model lists all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Partition(RuleBasedStateMachine):
 
     @property
     def prefix(self) -> int:
-        """How many of those that were read are settled, up to the first that is not."""
+        """Return how many offsets from the first on are settled without a gap."""
         return next((at for at, offset in enumerate(self.read) if offset in self.open), len(self.read))
 
     @property
@@ -111,7 +111,7 @@ def test_tracking_goes_forward_only(offset: int) -> None:
 
 
 def test_a_long_open_head_costs_no_time() -> None:
-    """The front is looked at in constant time however much was settled behind it."""
+    """Settling takes constant time however many offsets are settled after an open one."""
     checkpoint = Checkpoint()
     for offset in range(200_000):
         checkpoint.track(offset)

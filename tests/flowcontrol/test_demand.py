@@ -1,4 +1,4 @@
-"""Records go in turn to those with capacity, however these come and go; asked for is what they take, and no more."""
+"""Records go in turn to the takers with capacity, however these join and leave; the demand is what they will take."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TAKERS, POOLS = st.integers(0, 4), st.integers(0, 2)
 
 
 class Guest(Taker):
-    """Takes what names it."""
+    """Selects the records that name it."""
 
     def __init__(self, number):
         super().__init__()
         self.number = number
-        self.wanted = 0  # how many more records; below 0: none of those that are to come, with capacity all the same
+        self.wanted = 0  # how many more records; negative: has capacity, but wants none of the coming records
 
     def selects(self, record):
         return self.number in record
@@ -31,14 +31,14 @@ class Guest(Taker):
 
 
 class Guests(RuleBasedStateMachine):
-    """Takers that come to any pools and leave, fill and are woken; records for any of them. The model is a clock."""
+    """Takers that join any pools and leave, fill and are woken; records for any of them. The model is a clock."""
 
     def __init__(self):
         super().__init__()
         self.pools = [TakerPool() for _ in range(3)]
         self.turns = Turns()
-        self.guests = {}  # by number: those that are there
-        self.since = {}  # by number, of those with capacity: when they were served, came or were woken
+        self.guests = {}  # present takers, by number
+        self.since = {}  # by number, for those with capacity: when they were served, joined or were woken
         self.last = {}  # by number: when they were served
         self.clock = itertools.count(1)
 
@@ -100,7 +100,7 @@ class Guests(RuleBasedStateMachine):
             assert all(wanted[number] for number in self.since)
 
     def in_turn(self, pool):
-        """The model's order of a pool's takers with capacity."""
+        """Return the model's order of a pool's takers with capacity."""
         there = [] if pool is None else [number for number in self.since if pool in self.guests[number].pools]
         return sorted(there, key=self.since.get)
 

@@ -1,4 +1,4 @@
-"""Open offsets, and the text that says which they are."""
+"""Sets of open offsets, and their text form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def offsets_of(opened: OffsetSet) -> set[int]:
 
 
 class Queue(RuleBasedStateMachine):
-    """Offsets that open and settle, alone and in ranges; the model is a set of Python."""
+    """Offsets that are opened and settled, singly and in ranges; the model is a Python set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def copy(self) -> None:
-        """What happens to a set from now on does not happen to the earlier one."""
+        """Continue with a copy: later changes must not affect the original."""
         opened, model = self.earlier
         assert offsets_of(opened) == model
         self.earlier = (self.opened.copy(), self.model.copy())
@@ -68,7 +68,7 @@ class Queue(RuleBasedStateMachine):
     @rule(behind=st.integers(1, 5000))
     @precondition(lambda self: self.model)
     def write_down_and_go_on(self, behind: int) -> None:
-        """Another owner reads the ledger, and has the same set."""
+        """Another reader of the ledger has the same set."""
         first, end = min(self.model), max(self.model) + behind
         ledger = read_ledger(first, write_ledger(self.opened, end))
         if ledger is not None:  # else nothing is settled behind the first
@@ -110,7 +110,7 @@ def test_a_ledger_says_what_is_open(offsets: set[int], behind: int) -> None:
 
 @given(st.sets(st.integers(0, 100_000), min_size=1), st.integers(20, 200))
 def test_a_ledger_that_does_not_fit_says_that_more_is_open(offsets: set[int], limit: int) -> None:
-    """Too much is done again then; never is anything lost."""
+    """Then too many offsets are open, never too few."""
     text = write_ledger(set_of(*offsets), 200_000, limit)
     assert len(text) <= limit
     ledger = read_ledger(min(offsets), text)
@@ -130,7 +130,7 @@ def test_a_ledger_that_does_not_fit_says_that_more_is_open(offsets: set[int], li
     ids=["alternating", "rare", "often", "random", "too much"],
 )
 def test_how_much_a_ledger_remembers(opened: range | int, again: int) -> None:
-    """The bounds that docs/amqp.md states: how many settled offsets come again. A number: any half of so many."""
+    """The bounds in docs/amqp.md: how many settled offsets are read again. An int means a random half of as many."""
     if isinstance(opened, int):
         opened = random.Random(1).sample(range(opened), opened // 2)
     chosen = set_of(*opened)

@@ -1,4 +1,4 @@
-"""Failures are told later each time, up to a limit, and forgotten after a pause or behind many others."""
+"""Answers to failures are delayed longer each time, up to a limit; names are forgotten after a pause or many others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BASE_S, LIMIT_S, FORGET_S, NAMES = 0.5, 5.0, 60.0, 3
 
 
 class Attempts(RuleBasedStateMachine):
-    """Names that fail, and time that passes."""
+    """Failing names, and passing time."""
 
     def __init__(self):
         super().__init__()
         self.penalties = Penalties(BASE_S, LIMIT_S, forget_s=FORGET_S, names=NAMES)
         self.now = 0.0
-        self.failed = {}  # in the order of the last failure: how many in a row, when, the penalties not told
+        self.failed = {}  # in the order of the last failure: how many in a row, when, the unanswered penalties
 
     @rule(name=st.sampled_from("abcde"))
     def fail(self, name):

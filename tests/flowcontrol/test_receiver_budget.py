@@ -1,4 +1,4 @@
-"""What receivers hold of what is on its way to all: counted when it is much, bounded by what is free, woken in time."""
+"""Budgets of receivers: counted above a threshold, bounded by what is free, and woken in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 5
 
 
 class Receivers(RuleBasedStateMachine):
-    """Receivers that are sent something while they are let, and settle any part of it at any time."""
+    """Receivers that are sent messages while their gates are open, and settle any part at any time."""
 
     def __init__(self):
         super().__init__()

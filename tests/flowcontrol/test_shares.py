@@ -1,4 +1,4 @@
-"""Nobody may have more on the way than is free: what that comes to for the greedy, and for the others."""
+"""No sender may have more in flight than is free: the resulting shares of greedy and modest senders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDS = 1000
 
 
 class Senders(RuleBasedStateMachine):
-    """Connections that send to two topics of one process whenever they are let, and answers in any order."""
+    """Connections that send to two topics of one process while their gates are open, and answers in any order."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ def test_who_came_first_comes_down_to_the_share_of_all(first, later):
     early = [ConnectionBudget(LIMIT, 10**6) for _ in range(first)]
     late = [ConnectionBudget(LIMIT, 10**6) for _ in range(later)]
     fill(early, topic, 100)
-    for _ in range(2_000):  # records are answered in turn, and everybody sends whenever it may
+    for _ in range(2_000):  # records are answered in order, and each connection sends whenever it may
         for connection in (*early, *late):
             if connection.records:
                 topic.give(100)
@@ -277,7 +277,7 @@ def test_links_of_a_connection_share_what_is_its():
     ("count", "each", "chunk", "least"), [(1, 1, 40, 1), (3, 1, 20, 0.98), (10, 1, 40, 0.98), (10, 3, 30, 0.95)]
 )
 def test_busy_links_come_to_equal_shares_of_their_connections(count, each, chunk, least):
-    """They use all credit at once, and are answered in the order in which they sent."""
+    """They use all credit immediately, and are answered in the order in which they sent."""
     size = 100
     topic = Budget(LIMIT, 10**6)
     made = []
@@ -318,7 +318,7 @@ def test_busy_links_come_to_equal_shares_of_their_connections(count, each, chunk
 
 @pytest.mark.parametrize("limit", [8 << 20, 2 << 20])
 def test_sockets_and_links_come_to_equal_shares_of_a_tight_budget(limit):
-    """A socket is stopped within `piece` of its share: with a whole read of 256 KiB the index was 0.87 at 2 MiB."""
+    """A socket is paused within `piece` of its share: with a whole read of 256 KiB the index was 0.87 at 2 MiB."""
     size, window, answered, piece = 4096, 200, 16, 16 * 1024
     topic = Budget(limit, 10**6)
     sockets = [ConnectionBudget(limit, 10**6) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""The AMQP link window: random walks never leave the bounds and always recover."""
+"""The AMQP link window: random walks never leave the bounds, and the sender always gets credit again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_random_walks(limit: int, walk: list[tuple[str, int]]) -> None:
         assert link.credit == before + grant  # never taken back
         if grant:
             assert link.credit + link.window.unsettled <= link.window.size(room) <= limit
-    # Whatever happened: once everything is answered the sender has credit.
+    # In any case: once everything is settled the sender has credit.
     link.window.settle(link.window.unsettled)
     link.top_up(room)
     assert link.credit >= 1
@@ -187,7 +187,7 @@ TestAnySender.settings = settings(max_examples=50)
 
 
 def settle_round(window: Window, crowded: int) -> None:
-    """As many as the window is, the first `crowded` of them in a crowd."""
+    """Settle one round, a window of messages, the first `crowded` of them as crowded."""
     most = window.most
     window.arrive_run(most, most)
     window.settle(crowded, crowded=True)
@@ -217,7 +217,7 @@ def test_a_window_keeps_its_bounds() -> None:
 
 
 class Path:
-    """Links that send all that they may into one partition: a batch on the way, the others wait behind it."""
+    """Links that send all that they may to one partition: one batch is in flight, the others wait behind it."""
 
     def __init__(self, windows: list[Window], batch: int, late: int) -> None:
         self.windows = windows
@@ -251,7 +251,7 @@ class Path:
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize(("links", "batch"), [(1, 100), (1, 500), (3, 300), (4, 500), (12, 500)])
 def test_links_that_share_a_partition_keep_it_busy_and_hardly_wait(links: int, batch: int, late: int) -> None:
-    """Batches are full, what waits is a few batches, and equal links get equal shares.
+    """Batches are full, only a few batches wait, and equal links get equal shares.
 
     Kafka's latency is the unit of time: one batch is on the way, whatever it takes. `late`: how many answers
     later what a link sends for one arrives.

@@ -58,10 +58,10 @@ async def test_data_and_ports_survive_a_stop_and_a_crash(new_broker):
 
     began = time.monotonic()
     assert await broker.stop(limit_s=60)
-    assert time.monotonic() - began < 60  # it takes one second where nobody else works
+    assert time.monotonic() - began < 60  # it takes one second on an idle machine
     assert not broker.is_running
 
-    again = new_broker()  # nothing but the directory tells it the ports
+    again = new_broker()  # it knows the ports only from the directory
     await again.start()
     assert again.bootstrap_servers == address
     assert again.pid != first_pid
@@ -76,7 +76,7 @@ async def test_data_and_ports_survive_a_stop_and_a_crash(new_broker):
     assert again.bootstrap_servers == address
     assert await stored(again, 2) == [b"before the stop", b"before the crash"]
     await again.kill()
-    await again.watch()  # an end that was asked for is none to complain about
+    await again.watch()  # a requested end raises nothing
     await again.stop()
 
 
@@ -195,7 +195,7 @@ def test_free_port_is_the_last_one_unless_taken():
 
 
 def java_after(script: str, directory: Path) -> Path:
-    """A `java` command that does something else before it is the real one, when it starts a broker."""
+    """A `java` command that runs other code before the real one, when it starts a broker."""
     directory.mkdir()
     wrapper = directory / "java"
     wrapper.write_text(f'#!/bin/bash\ncase "$*" in *kafka.Kafka*) {script};; esac\nexec {find_java().path} "$@"\n')

@@ -1,4 +1,4 @@
-"""Kafka's classes are mapped from an archive. One that is damaged: test_broker.py; Spark's: tests/spark_sinks."""
+"""Kafka's classes are mapped from an archive. For a damaged one see test_broker.py, for Spark's tests/spark_sinks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.processes import maps
 
 
 async def test_a_broker_maps_what_another_has_recorded(stoppable: EmbeddedBroker) -> None:
-    """As any broker of the tests has been told to."""
+    """The tests' brokers start with the options for the archive."""
     recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.embedded.class_recording", "kafka")
     assert await recording.wait() == 0
     archive = archive_path("kafka", find_java(), ensure_jars("kafka"), cache_directory())

@@ -1,4 +1,4 @@
-"""Fetching jars with the real Ivy from a repository of our own: complete, interrupted, wrong, two at once, none."""
+"""Fetch jars with the real Ivy from a local repository: complete, interrupted, wrong, concurrently, without network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOTAL = len(jars.locked_jars("spark"))
 
 
 class Repository:
-    """The jars of the set `spark` over HTTP, laid out as Maven does; answers can be spoilt or held back."""
+    """Serves the jars of the set `spark` over HTTP in Maven's layout; answers can be corrupted or held back."""
 
     def __init__(self, sources: dict[str, Path]) -> None:
         self.requests: collections.Counter[str] = collections.Counter()
@@ -122,7 +122,7 @@ def test_all_are_fetched_once_verified_and_kept(environment, repository, tmp_pat
     )
 
     repository.requests.clear()
-    # No Java, no network and no report: nothing is to do.
+    # No Java, no network and no report: there is nothing to do.
     assert (
         ensure_jars("spark", environment={**environment, "PATH": "", "JAVA_HOME": "/no"}, report=pytest.fail) == paths
     )

@@ -1,4 +1,4 @@
-"""Finding Java: every way in which it can be missing has its own clear line."""
+"""Finding Java: every way in which it can be missing has its own error message."""
 
 from __future__ import annotations
 

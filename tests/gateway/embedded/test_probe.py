@@ -1,4 +1,4 @@
-"""The readiness probe, against a broker and against what only looks like one."""
+"""The readiness probe, with a broker and with servers that are none."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Waiting:
             await asyncio.Event().wait()
 
 
-async def test_an_answer_lets_it_wait_on() -> None:
+async def test_an_answer_extends_the_wait() -> None:
     silent, slow, limited = Waiting(), Waiting(), Waiting(SILENCE_S)
     await asyncio.gather(*(asyncio.wait((one.task,), timeout=0) for one in (silent, slow, limited)))  # all have started
     for one in (silent, slow, limited):
@@ -40,7 +40,7 @@ async def test_an_answer_lets_it_wait_on() -> None:
     assert slow.silence_limit.silent_s == pytest.approx(SILENCE_S * 1.5)
 
 
-async def test_what_comes_in_time_comes() -> None:
+async def test_an_answer_in_time_ends_the_wait() -> None:
     silence_limit = SilenceLimit(asyncio.get_running_loop().time)
     assert silence_limit.silent_s == math.inf
     async with silence_limit.bound():
@@ -48,7 +48,7 @@ async def test_what_comes_in_time_comes() -> None:
     assert silence_limit.silent_s < math.inf
 
 
-async def test_a_client_that_leaves_is_not_told() -> None:
+async def test_a_wait_can_be_cancelled() -> None:
     waiting = Waiting()
     await asyncio.wait((waiting.task,), timeout=0)
     waiting.task.cancel()

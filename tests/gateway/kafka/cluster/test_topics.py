@@ -1,4 +1,4 @@
-"""The topics of a real cluster: asked once, kept fresh, refused for a reason."""
+"""The topics of a real cluster: looked up once, refreshed, refused for a reason."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ async def refusal(topics, name):
     return refused.value
 
 
-async def test_tells_what_must_be_known_of_a_topic(bootstrap, new_topic, kit):
+async def test_a_topic_is_described(bootstrap, new_topic, kit):
     name = await new_topic(partitions=5, max_message_bytes="4321", cleanup_policy="compact,delete")
     async with kit(bootstrap) as k:
         assert k.topics.known(name) is None
@@ -72,7 +72,7 @@ async def test_an_unknown_name_is_remembered_for_a_while(bootstrap, kit, admin):
         await refusal(k.topics, name)
         await admin.create_topics([NewTopic(name, 1, 1)])
         await refusal(k.topics, name)
-        async with asyncio.timeout(60):  # a new topic needs a moment to be known to the broker that we ask
+        async with asyncio.timeout(60):  # a new topic needs a moment to appear in the broker's metadata
             while k.topics.known(name) is None:
                 k.ahead[0] += UNKNOWN_FOR_S
                 with contextlib.suppress(Refused):
@@ -121,17 +121,17 @@ async def test_a_new_topic_has_the_copies_of_the_brokers_default_or_as_configure
         (topic,) = await admin.describe_topics([name])
         assert {len(partition["replicas"]) for partition in topic["partitions"]} == {1}
     async with kit(bootstrap, create=True, topic_replication=2) as k:
-        refused = await refusal(k.topics, "two-" + name)  # there is one broker: so it was asked for two
+        refused = await refusal(k.topics, "two-" + name)  # there is one broker, so two were requested
         assert "eplication factor" in refused.reason
 
 
-def test_who_chooses_the_copies_of_a_topic():
+def test_only_new_brokers_choose_the_replication_factor():
     def version(copies, newest):
         return CreateTopics([("t", 3, copies, [])], 1000).prepare({CreateTopics.API_KEY: (0, newest)}).API_VERSION
 
     assert version(BROKERS_DEFAULT, 7) == 4
     assert version(3, 7) == 4
-    assert version(3, 2) == 2, "an old broker takes a number"
+    assert version(3, 2) == 2, "an old broker accepts an explicit number"
     with pytest.raises(IncompatibleBrokerVersion, match="how many copies"):
         version(BROKERS_DEFAULT, 3)
 
@@ -149,7 +149,7 @@ async def test_a_topic_that_one_broker_alone_holds(bootstrap, new_topic, kit, ca
         assert all(("kafka.require_safe_topics" in result.reason) is required for result in owner.fates.values())
         assert k.topics.safety.statistics().unsafe_topics == 1
     told = [record for record in caplog.records if name in record.getMessage()]
-    assert len(told) == int(required), "one broker can be no safer; what is refused is told once"
+    assert len(told) == int(required), "no warning with a single broker; a refusal is logged once"
 
 
 class _Answer(Response):
@@ -231,8 +231,8 @@ async def test_what_kafka_denies_is_denied(tmp_path, kit):
 
 
 @pytest.mark.parametrize("limit", ["max_topics", "max_partitions"])
-async def test_no_limit_is_overrun_by_many_who_come_at_once(bootstrap, kit, limit):
-    """Rounds follow each other at once: each counts what the one before it has made."""
+async def test_concurrent_creations_do_not_exceed_a_limit(bootstrap, kit, limit):
+    """Rounds follow each other immediately, and each counts the topics that the one before it has created."""
     async with kit(bootstrap) as k:
         there = {"max_topics": len(k.topics.names), "max_partitions": k.topics.creation.partitions_in_all}[limit]
     run = uuid.uuid4().hex

@@ -1,6 +1,4 @@
-"""A broker's socket is lost, and something is sent before whoever reads it has learned of that; or the client is closed
-while it connects.
-"""
+"""Lost sockets, and connections of clients that are closed or cancelled while they connect."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ async def test_what_is_sent_into_a_lost_socket_is_a_broken_connection(client: AI
     assert await client.force_metadata_update()
     (connection,) = client._conns.values()
     connection._writer.transport.abort()
-    await asyncio.sleep(0)  # its end was told, and is not read yet
+    await asyncio.sleep(0)  # the transport is closed, but the reader has not noticed yet
     with pytest.raises(KafkaConnectionError):
         await connection.send(MetadataRequest([]))
     assert not connection.connected()
@@ -50,7 +48,7 @@ async def test_a_connection_that_is_made_while_its_client_closes_is_closed(boots
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_who_gives_up_closing_a_client_leaves_it_to_the_next(bootstrap: str, turns: int) -> None:
+async def test_a_client_whose_close_was_cancelled_can_be_closed_again(bootstrap: str, turns: int) -> None:
     client = AIOKafkaClient(bootstrap_servers=bootstrap)
     await start_client(client.bootstrap, client.close, asyncio.create_task)
     assert await client.force_metadata_update()
@@ -68,13 +66,13 @@ def connected() -> list[BrokerConnection]:
     return [one for one in gc.get_objects() if isinstance(one, BrokerConnection) and one.connected()]
 
 
-async def test_a_first_connection_is_closed_when_its_client_is_given_up_meanwhile(bootstrap: str) -> None:
-    """The loop ends while a producer takes another's place: nobody is left to go on to the bootstrap's end."""
+async def test_a_clients_first_connection_is_closed_when_its_bootstrap_is_cancelled(bootstrap: str) -> None:
+    """As when the event loop ends while a producer replaces another: the bootstrap is not completed."""
     before = {id(one) for one in connected()}
     client = AIOKafkaClient(bootstrap_servers=bootstrap)
     beginning = asyncio.create_task(client.bootstrap())
     first: BrokerConnection | None = None
-    while first is None or not (first._versions and first._requests):  # it has asked for the metadata
+    while first is None or not (first._versions and first._requests):  # until it has requested the metadata
         await asyncio.sleep(0)
         first = next((one for one in connected() if id(one) not in before), None)
         assert not beginning.done()

@@ -1,5 +1,5 @@
-"""Closing a consumer that has only just started: aiokafka then cancels tasks that never ran, and awaits them. Cancelled
-while it starts, it forgets a connection.
+"""Closing a consumer that has just started, where aiokafka awaits tasks that it cancelled before their first step; and
+cancelling a start, where aiokafka leaks a connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def started(bootstrap: str) -> AIOKafkaConsumer:
     return consumer
 
 
-async def test_closing_at_once_ends_nobody_else(bootstrap: str) -> None:
+async def test_closing_a_new_consumer_cancels_no_other_task(bootstrap: str) -> None:
     ended = []
 
     async def reader() -> None:
@@ -102,7 +102,7 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("ask", [ask_consumer, ask_lookup, ask_admin, ask_topics, ask_member])
-async def test_whoever_is_cancelled_while_a_client_starts_leaves_no_connection(
+async def test_a_cancelled_start_leaves_no_connection(
     bootstrap: str, ask: Callable[[str, Spawn], Coroutine[Any, Any, None]]
 ) -> None:
     told: list[dict[str, object]] = []
@@ -125,14 +125,14 @@ async def test_whoever_is_cancelled_while_a_client_starts_leaves_no_connection(
                 await asking
             await asyncio.gather(*started_by_themselves, return_exceptions=True)
             del asking
-            gc.collect()  # aiokafka tells of an open connection when it is forgotten
+            gc.collect()  # aiokafka warns of a leaked open connection when it is collected
         assert told == []
     finally:
         loop.set_exception_handler(None)
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-async def test_whoever_is_cancelled_while_his_consumer_begins_its_sessions_ends(bootstrap: str, turns: int) -> None:
+async def test_a_cancellation_during_use_sessions_takes_effect(bootstrap: str, turns: int) -> None:
     async with open_consumer(log_consumer({"bootstrap_servers": bootstrap}), asyncio.create_task) as consumer:
         beginning = asyncio.create_task(use_sessions(consumer, lambda: None))
         for _ in range(turns):

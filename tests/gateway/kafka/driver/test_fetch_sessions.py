@@ -1,4 +1,4 @@
-"""Fetches that name only what has changed: what a broker remembers is what is to be read, whatever happens between."""
+"""Fetch sessions: after any errors the broker's session has exactly the partitions and offsets that are to be read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN_SESSION = 70
 
 
 class Broker:
-    """As a broker keeps a session (KIP-227): it refuses a fetch out of turn."""
+    """A broker's side of a fetch session (KIP-227), which refuses a fetch with a wrong epoch."""
 
     def __init__(self) -> None:
         self.ids = 0
@@ -95,11 +95,11 @@ async def test_an_idle_fetch_names_nothing_and_a_record_comes_all_the_same(reade
     await readers.live_reader.watch_all(names, readers.Fan(sink))
     await producer.send_and_wait(names[0], b"first")
     await readers.wait_until(lambda: sink.values == [b"first"])
-    begun = readers.live_reader.statistics()
+    before = readers.live_reader.statistics()
     for number in range(20):
         await producer.send_and_wait(names[number], b"%d" % number)
         await readers.wait_until(lambda number=number: sink.values[-1] == b"%d" % number)
     done = readers.live_reader.statistics()
-    assert done.fetches > begun.fetches
-    assert done.named - begun.named <= 3 * 20 + len(names)  # not 60 in each; once more all, should it begin anew
+    assert done.fetches > before.fetches
+    assert done.named - before.named <= 3 * 20 + len(names)  # not 60 in each; one full fetch is allowed for
     await admin.delete_topics(names)

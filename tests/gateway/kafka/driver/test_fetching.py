@@ -1,4 +1,4 @@
-"""Records as ours at once: the very ones that aiokafka would hand out, from wherever one begins, in any portions."""
+"""Fetched records become `Received`: the same as from aiokafka, from any start offset and in any portions."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ async def reading(
 
 
 async def fill(bootstrap: str, topic: str) -> int:
-    """Batches of every kind, and transactions of both ends between them; the end of the log."""
+    """Write batches of every kind, with committed and aborted transactions between them. Returns the end of the log."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as plain:
         for number in range(20):
             value = b"%d" % number if number % 2 or number % 3 else None
@@ -110,7 +110,7 @@ async def test_it_waits_for_the_first_record(bootstrap: str, producer: AIOKafkaP
 async def test_a_fetcher_that_overlooks_work_is_woken(
     bootstrap: str, producer: AIOKafkaProducer, new_topic: Any, readers: Any
 ) -> None:
-    """As when a fetch ends in the very turn of the loop in which its partition is resumed."""
+    """As when a fetch ends in the same turn of the event loop in which its partition is resumed."""
     topic = await new_topic(partitions=1)
     partition = TopicPartition(topic, 0)
     async with reading(bootstrap, topic, pause_ms=600_000) as consumer:
@@ -145,10 +145,10 @@ async def test_errors_come_through(bootstrap: str, new_topic: Any) -> None:
             await waiting
 
 
-async def test_what_was_fetched_goes_without_the_collector(
+async def test_fetched_records_are_freed_without_the_garbage_collector(
     bootstrap: str, producer: AIOKafkaProducer, new_topic: Any, readers: Any
 ) -> None:
-    """Read to its end, in part, sought away from, never read, and left behind by a consumer that closes."""
+    """Fetches that were read to their end, in part, skipped by a seek, never read, or left when the consumer closed."""
     topic = await new_topic(partitions=1)
     partition = TopicPartition(topic, 0)
     for number in range(10):

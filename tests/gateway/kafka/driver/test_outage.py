@@ -1,4 +1,4 @@
-"""Kafka is away: one line a minute says so, whoever tries and however often."""
+"""While Kafka is away there is one log line a minute, however many clients try and however often."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
 
 
 def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
-    """Each attempt runs into its time limits, so that they come a minute apart."""
+    """Each attempt runs into its timeouts, so that failures are a minute apart."""
     now = 1000.0
     outage = Outage(lambda: now)
     outage.end()
@@ -45,7 +45,7 @@ def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
         assert not outage.lasts
         outage.end()
         now += 10
-        outage.notice("topics", "silent again")  # within the minute: not told, and so its end is not
+        outage.notice("topics", "silent again")  # within the minute, so neither it nor its end is logged
         outage.end()
     assert [record.getMessage() for record in caplog.records] == [
         "Kafka has not answered for 0 s (topics): silent",

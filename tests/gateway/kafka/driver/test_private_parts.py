@@ -1,4 +1,4 @@
-"""aiokafka's private parts: those in the table exist, and the driver touches no others."""
+"""aiokafka's private attributes: those in the table exist, and the driver uses no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOM = Path(driver.__path__[0])
 
 
 def names_of(cls: type) -> set[str]:
-    """What objects of a class have: its methods, and what its methods assign to `self`."""
+    """Return the attributes of a class's objects: its methods, and what its methods assign to `self`."""
     found = set(dir(cls))
     for one in cls.__mro__:
         if isinstance(inspect.getmodule(one), ModuleType) and one.__module__.startswith("aiokafka"):
@@ -43,7 +43,7 @@ def test_each_private_name_still_exists(path: str) -> None:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Private names that a module touches, also by their text (`getattr`), without those that it defines itself."""
+    """Return the private names that a module uses, also as strings (`getattr`), without those that it defines."""
     nodes = list(ast.walk(tree))
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     own |= {
@@ -67,5 +67,5 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 def test_the_table_is_whole() -> None:
     trees = [ast.parse(file.read_text()) for file in ROOM.glob("*.py") if file.name != "private_parts.py"]
     touched = {name for tree in trees for name in private_names(tree) if name.startswith("_") and name[1:2] != "_"}
-    ours = {"_known", "_source"}  # in the slots of classes of the driver's own
+    ours = {"_known", "_source"}  # slots of the driver's own classes
     assert touched - ours == {name for names in PRIVATE_PARTS.values() for name in names}

@@ -1,4 +1,4 @@
-"""Where tokens for Kafka come from."""
+"""Sources of tokens for Kafka."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def token(lasts_s: float) -> str:
     return f"h.{base64.urlsafe_b64encode(claims).rstrip(b'=').decode()}.s"
 
 
-async def test_one_token_for_all_who_ask_until_most_of_its_life_is_over(endpoint: TokenEndpoint) -> None:
+async def test_a_token_is_shared_until_half_of_its_life_is_over(endpoint: TokenEndpoint) -> None:
     endpoint.held = asyncio.Event()
     login = from_endpoint(endpoint, scope="kafka read")
     asking = [asyncio.ensure_future(login.token()) for _ in range(5)]
-    asking[0].cancel()  # a client that gives up harms nobody
+    asking[0].cancel()  # a cancelled caller does not affect the others
     endpoint.held.set()
     assert await asyncio.gather(*asking[1:]) == ["opaque"] * 4
     assert await login.token() == "opaque"
@@ -73,7 +73,7 @@ async def test_while_the_endpoint_fails_the_last_token_is_used_for_as_long_as_it
     assert await login.token() == "opaque"
     assert (login.tokens, login.token_failures) == (1, 1)
     assert await login.token() == "opaque"
-    assert len(endpoint.asked) == 2, "not asked again at once"
+    assert len(endpoint.asked) == 2, "not requested again immediately"
     assert login._token is not None
     login._token = login._token._replace(ends=time.time() - 1)
     login.reload()
@@ -94,7 +94,7 @@ async def test_while_the_endpoint_fails_the_last_token_is_used_for_as_long_as_it
         (web.Response(status=400, body=b'{"error": "no ca/nary"}'), "answers 400$"),
     ],
 )
-async def test_what_an_endpoint_refuses_is_told_without_a_secret(
+async def test_an_endpoints_refusal_is_reported_without_a_secret(
     endpoint: TokenEndpoint, answer: web.Response | None, told: str
 ) -> None:
     endpoint.answer = answer
@@ -121,7 +121,7 @@ async def test_secret_of_a_file_is_read_for_each_token(endpoint: TokenEndpoint, 
     assert await login.token() == "opaque"
     secret.unlink()
     login.reload()
-    assert await login.token() == "opaque", "the last one is good"
+    assert await login.token() == "opaque", "the last token is still valid"
     assert login.token_failures == 2
 
 
@@ -145,7 +145,7 @@ async def test_token_file_is_read_for_each_connection(tmp_path: Path) -> None:
         await login.token()
 
 
-def test_what_cannot_work_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_settings_are_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = tmp_path / "empty"
     empty.touch()
     for oauth, told in (

@@ -1,4 +1,4 @@
-"""Metadata as both versions tell them: the ids of topics, and all the rest the same."""
+"""Metadata in both versions: equal, except for the topic ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.topics import until_led
 
 
 class Older:
-    """Asks as if the broker were older than 2.8."""
+    """A metadata request as for a broker before Kafka 2.8."""
 
     def __init__(self, topics: list[str] | None) -> None:
         self._topics = topics

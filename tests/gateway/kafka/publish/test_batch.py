@@ -40,7 +40,7 @@ def content(batch):
 
 
 def told(batches):
-    """What each owner learns when the batches are stored one after another, at gaps of a thousand offsets."""
+    """Return what each owner's `settle` gets when the batches are stored in order, a thousand offsets apart."""
     answers = {}
     for number, batch in enumerate(batches):
         for share in batch.shares.values():

@@ -19,7 +19,7 @@ values = st.none() | st.sampled_from([b"", b"v", b"x" * 63, b"x" * 64, b"x" * 20
 headers = st.lists(st.tuples(texts, values), max_size=4).map(tuple)
 times = st.integers(0, 20) | st.sampled_from([8191, 8192, 2**40, 2**55, 63, 64])
 KINDS = st.lists(st.tuples(st.none() | st.binary(max_size=70), headers), min_size=1, max_size=3)
-"""Few kinds of records in one batch, so that one often follows another of its kind."""
+"""A batch has few kinds of records, so that equal kinds often follow each other."""
 
 
 def theirs(limit: int, records: list[Any], state: tuple[int, int, int]) -> tuple[list[int], bytes]:
@@ -54,7 +54,7 @@ def test_compressed_is_what_makes_a_batch_smaller_and_aiokafka_reads_it(name: st
             records.set_producer_state(7, 1, 3)
         built = bytes(packed.build())
         assert packed.size() == plain.size() == len(plain.build())
-        assert bytes(packed.build()) == built, "it may be asked for again"
+        assert bytes(packed.build()) == built, "`build` may be called again"
         batch = DefaultRecordBatch(built)
         assert batch.validate_crc()
         assert (batch.compression_type, len(built) < plain.size()) == (code, code != 0)

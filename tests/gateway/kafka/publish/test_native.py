@@ -54,7 +54,7 @@ limits = st.sampled_from([-1, 0, 61, 200, 1000, 30_000, 10**6])
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call gives, or why not."""
+    """Return a call's result, or the type and text of its exception."""
     try:
         return call(*arguments)
     except (OverflowError, UnicodeEncodeError, BufferError) as error:
@@ -102,7 +102,7 @@ def test_records_are_sorted_as_the_reference_sorts_them(
     assert by_partition(*arguments) == murmur2.by_partition(*arguments)
 
 
-def test_bytes_that_somebody_looks_at_do_not_move() -> None:
+def test_bytes_with_a_memoryview_are_not_resized() -> None:
     for made in (RecordBuffer, REFERENCE):
         out = bytearray()
         buffer = made(out, 1000)
@@ -150,7 +150,7 @@ RIGHT: list[tuple[str, tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments"), WRONG)
-def test_what_no_caller_may_hand_over_is_a_type_error(name: str, arguments: tuple[Any, ...]) -> None:
+def test_arguments_of_wrong_types_are_type_errors(name: str, arguments: tuple[Any, ...]) -> None:
     out = bytearray(b"before")
     buffer = RecordBuffer(out, 1000)
     with pytest.raises(TypeError):
@@ -200,7 +200,7 @@ def test_what_has_no_partition(arguments: tuple[Any, ...]) -> None:
         partition_of(KEY, 0)
 
 
-def test_nothing_is_kept_of_what_it_was_given() -> None:
+def test_no_reference_is_leaked() -> None:
     times = 500
 
     def everything() -> None:

@@ -1,4 +1,4 @@
-"""The publisher against a real broker: every ticket once, every refusal alone, every byte accounted for."""
+"""The publisher with a real broker: each ticket is settled once, only bad records are refused, budgets are exact."""
 
 import asyncio
 import itertools
@@ -56,19 +56,19 @@ async def test_settles_once_per_owner_and_batch(bootstrap, new_topic, kit):
         for number in range(100):
             k.submit(Record(topic, b"k", b"v"), first if number % 3 else second, number)
         k.submit(Record(topic, b"k", b"v"), None)
-        assert not first.calls  # nothing is told before Kafka has answered
+        assert not first.calls  # nothing is settled before Kafka has answered
         await k.until(lambda: len(first.fates) + len(second.fates) == 100)
         assert (len(first.calls), len(second.calls)) == (1, 1)
         for owner in (first, second):
             tokens, offsets, result = owner.calls[0]
             assert tokens == sorted(tokens)
-            assert offsets == tokens  # the only writer: offsets begin at 0
+            assert offsets == tokens  # the only writer: offsets start at 0
             assert (result.outcome, result.partition) == (Outcome.STORED, 0)
         assert k.publisher.statistics().records[Outcome.STORED] == 101
         assert k.publisher.statistics().batches == 1
 
 
-async def test_batches_grow_behind_the_one_on_the_way(bootstrap, new_topic, kit):
+async def test_batches_grow_behind_the_one_in_flight(bootstrap, new_topic, kit):
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
         await k.publisher.topic(topic)
@@ -79,11 +79,11 @@ async def test_batches_grow_behind_the_one_on_the_way(bootstrap, new_topic, kit)
                 await asyncio.sleep(0)
         await k.until(lambda: len(owner.fates) == 3000)
         assert [token for tokens, _, _ in owner.calls for token in tokens] == list(range(3000))
-        assert len(owner.calls) < 300  # far fewer than the turns in which was submitted
+        assert len(owner.calls) < 300  # far fewer than the event-loop turns with a submit
 
 
 async def test_each_ticket_settles_once_whatever_is_submitted(bootstrap, new_topic, kit, read_topic):
-    """A random walk over everything that can happen to a record, with budgets per owner."""
+    """Random records that meet every outcome, with a budget per owner."""
     rng = random.Random(20261121)
     plain = await new_topic(partitions=3)
     small = await new_topic(partitions=2, max_message_bytes="2000")
@@ -136,12 +136,12 @@ async def test_a_too_large_record_is_refused_alone(bootstrap, new_topic, kit, re
         await k.until(lambda: len(owner.fates) == 20)
         assert [token for token, fate in owner.outcomes().items() if fate is not Outcome.STORED] == [7]
         assert owner.outcomes()[7] is Outcome.TOO_LARGE
-        assert k.publisher.statistics().producers == 1  # seen before Kafka saw it
+        assert k.publisher.statistics().producers == 1  # refused before it was sent to Kafka
     assert len((await read_topic(bootstrap, topic))[0]) == 19
 
 
 async def until_refused(k, record, owner):
-    """A change of a topic needs a moment to reach the broker's log: submit until it does."""
+    """Submit until a change of the topic takes effect in the broker."""
     async with asyncio.timeout(60):
         for probe in itertools.count():
             k.submit(record, owner, f"probe {probe}")
@@ -152,7 +152,7 @@ async def until_refused(k, record, owner):
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 async def test_compressed_batches(bootstrap, new_topic, kit, readers, compression):
-    """Kafka looks into each batch before it stores it; the live reader reads what is kept so."""
+    """Kafka validates a compressed batch before it stores it, and the live reader reads it."""
     topic = await new_topic(partitions=1, compression_type=compression)
     async with kit(bootstrap, compression=compression) as k:
         owner, sink = k.recorder(), readers.Sink()
@@ -166,7 +166,7 @@ async def test_compressed_batches(bootstrap, new_topic, kit, readers, compressio
 
 
 async def test_a_record_that_only_the_broker_refuses_is_refused_alone(bootstrap, new_topic, kit, admin, read_topic):
-    """The topic shrank after we had read its limit: the batch comes back, the large one is found by halving."""
+    """The topic's limit was lowered after it was read: the batch is refused, and halving finds the large record."""
     from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
     topic = await new_topic(partitions=2)
@@ -208,7 +208,7 @@ async def test_a_topic_that_becomes_compacted_refuses_records_without_a_key_alon
         await k.until(lambda: len(owner.fates) == 9)
         assert {token for token, fate in owner.outcomes().items() if fate is not Outcome.STORED} == {4}
         assert owner.outcomes()[4] is Outcome.BROKEN
-        # When every part fails, the search ends long before each record had a producer of its own.
+        # When every part fails, the search ends long before there was a producer for each record.
         producers = k.publisher.statistics().producers
         for number in range(1000, 1400):
             k.submit(Record(topic, None, b"v"), owner, number)
@@ -237,13 +237,13 @@ async def test_what_waits_for_an_unknown_topic_is_not_overtaken(bootstrap, kit, 
         owner = k.recorder()
         submitted = 0
         async with asyncio.timeout(60):
-            while not owner.fates:  # one record in every turn of the loop: no gap between asking and knowing is missed
+            while not owner.fates:  # one record in every turn, so that any gap between lookup and result is hit
                 k.submit(Record(topic, b"k", b"%d" % submitted), owner, submitted)
                 submitted += 1
                 await asyncio.sleep(0)
         await k.until(lambda: len(owner.fates) == submitted)
     stored = [int(record.value) for record in (await read_topic(bootstrap, topic))[0]]
-    # What came when the line was full was refused at once; the rest is stored in the order of submission.
+    # Records beyond the limit were refused immediately; the rest is stored in the order of submission.
     assert stored == sorted(token for token, outcome in owner.outcomes().items() if outcome is Outcome.STORED)
     assert stored[:100] == list(range(min(100, submitted)))
 
@@ -286,8 +286,8 @@ async def test_a_deleted_topic_gives_its_records_back(bootstrap, new_topic, kit,
         assert refused == [Outcome.UNKNOWN_TOPIC] * 2
 
 
-async def test_what_was_given_up_is_not_stored_behind_what_came_later(bootstrap, new_topic, kit, admin, read_topic):
-    """The producer that has it is not closed: it has a batch of another partition on the way."""
+async def test_a_batch_that_was_given_up_is_not_stored_after_later_ones(bootstrap, new_topic, kit, admin, read_topic):
+    """The producer that has the batch stays open, since it has a batch of another partition in flight."""
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
         owner = k.recorder()
@@ -331,7 +331,7 @@ async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic
         while k.publisher.gate.is_open:
             k.submit(Record(topic, b"k", b"x" * 1000), owner, number)
             number += 1
-        # Exact to one accounting step, although the loop has not turned.
+        # Exact to one accounting step, even within one turn of the event loop.
         assert 1 << 20 <= k.publisher.budget.bytes <= (1 << 20) + 17_500
         assert not topic_gate.is_open
         assert own_news == [False]
@@ -340,7 +340,7 @@ async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic
         assert topic_gate.is_open
 
 
-async def test_an_owner_that_fails_harms_nobody_else(bootstrap, new_topic, kit, caplog):
+async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic, kit, caplog):
     class Broken:
         def settle(self, tokens, offsets, result):
             raise RuntimeError("broken owner")
@@ -359,7 +359,7 @@ async def test_an_owner_that_fails_harms_nobody_else(bootstrap, new_topic, kit, 
     assert k.publisher.statistics().records[Outcome.STORED] == 3
 
 
-async def test_linger_waits_for_company(bootstrap, new_topic, kit):
+async def test_linger_waits_for_more_records(bootstrap, new_topic, kit):
     topic = await new_topic(partitions=1)
     async with kit(bootstrap, linger_ms=1000) as k:
         await k.publisher.topic(topic)
@@ -486,7 +486,7 @@ async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, ne
 
 
 async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, kit, read_topic):
-    """Over several batches, with others in between, before the topic is known, with one that is too large."""
+    """Over several batches, between other records, before the topic is known, and with a record that is too large."""
     topic = await new_topic(partitions=3, max_message_bytes="20000")
     compacted = await new_topic(partitions=1, cleanup_policy="compact")
     async with kit(bootstrap) as k:
@@ -527,8 +527,8 @@ async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, ki
         assert sum(r.key is None for records in stored.values() for r in records) == 100
 
 
-async def test_an_owner_is_told_when_more_waits_than_keeps_kafka_busy(bootstrap, new_topic, kit):
-    """Six batches submitted at once: two full ones wait behind the first three of them."""
+async def test_results_are_crowded_when_more_waits_than_keeps_kafka_busy(bootstrap, new_topic, kit):
+    """Six batches submitted together: behind each of the first three, at least two full ones wait."""
     topic = await new_topic(partitions=1)
     async with kit(bootstrap, batch_bytes=1024) as k:
         owner = k.recorder()

@@ -1,4 +1,4 @@
-"""The publisher while the broker is frozen, killed or absent: nothing acknowledged is lost, nothing changes places."""
+"""The publisher while the broker is frozen, killed or absent: no acknowledged record is lost, the order is kept."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ class Load:
             await asyncio.sleep(0.002)
 
     def check(self, stored, *, duplicates_allowed=False):
-        """All that was acknowledged is where it was said to be; per key, first occurrences are in order."""
+        """Check that acknowledged records are at their offsets, and that first occurrences per key are in order."""
         values = {(r.partition, r.offset): int(r.value) for records in stored.values() for r in records}
         acknowledged = {token for token, fate in self.owner.outcomes().items() if fate is Outcome.STORED}
         assert acknowledged <= set(values.values())
@@ -55,7 +55,7 @@ class Load:
 
 
 async def until_stored(k, topic, owner, first):
-    """Submit one record after the other, numbered from `first`, until Kafka takes one in time; the next number."""
+    """Submit records one by one, numbered from `first`, until one is stored in time. Returns the next number."""
     number, outcome = first, Outcome.BUSY
     async with asyncio.timeout(60):
         while outcome is Outcome.BUSY:
@@ -76,7 +76,7 @@ async def test_a_frozen_broker_acknowledges_nothing_and_loses_nothing(stoppable,
             group.create_task(load.run())
             await k.until(lambda: len(load.owner.fates) > 2000)
             with frozen():
-                await asyncio.sleep(0.2)  # answers that lie in our socket already may still be read
+                await asyncio.sleep(0.2)  # answers that have arrived already may still be read
                 settled, submitted = len(load.owner.fates), load.submitted
                 began = time.monotonic()
                 await k.until(lambda: time.monotonic() - began > 5)
@@ -137,7 +137,7 @@ async def test_a_silent_kafka_means_busy_in_time_and_order_afterwards(stoppable,
             await asyncio.sleep(0)
         await k.until(lambda: len(owner.fates) == again + 500)
         assert {fate for token, fate in owner.outcomes().items() if token >= again} == {Outcome.STORED}
-    # What was given up may be stored or not (its fate was unknown), but nothing overtook anything.
+    # Batches that were given up may be stored or not, but no record overtook another.
     load.check(await read_topic(stoppable.bootstrap_servers, topic))
 
 
@@ -197,7 +197,7 @@ async def test_it_stops_though_more_is_written_than_a_frozen_broker_s_socket_tak
 
 
 async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, frozen, kit):
-    """Senders that heed the gate hold the process to its budget, whatever Kafka does."""
+    """Senders that obey the gate keep the process within its budget, whatever Kafka does."""
     topic = await own_topic(3)
     limits = BudgetConfig(process_bytes=4 << 20)
     async with kit(stoppable.bootstrap_servers, limits=limits) as k:
@@ -217,7 +217,7 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
 
 @pytest.fixture(params=["when-taken", "at-the-socket"])
 def stopped(request, monkeypatch):
-    """Stops the publisher's clock (the list) where the sender is about to send, if that is asked for."""
+    """Stops the publisher's clock (the list) where the sender is about to send, if requested."""
     send = BrokerConnection.send
 
     def stop_and_send(connection, sent, **options):
@@ -233,7 +233,7 @@ def stopped(request, monkeypatch):
 
 
 async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic, stopped):
-    """aiokafka's sender takes a batch in one turn of the loop, and sends it in a later one."""
+    """aiokafka's sender takes a batch in one turn of the event loop and sends it in a later one."""
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
         ours, theirs = k.recorder(), k.recorder()
@@ -263,7 +263,7 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
 
 
 async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, own_topic, kit, frozen, read_topic):
-    """It was sent before the freeze; whose it was has another gateway now, to which the client has sent it again."""
+    """It was sent before the freeze. Its session is at another gateway now, to which the client has sent it again."""
     topic = await own_topic(1)
     bootstrap = stoppable.bootstrap_servers
     async with kit(bootstrap) as k:
@@ -294,7 +294,7 @@ async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, o
 async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
     stoppable, own_topic, kit, frozen, read_topic
 ):
-    """Beside the records of a session that has gone are others in the batch; it is sent again under its number."""
+    """The batch has records of a withdrawn session and of others; it is resent under its sequence number."""
     topic = await own_topic(1)
     bootstrap = stoppable.bootstrap_servers
     async with kit(bootstrap, request_timeout_s=1) as k:

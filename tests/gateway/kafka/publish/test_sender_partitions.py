@@ -1,4 +1,4 @@
-"""Records without a key: one sender's lie in one partition in order, and senders are spread by load."""
+"""Records without a key: those of one sender are in one partition in order, and senders are spread by load."""
 
 import asyncio
 import uuid
@@ -18,7 +18,7 @@ def partition_of(owner, token):
 
 
 async def send(k, topic, sender, owner, token):
-    """Submit one record and wait for its end; its partition."""
+    """Submit a record, wait until it is settled, and return its partition."""
     k.publisher.submit(Record(topic, None, b"%d" % len(owner.fates)), owner, token, sender)
     await k.until(lambda: token in owner.fates)
     assert owner.fates[token].outcome is Outcome.STORED
@@ -77,7 +77,7 @@ async def test_a_backlog_counts_as_senders_do(bootstrap, new_topic, kit):
         home = await send(k, topic, busy, owner, "first")
         for number in range(200):
             k.publisher.submit(Record(topic, None, b"x" * 500), owner, number, busy)
-        for number in range(20):  # before any of it has left
+        for number in range(20):  # before any of the backlog is sent
             k.publisher.submit(Record(topic, None, b"v"), owner, f"other {number}", Sender(lasting=True))
         assert await k.publisher.drain(60)
         assert [partition_of(owner, f"other {number}") for number in range(20)] == [1 - home] * 20
@@ -93,7 +93,9 @@ async def test_a_named_sender_comes_back_to_its_place(bootstrap, new_topic, kit)
             sender = places.sender("user", "container", f"link {number}")
             homes[number] = await send(k, topic, sender, owner, number)
             sender.leave()
-            crowd = [Sender(lasting=True) for _ in range(number)]  # so that load alone would say something else
+            crowd = [
+                Sender(lasting=True) for _ in range(number)
+            ]  # so that a choice by load would give another partition
             for place, other in enumerate(crowd):
                 await send(k, topic, other, owner, (number, place))
         for number, home in homes.items():
@@ -152,7 +154,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_has_a_place_for_every_sen
         await until_led(admin, topic)
         again = []
         for number, sender in enumerate(senders):
-            for attempt in range(1000):  # the broker may not know of it everywhere yet
+            for attempt in range(1000):  # the change may not have reached all of the broker yet
                 token = (number, attempt)
                 k.publisher.submit(Record(topic, None, b"v"), owner, token, sender)
                 await k.until(lambda token=token: token in owner.fates)
@@ -163,7 +165,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_has_a_place_for_every_sen
         assert set(again) == {0, 1}
 
 
-async def test_without_a_leader_a_partition_is_left_when_nothing_is_on_the_way(bootstrap, new_topic, kit):
+async def test_senders_leave_a_partition_without_a_leader_when_nothing_is_in_flight(bootstrap, new_topic, kit):
     topic = await new_topic(partitions=3)
     async with kit(bootstrap) as k:
         owner, sender = k.recorder(), Sender(lasting=True)

@@ -1,4 +1,4 @@
-"""A tenant's topics share a budget between theirs and the process's; those of nobody have none."""
+"""A tenant's topics share a budget below the process's; topics without a tenant do not."""
 
 from __future__ import annotations
 
