@@ -214,7 +214,7 @@ class LiveReader:
         for waiting in self._pending.values():
             waiting.pop(subscriber, None)
 
-    def catch_up(  # noqa: PLR0917 - where: topic, partition, offset; who: the others
+    def catch_up(  # noqa: PLR0917 - a position and its subscriber
         self,
         topic: str,
         fanout: Fanout,

@@ -24,7 +24,7 @@ GONE_S: Final = 30.0  # a partition missing for this time counts as deleted: its
 class MetadataFollower:
     """Follows the metadata of all topics, and updates the partitions that the live reader may read."""
 
-    def __init__(  # noqa: PLR0917 - what it uses; whom it tells
+    def __init__(  # noqa: PLR0917 - its dependencies and callbacks
         self,
         lookup: Lookup,
         spawn: Spawn,
