@@ -236,7 +236,7 @@ class StateTopics:
 
         Kafka need not be reachable: connecting is retried until it is.
         """
-        self._lookup.listen(self._check_ids)
+        self._lookup.add_listener(self._check_ids)
         self._task = self._spawn(keep_running(self._run, "state"))
 
     async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:

@@ -48,7 +48,7 @@ class AdminConnection:
         """Close the connection."""
         await self._client.stop()
 
-    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Run `ask` with a time limit and translate its errors.
 
         It is repeated while a group has no coordinator: the first request for one makes Kafka create
@@ -74,11 +74,13 @@ class AdminConnection:
         return await self._client.get()
 
 
-def answered(ask: Callable[Concatenate[A, P], Awaitable[T]]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
-    """Decorate a subclass's request to run by `AdminConnection.answer`, with its time limit and errors."""
+def admin_request(
+    ask: Callable[Concatenate[A, P], Awaitable[T]],
+) -> Callable[Concatenate[A, P], Coroutine[Any, Any, T]]:
+    """Decorate a subclass's request to run by `AdminConnection.run`, with its time limit and errors."""
 
     @functools.wraps(ask)
     async def asked(admin: A, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return await admin.answer(lambda: ask(admin, *arguments, **options))
+        return await admin.run(lambda: ask(admin, *arguments, **options))
 
     return asked

@@ -13,7 +13,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
-from gateway.kafka.cluster.admin_connection import AdminConnection, answered
+from gateway.kafka.cluster.admin_connection import AdminConnection, admin_request
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
@@ -110,13 +110,13 @@ class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type:
 class ClusterAdmin(AdminConnection):
     """Administration. Every method may raise Refused: DENIED by Kafka's ACLs, or BUSY when Kafka does not answer."""
 
-    @answered
+    @admin_request
     async def groups(self) -> list[str]:
         """Return the names of all groups, sorted."""
         client = await self.open()
         return sorted(name for name, _ in await client.list_consumer_groups())
 
-    @answered
+    @admin_request
     async def group(self, name: str) -> GroupView:
         """Describe a group. The state of an unknown group is `DEAD`."""
         client = await self.open()
@@ -125,14 +125,14 @@ class ClusterAdmin(AdminConnection):
         _check(code, f"group {name}")
         return GroupView(state, protocol_type, protocol, tuple(_member(*member[:5]) for member in members))
 
-    @answered
+    @admin_request
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return a group's committed offsets."""
         client = await self.open()
         found = await client.list_consumer_group_offsets(group)
         return {partition: place.offset for partition, place in found.items() if place.offset >= 0}
 
-    @answered
+    @admin_request
     async def configs(self, topic: str) -> list[ConfigEntry]:
         """Return a topic's configuration, sorted by name. Raises Refused (UNKNOWN_TOPIC) if there is no such topic."""
         client = await self.open()
@@ -147,7 +147,7 @@ class ClusterAdmin(AdminConnection):
             key=lambda entry: entry.name,
         )
 
-    @answered
+    @admin_request
     async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change a topic's configuration, all entries or none; None resets an entry to the default.
 
@@ -159,7 +159,7 @@ class ClusterAdmin(AdminConnection):
         ((code, message, _, _),) = response.responses
         _check(code, message or f"topic {topic}")
 
-    @answered
+    @admin_request
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its records. Raises Refused (UNKNOWN_TOPIC) when there is no such topic."""
         client = await self.open()

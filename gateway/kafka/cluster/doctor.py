@@ -15,7 +15,7 @@ from aiokafka.protocol.admin import ApiVersionRequest
 from gateway.config import Config, ConfigError
 from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
 from gateway.kafka.cluster.topic_queries import TopicQueries
-from gateway.kafka.cluster.topic_safety import LEAST, ROUND, describe_topics, topics_to_check, why_unsafe
+from gateway.kafka.cluster.topic_safety import ROUND, SAFE_COPIES, describe_topics, topics_to_check, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
 from gateway.kafka.driver.client_settings import client_settings
@@ -145,10 +145,10 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
 
 async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
     """Check our rights, and which topics are unsafe (`topic_safety`)."""
-    metadata = await queries.everything()
+    metadata = await queries.all_topics()
     kafkas, own, theirs = topics_to_check(metadata)
     await _rights(queries, own, theirs, found)
-    if len(metadata.brokers) < LEAST:
+    if len(metadata.brokers) < SAFE_COPIES:
         required = config.kafka.require_safe_topics
         text = "one broker: no topic is safe from its loss"
         found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))

@@ -63,11 +63,11 @@ class Lookup:
         self._listeners: list[Callable[[Brokers], None]] = []
         self.requests = 0  # offset requests sent, plus metadata answers
 
-    def listen(self, listener: Callable[[Brokers], None]) -> None:
+    def add_listener(self, listener: Callable[[Brokers], None]) -> None:
         """Call `listener(brokers)` after each metadata update, which covers every topic."""
         self._listeners.append(listener)
 
-    def forget(self, listener: Callable[[Brokers], None]) -> None:
+    def remove_listener(self, listener: Callable[[Brokers], None]) -> None:
         """Stop calling `listener`."""
         self._listeners.remove(listener)
 

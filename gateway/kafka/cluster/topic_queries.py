@@ -153,7 +153,7 @@ class TopicQueries:
         """Send an empty metadata request to see whether Kafka answers."""
         await self.request(MetadataRequest([], allow_auto_topic_creation=False))
 
-    async def everything(self) -> wire.Metadata:
+    async def all_topics(self) -> wire.Metadata:
         """Return the metadata of all topics."""
         metadata: wire.Metadata = await self.request(wire.metadata_request(None))
         return metadata

@@ -22,7 +22,7 @@ from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 
 log = logging.getLogger(__name__)
 
-LEAST: Final = 2
+SAFE_COPIES: Final = 2
 """Brokers that must have a record when it is acknowledged."""
 
 
@@ -42,11 +42,11 @@ class Statistics(msgspec.Struct, frozen=True):
 
 def why_unsafe(info: TopicInfo) -> str | None:
     """Return why the loss of one broker may lose acknowledged records of a topic; None when it is safe."""
-    if info.copies < LEAST:
+    if info.copies < SAFE_COPIES:
         return f"topic {info.name} has a replication factor of {info.copies}"
     if info.min_in_sync is None:
         return f"the min.insync.replicas of topic {info.name} cannot be read: DescribeConfigs is denied"
-    if info.min_in_sync < LEAST:
+    if info.min_in_sync < SAFE_COPIES:
         return f"topic {info.name} has min.insync.replicas={info.min_in_sync}: a record may be on one broker only"
     return None
 
@@ -90,7 +90,7 @@ async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[T
 
 async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:
     """Report which topics are safe. Raises Refused when Kafka does not answer."""
-    metadata = await queries.everything()
+    metadata = await queries.all_topics()
     infos = await describe_topics(queries, [name for names in topics_to_check(metadata) for name in names])
     reasons = [why_unsafe(info) for info in infos]
     topics = [
@@ -121,7 +121,7 @@ class TopicSafety:
         if self._required:
             self._warn_once(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
             return Refused(Outcome.UNSAFE, f"{why}, and kafka.require_safe_topics is set")
-        if self.brokers >= LEAST:  # a single broker can never be safe, and its administrator knows that
+        if self.brokers >= SAFE_COPIES:  # a single broker can never be safe, and its administrator knows that
             self._warn_once(info.name, "acknowledged records may be lost with one broker: %s", why)
         return None
 

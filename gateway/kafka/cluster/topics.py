@@ -19,7 +19,7 @@ from gateway.kafka.cluster.missing_topics import MissingTopics
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, copies_of, info_of, led_now
 from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
-from gateway.kafka.cluster.topic_safety import LEAST, TopicSafety, why_unsafe
+from gateway.kafka.cluster.topic_safety import SAFE_COPIES, TopicSafety, why_unsafe
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
@@ -352,7 +352,7 @@ class Topics:
 
     async def _refresh(self) -> None:
         started = self._clock()
-        metadata = await self.queries.everything()
+        metadata = await self.queries.all_topics()
         seen = {
             name: topic
             for name, topic in metadata.topics.items()
@@ -386,7 +386,7 @@ class Topics:
     async def _with_copies(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         """Return `infos` with the replication factor of unsafe topics updated."""
         unsafe = [info.name for info in infos if why_unsafe(info) is not None]
-        if not unsafe or self.safety.brokers < LEAST:
+        if not unsafe or self.safety.brokers < SAFE_COPIES:
             return infos
         found = await self.queries.describe(unsafe)
         return [

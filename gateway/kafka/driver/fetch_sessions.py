@@ -38,7 +38,7 @@ BETWEEN_S: Final = 0.1
 class FetchSession:
     """What one broker remembers of our fetches; independent of time and of the connection.
 
-    A fetch consists of `changes` and `forgotten`; `asked` notes that it was sent, `answered` its answer. After an error
+    A fetch consists of `changes` and `forgotten`; `sent` notes that it was sent, `answered` its answer. After an error
     or a missing answer `reset` makes the next fetch a full one. Another set of partitions needs another object, since
     an answer for this one may be in flight.
     """
@@ -70,7 +70,7 @@ class FetchSession:
         """Return those of `places` that the broker would continue to read, to be removed from the session."""
         return [place for place in places if place in self._known]
 
-    def asked(self, changes: Mapping[TopicPartition, int], forgotten: Iterable[TopicPartition]) -> None:
+    def sent(self, changes: Mapping[TopicPartition, int], forgotten: Iterable[TopicPartition]) -> None:
         """Note that a fetch with these was sent."""
         self._known.update(changes)
         for place in forgotten:
@@ -248,7 +248,7 @@ class SessionFetcher(PacedFetcher):
             ),
             session,
         )
-        session.asked(changes, forgotten)
+        session.sent(changes, forgotten)
         self.fetches += 1
         self.named += len(changes) + len(forgotten)
         return fetch

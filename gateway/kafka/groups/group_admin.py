@@ -9,7 +9,7 @@ import aiokafka.errors as kafka_errors
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.cluster.admin_connection import AdminConnection, answered
+from gateway.kafka.cluster.admin_connection import AdminConnection, admin_request
 
 log = logging.getLogger(__name__)
 
@@ -19,20 +19,20 @@ DEAD: Final = "Dead"  # the state of a group that does not exist
 class GroupAdmin(AdminConnection):
     """Every request raises Refused: DENIED, or BUSY when Kafka does not answer."""
 
-    @answered
+    @admin_request
     async def topics(self, group: str) -> frozenset[str]:
         """Return the topics in which a group has committed offsets; empty when the group does not exist."""
         client = await self.open()
         return frozenset(partition.topic for partition in await client.list_consumer_group_offsets(group))
 
-    @answered
+    @admin_request
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
         """Return a group's committed offsets in a topic, by partition."""
         client = await self.open()
         stored = await client.list_consumer_group_offsets(group)
         return {tp.partition: offset for tp, offset in stored.items() if tp.topic == topic}
 
-    @answered
+    @admin_request
     async def delete(self, group: str, topic: str) -> bool:
         """Delete a group that has committed offsets in `topic` and in no other topic.
 
@@ -54,7 +54,7 @@ class GroupAdmin(AdminConnection):
         log.info("deleted group %s", group)
         return True
 
-    @answered
+    @admin_request
     async def exists(self, group: str) -> bool:
         """Whether a group exists: it has members, or committed offsets that have not expired."""
         client = await self.open()
@@ -64,7 +64,7 @@ class GroupAdmin(AdminConnection):
             raise kafka_errors.for_code(code)(group)
         return bool(state != DEAD)
 
-    @answered
+    @admin_request
     async def names(self) -> frozenset[str]:
         """Return the names of all groups."""
         client = await self.open()

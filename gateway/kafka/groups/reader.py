@@ -117,7 +117,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def start(self) -> None:
         """Start the tasks; the first `subscribe` that has topics joins the group."""
-        self._lookup.listen(self._check_topic_ids)
+        self._lookup.add_listener(self._check_topic_ids)
         works = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
         self._tasks = [self._spawn(keep_running(work, "group", self.group)) for work in works]
 
@@ -125,7 +125,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Commit all settled records and leave the group."""
         self._closed = True
         if self._tasks:
-            self._lookup.forget(self._check_topic_ids)
+            self._lookup.remove_listener(self._check_topic_ids)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

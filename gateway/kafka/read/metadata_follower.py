@@ -58,7 +58,7 @@ class MetadataFollower:
 
     def start(self) -> None:
         """Follow the metadata."""
-        self._lookup.listen(self._check)
+        self._lookup.add_listener(self._check)
 
     async def stop(self) -> None:
         """Stop requesting metadata."""

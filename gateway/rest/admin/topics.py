@@ -161,7 +161,7 @@ class TopicOperations(OperationSet):
         async def asked() -> Any:
             return await question(await self._admin.open())
 
-        return await self._admin.answer(asked)
+        return await self._admin.run(asked)
 
 
 def _view(partition: dict[str, Any]) -> PartitionView:

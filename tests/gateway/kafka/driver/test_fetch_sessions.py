@@ -70,7 +70,7 @@ def test_the_broker_reads_what_is_wanted_after_each_answered_fetch(steps: Any, f
             changes, forgotten, session=(session.id, session.epoch), wait_ms=1, least=1, most=9, most_each=5,
             committed=True, rack="here",
         )  # fmt: skip
-        session.asked(changes, forgotten)
+        session.sent(changes, forgotten)
         seen = dict(wanted)
         if what == "evicted":
             broker.id = -1
