@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 RESERVE: Final = 64
 RETRY_S: Final = 0.25
-TELL_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
 
 
 class Pausable(Protocol):
@@ -49,7 +49,7 @@ class Descriptors:
     def __init__(self) -> None:
         self.paused = False
         self._pauses = 0
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
         self.listeners: set[Pausable] = set()  # the listeners to pause
         self._spawn: Spawn | None = None
 
@@ -59,13 +59,13 @@ class Descriptors:
 
     def accepted(self) -> None:
         """A socket was accepted: pause all listeners if the reserve is touched."""
-        if self.paused or self._spawn is None or not self._is_touched():
+        if self.paused or self._spawn is None or not self._reserve_is_touched():
             return
         self.paused = True
         self._pauses += 1
         now = time.monotonic()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._warned_at >= WARN_INTERVAL_S:
+            self._warned_at = now
             log.error(
                 "all but %d of %d open files are in use: no connection is accepted until some are closed"
                 " (raise the limit: ulimit -n, LimitNOFILE)", RESERVE, _limit(),
@@ -81,7 +81,7 @@ class Descriptors:
         asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
 
     def _try_again(self) -> None:
-        if self._is_touched():
+        if self._reserve_is_touched():
             self._look_again()
             return
         self.paused = False
@@ -92,7 +92,7 @@ class Descriptors:
         for listener in tuple(self.listeners):
             await listener.resume()
 
-    def _is_touched(self) -> bool:
+    def _reserve_is_touched(self) -> bool:
         try:
             number = os.dup(2)
         except OSError:

@@ -50,27 +50,29 @@ class Handshake(asyncio.Protocol):
     it when its future is done: no task is needed.
     """
 
-    def __init__(self, all_of_them: Handshakes) -> None:
-        self._all = all_of_them
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
         self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
         self._transport: asyncio.Transport | None = None
         self._stranger: Stranger | None = None
-        self._going: Coroutine[Any, Any, asyncio.Transport | None] | None = None
+        self._starting: Coroutine[Any, Any, asyncio.Transport | None] | None = None
         self._early: list[bytes] = []  # data received together with the end of the handshake
-        self._is_at_end = False
+        self._eof = False
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open, and nothing was read from it."""
         self._transport = raw = cast("asyncio.Transport", transport)
-        if self._all.strangers is not None:
+        if self._handshakes.strangers is not None:
             peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
-            self._stranger = self._all.strangers.enter(address_of(peer_of(peer)), self.abort)
-            if not self._stranger.took(HANDSHAKE_BYTES):
+            self._stranger = self._handshakes.strangers.enter(address_of(peer_of(peer)), self.abort)
+            if not self._stranger.received(HANDSHAKE_BYTES):
                 return
         loop = asyncio.get_running_loop()
-        self._going = loop.start_tls(raw, self, self._all.tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
-        self._go_on()
+        self._starting = loop.start_tls(
+            raw, self, self._handshakes.tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        self._step()
 
     def data_received(self, data: bytes) -> None:
         """Keep data that the loop delivers before it reports the end of the handshake."""
@@ -78,7 +80,7 @@ class Handshake(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Note an end of data that the loop delivers before it reports the end of the handshake."""
-        self._is_at_end = True
+        self._eof = True
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,11 +93,11 @@ class Handshake(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _go_on(self, _: object = None) -> None:
+    def _step(self, _: object = None) -> None:
         """Run `start_tls` up to its future, and later to its end. Abort the socket if the handshake fails."""
-        assert self._going is not None
+        assert self._starting is not None
         try:
-            waiting = self._going.send(None)
+            waiting = self._starting.send(None)
         except StopIteration as done:
             raw, secured = self._transport, done.value
             self._end()
@@ -108,22 +110,22 @@ class Handshake(asyncio.Protocol):
             self.abort()
             self._end()
         else:
-            waiting.add_done_callback(self._go_on)
+            waiting.add_done_callback(self._step)
 
     def _end(self) -> None:
-        self._all.running.discard(self)
-        self._transport = self._going = None
+        self._handshakes.running.discard(self)
+        self._transport = self._starting = None
         if self._stranger is not None:
             self._stranger.leave()
             self._stranger = None
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
-        protocol = cast("asyncio.Protocol", self._all.factory())
+        protocol = cast("asyncio.Protocol", self._handshakes.factory())
         if self.source is not None:
             cast("Sourced", protocol).source = self.source
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         for data in self._early:
             protocol.data_received(data)
-        if self._is_at_end:
+        if self._eof:
             protocol.eof_received()

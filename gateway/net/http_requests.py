@@ -37,7 +37,7 @@ class Request(web.BaseRequest):
         self._task = cast("asyncio.Task[None]", None)
 
 
-class Abandoned(Protocol):
+class Abandonable(Protocol):
     """A request that is served directly."""
 
     def abandon(self) -> None:
@@ -45,7 +45,7 @@ class Abandoned(Protocol):
         ...
 
 
-class _Written:
+class _UnreadAnswer:
     """A direct request whose answer is written, but not read by the client yet."""
 
     def abandon(self) -> None:
@@ -75,7 +75,7 @@ class RequestsInTurn(web.RequestHandler):
 
     identity: Identity | None  # of the most recent request; None before the first
     _opened: float  # when, by the loop's clock
-    _direct: Abandoned | None  # the request that is served directly; later ones wait for its answer
+    _direct: Abandonable | None  # the request that is served directly; later ones wait for its answer
     _leaves_at: float | None  # once set: close after the next answer, or at this time if there is no request
 
     @property
@@ -131,7 +131,7 @@ class RequestsInTurn(web.RequestHandler):
         """See `gateway.drain.Departing`."""
         self.close()
 
-    def begin_direct(self, request: Abandoned) -> None:
+    def begin_direct(self, request: Abandonable) -> None:
         """Start to serve a request directly; the connection must be idle, and is not again until the answer."""
         assert self._manager is not None
         self._direct = request
@@ -143,7 +143,7 @@ class RequestsInTurn(web.RequestHandler):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(answer)
         if self._paused:
-            self._direct = _Written()
+            self._direct = _UnreadAnswer()
         else:
             self.end_direct()
 
@@ -170,7 +170,7 @@ class RequestsInTurn(web.RequestHandler):
     def resume_writing(self) -> None:
         """The client has read the answer."""
         super().resume_writing()
-        if isinstance(self._direct, _Written):
+        if isinstance(self._direct, _UnreadAnswer):
             self.end_direct()
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class RequestsInTurn(web.RequestHandler):
             self.close()
 
 
-class Behind:
+class UpgradeTail:
     """Collects the bytes received behind an upgrade request."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from gateway.config import SecurityConfig
 from gateway.flow import subject
 from gateway.limits.limits import ClientLimits
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
-from gateway.net.http_requests import Abandoned, Behind, Request, RequestsInTurn
+from gateway.net.http_requests import Abandonable, UpgradeTail, Request, RequestsInTurn
 from gateway.net.known_heads import BUDGET_BYTES, KnownHeads
 from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Source, certificate
@@ -42,7 +42,7 @@ HEAD_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 2048
 """A complete request up to this size takes less memory than its connection. It counts as a stranger's only while its
 login is pending."""
-_CHUNKS: Final = -1
+_CHUNKED: Final = -1
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
 _HEAD_TOO_LARGE: Final = "the head is too large"
@@ -67,9 +67,9 @@ class HttpConnection(RequestsInTurn):
     """One connection. It answers malformed requests itself; they never reach the application."""
 
     __slots__ = (
-        "_address", "_behind", "_body", "_broken", "_gone", "_head_bytes", "_identified", "_known", "_last", "_left",
+        "_address", "_tail", "_body", "_broken", "_client_closed", "_head_bytes", "_identified", "_known", "_last", "_body_left",
         "_max_bytes", "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger",
-        "_strangers", "_unread", "_whole", "entrance", "limits", "source", "unacknowledged",
+        "_strangers", "_unread", "_whole_request", "entrance", "limits", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(
@@ -103,15 +103,15 @@ class HttpConnection(RequestsInTurn):
         self._head_bytes = 0  # of an incomplete head
         self._requests = 0  # complete heads
         self._body: StreamReader | None = None  # of the last request, while it is incomplete
-        self._left = 0  # bytes of that body that are missing; `_CHUNKS` when its head does not say
-        self._behind = Behind()
+        self._body_left = 0  # bytes of that body that are missing; `_CHUNKED` when its head does not say
+        self._tail = UpgradeTail()
         self._broken = False  # whether what was received is not valid HTTP
-        self._gone: asyncio.Future[None] | None = None  # `_linger` waits for the client to close
+        self._client_closed: asyncio.Future[None] | None = None  # `_linger` waits for the client to close
         self._last = b""  # the last bytes that were parsed: the end of a head may arrive in parts
         self._rest = b""  # not parsed yet, because enough requests are queued
         self._direct = self._leaves_at = None
         self._known: KnownHeads[Direct] | None = None  # None while no head is remembered
-        self._whole: tuple[object, bytes] | None = None  # the last request that came in one read, and its head
+        self._whole_request: tuple[object, bytes] | None = None  # the last request that came in one read, and its head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to count the bytes received before the login."""
@@ -148,7 +148,7 @@ class HttpConnection(RequestsInTurn):
         self._forget_unread()
         if self._known is not None:
             self._known.clear()
-        self._stranger = self._body = self._known = self._whole = None
+        self._stranger = self._body = self._known = self._whole_request = None
 
     def identified(self) -> None:
         """The client of this request has logged in: stop counting its bytes as a stranger's."""
@@ -160,20 +160,20 @@ class HttpConnection(RequestsInTurn):
     def login_pending(self) -> None:
         """The login of this request must wait: count a small request as a stranger's too."""
         if self._small:
-            self._took(0)
+            self._count_received(0)
 
-    def _took(self, size: int) -> bool:
+    def _count_received(self, size: int) -> bool:
         """Count received bytes and those not counted yet. False means that the connection was aborted for them."""
         size += self._small
         self._small = 0
-        return self._stranger is None or self._stranger.took(size)
+        return self._stranger is None or self._stranger.received(size)
 
     def _handled(self) -> None:
         """The request was answered. The next one may come from another client, so it must log in itself."""
         if not self._identified:
             self.identified()
         self._identified = False
-        self._whole = None
+        self._whole_request = None
 
     def data_received(self, data: bytes) -> None:
         """Parse one head at a time: aiohttp loses valid requests that it gets together with a malformed one.
@@ -182,23 +182,23 @@ class HttpConnection(RequestsInTurn):
         """
         if self._broken:
             return
-        body_ended = self._body is None or (self._left == 0 and self._body.is_eof())
+        body_ended = self._body is None or (self._body_left == 0 and self._body.is_eof())
         is_boundary = body_ended and not (self._head_bytes or self._rest or self._upgraded)
-        if is_boundary and self._known is not None and self._take_directly(self._known, data):
+        if is_boundary and self._known is not None and self._serve_directly(self._known, data):
             return
         head = one_request(data, self._max_head_bytes) if is_boundary else 0
         is_whole = head > 0  # the usual read: one complete request
         if not self._identified:
             if is_whole and not self._small and len(data) <= SMALL_BYTES:
                 self._small = len(data)
-            elif data and not self._took(len(data)):
+            elif data and not self._count_received(len(data)):
                 return
         if is_whole:
             count = self._request_count
             self._parse(data)
             self._last = b""
             if self._request_count == count + 1:
-                self._whole = self._messages[-1][0], data[:head]
+                self._whole_request = self._messages[-1][0], data[:head]
             return
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -216,12 +216,12 @@ class HttpConnection(RequestsInTurn):
                 break
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
 
-    def _take_directly(self, known: KnownHeads[Direct], data: bytes) -> bool:
+    def _serve_directly(self, known: KnownHeads[Direct], data: bytes) -> bool:
         """Serve a request with a known head if `data` is exactly that request. False means: parse it."""
         found = known.find(data) if self.is_idle else None
         return found is not None and found[0].take(self, found[1])
 
-    def begin_direct(self, request: Abandoned) -> None:
+    def begin_direct(self, request: Abandonable) -> None:
         """A request is served directly; its client has logged in with an earlier one."""
         super().begin_direct(request)
         self._identified = True
@@ -233,7 +233,7 @@ class HttpConnection(RequestsInTurn):
 
     def remember(self, request: web.BaseRequest, direct: Direct) -> None:
         """Let `direct` serve later requests with the current request's head, if that request came in one read."""
-        whole = self._whole
+        whole = self._whole_request
         if whole is not None and whole[0] is cast("Request", request).message:
             if self._known is None:
                 self._known = KnownHeads(cast("HttpServer", self._manager).known_heads)
@@ -245,10 +245,10 @@ class HttpConnection(RequestsInTurn):
         if self._upgraded:
             return size
         if self._body is not None and not self._body.is_eof():
-            if self._left <= 0:
+            if self._body_left <= 0:
                 return size  # chunked: only the parser knows where it ends; or the parser is paused before the end
-            end = min(start + self._left, size)
-            self._left -= end - start
+            end = min(start + self._body_left, size)
+            self._body_left -= end - start
             return end
         if start == 0:
             found = (self._last + data[:3]).find(HEAD_END)  # one that started in an earlier read
@@ -287,7 +287,7 @@ class HttpConnection(RequestsInTurn):
                 self._break()
             elif not body.is_eof():
                 self._body = body
-                self._left = int(message.headers.get("Content-Length", _CHUNKS))
+                self._body_left = int(message.headers.get("Content-Length", _CHUNKED))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Resume reading if it was paused. aiohttp calls this whenever a body is read or ends."""
@@ -323,8 +323,8 @@ class HttpConnection(RequestsInTurn):
         if not resp.keep_alive and transport is not None and not transport.is_closing():
             if transport.can_write_eof():
                 transport.write_eof()
-            self._gone = self._loop.create_future()
-            await asyncio.wait([self._gone], timeout=LINGER_S)
+            self._client_closed = self._loop.create_future()
+            await asyncio.wait([self._client_closed], timeout=LINGER_S)
         return result
 
     def leave_limits(self) -> None:
@@ -340,8 +340,8 @@ class HttpConnection(RequestsInTurn):
         self._forget()
         self.entrance.connections -= 1
         self.leave_limits()
-        if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
+        if self._client_closed is not None and not self._client_closed.done():
+            self._client_closed.set_result(None)
         super().connection_lost(exc)
 
     def handle_error(
@@ -401,7 +401,7 @@ class HttpConnection(RequestsInTurn):
 
     def accept_upgrade(self) -> None:
         """Keep the bytes behind the request for `release` instead of parsing them."""
-        self.set_parser(cast("Any", self._behind))  # aiohttp uses only these methods of its WebSocketReader
+        self.set_parser(cast("Any", self._tail))  # aiohttp uses only these methods of its WebSocketReader
 
     def release(self) -> tuple[asyncio.Transport, bytes] | None:
         """Give up the socket once the answer to the upgrade is written. This object does not use it any more.
@@ -421,7 +421,7 @@ class HttpConnection(RequestsInTurn):
         server.connection_lost(self, None)
         self.keep_alive(False)
         self.force_close()
-        return transport, bytes(self._behind.data)
+        return transport, bytes(self._tail.data)
 
 
 class HttpServer(Server, web.Server):

@@ -13,11 +13,11 @@ from typing import Final, Generic, TypeVar
 
 from flowcontrol.budget import Budget
 
-Serves = TypeVar("Serves")  # the handler of requests with one head
+Handler = TypeVar("Handler")  # the handler of requests with one head
 
-REMEMBERED: Final = 16
+MAX_HEADS: Final = 16
 """Heads to remember for one connection. A client that uses more has them parsed."""
-LONGEST: Final = 4096
+MAX_HEAD_BYTES: Final = 4096
 """Bytes of the longest head to remember: heads contain long tokens, and there may be thousands of connections."""
 TRIES: Final = 32
 """Heads to remember without a hit. After that the client's heads are taken to differ each time."""
@@ -26,15 +26,15 @@ BUDGET_BYTES: Final = 64 * 1024 * 1024
 _LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]+)(\r\n)")
 
 
-class KnownHead(Generic[Serves]):
+class KnownHead(Generic[Handler]):
     """One head without the number in its `Content-Length`."""
 
-    __slots__ = ("_after", "_before", "serves", "size")
+    __slots__ = ("_after", "_before", "handler", "size")
 
-    def __init__(self, before: bytes, after: bytes, serves: Serves) -> None:
+    def __init__(self, before: bytes, after: bytes, handler: Handler) -> None:
         self._before = before
         self._after = after
-        self.serves = serves
+        self.handler = handler
         self.size = memory_of(before, after)
 
     def body(self, data: bytes) -> bytes | None:
@@ -49,7 +49,7 @@ class KnownHead(Generic[Serves]):
         return data[start:]
 
 
-class KnownHeads(Generic[Serves]):
+class KnownHeads(Generic[Handler]):
     """The remembered heads of one connection, by request line. `clear` returns their memory to the budget."""
 
     __slots__ = ("_budget", "_by_line", "_bytes", "_tries")
@@ -57,21 +57,21 @@ class KnownHeads(Generic[Serves]):
     def __init__(self, budget: Budget) -> None:
         """`budget` counts the heads of all connections; one connection never holds more than is free."""
         self._budget = budget
-        self._by_line: dict[bytes, KnownHead[Serves]] = {}
+        self._by_line: dict[bytes, KnownHead[Handler]] = {}
         self._bytes = 0
         self._tries = TRIES
 
-    def remember(self, head: bytes, serves: Serves) -> None:
+    def remember(self, head: bytes, handler: Handler) -> None:
         """Remember a head. aiohttp's parser has made sure that it has at most one `Content-Length`."""
         if not self._tries:
             return
         self._tries -= 1
         found = _LENGTH.search(head)
-        if found is None or len(head) > LONGEST:
+        if found is None or len(head) > MAX_HEAD_BYTES:
             return
-        if len(self._by_line) >= REMEMBERED:
+        if len(self._by_line) >= MAX_HEADS:
             self.clear()
-        known = KnownHead(head[: found.start(1)], head[found.start(2) :], serves)
+        known = KnownHead(head[: found.start(1)], head[found.start(2) :], handler)
         line = _line(head)
         former = self._by_line.pop(line, None)
         if former is not None:
@@ -92,14 +92,14 @@ class KnownHeads(Generic[Serves]):
         else:
             self._budget.give(-size, 0)
 
-    def find(self, data: bytes) -> tuple[Serves, bytes] | None:
+    def find(self, data: bytes) -> tuple[Handler, bytes] | None:
         """Return handler and body if `data` is exactly one request with a known head. None means: parse it."""
         head = self._by_line.get(_line(data))
         body = None if head is None else head.body(data)
         if head is None or body is None:
             return None
         self._tries = TRIES
-        return head.serves, body
+        return head.handler, body
 
 
 def memory_of(before: bytes, after: bytes) -> int:

@@ -18,7 +18,7 @@ from gateway.config import Address
 from gateway.failures import ExpectedError
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
-from gateway.net.proxied import Headers, Proxies
+from gateway.net.proxied import AwaitedHeaders, Proxies
 from gateway.net.pump import Pump
 from gateway.net.strangers import Strangers
 from gateway.security.entrance import Entrance
@@ -28,7 +28,7 @@ from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 
-TELL_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
 BACKLOG: Final = 4096  # a fleet that reconnects at the same moment waits in the kernel and is not refused
 
 MakePump = Callable[[Callable[[Pump], None]], Pump]
@@ -84,13 +84,13 @@ class Listener:
         self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
         if self._handshakes is not None:
             factory = self._handshakes.accept
-        self._headers = None if proxies is None else Headers(proxies, factory, strangers)
+        self._headers = None if proxies is None else AwaitedHeaders(proxies, factory, strangers)
         self._factory = factory if self._headers is None else self._headers.accept
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._bound = ""
         self.accepted = self.refused = 0
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
 
     async def start(self) -> None:
         """Bind and accept; raise ListenError when the address cannot be bound."""
@@ -126,8 +126,8 @@ class Listener:
     def _refuse(self, most: int) -> None:
         self.refused += 1
         now = asyncio.get_running_loop().time()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._warned_at >= WARN_INTERVAL_S:
+            self._warned_at = now
             log.warning("connection closed", listener=self.name, max_connections=most, further="none for a minute")
 
     @property
@@ -234,7 +234,7 @@ class PumpServer(Server):
         self.pumps: set[Pump] = set()
         self.accepted = 0
         self._make = make
-        self._lost = self._lose  # one bound method for all
+        self._lost = self._remove  # one bound method for all
         self._empty = asyncio.Event()
 
     async def wait_closed(self, timeout: float) -> None:
@@ -256,7 +256,7 @@ class PumpServer(Server):
         self._empty.clear()
         return pump
 
-    def _lose(self, pump: Pump) -> None:
+    def _remove(self, pump: Pump) -> None:
         self.pumps.discard(pump)
         pump.entrance.connections -= 1
         if not self.pumps:

@@ -22,7 +22,7 @@ from protocols.proxy import HeaderParser, ProxyError, ProxyHeader
 log = structlog.get_logger(__name__)
 
 HEADER_S: Final = 5.0  # to receive the header; a balancer sends it as soon as it connects
-TELL_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
 BUFFER_BYTES: Final = 4096
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -68,7 +68,7 @@ class Proxies:
         self._trusted = trusted
         self._common_names = common_names
         self._counts = ProxyStatistics()
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
         self.waiting = 0  # connections whose header is not complete yet
 
     def trusts(self, peer: object) -> bool:
@@ -90,17 +90,17 @@ class Proxies:
     def refuse_untrusted(self, peer: object) -> None:
         """Count a connection that does not come from a trusted balancer, and log it at times."""
         self._counts.untrusted_total += 1
-        self._tell("connection refused: not from security.trusted_proxies", peer)
+        self._warn("connection refused: not from security.trusted_proxies", peer)
 
     def refuse_broken(self, peer: object, reason: str) -> None:
         """Count a balancer's connection without a valid header, and log it at times."""
         self._counts.broken_total += 1
-        self._tell(f"connection refused, no valid PROXY header: {reason}", peer)
+        self._warn(f"connection refused, no valid PROXY header: {reason}", peer)
 
-    def _tell(self, event: str, peer: object) -> None:
+    def _warn(self, event: str, peer: object) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._warned_at >= WARN_INTERVAL_S:
+            self._warned_at = now
             log.warning(event, peer=peer[0] if isinstance(peer, tuple) else "unknown", further="none for a minute")
 
     def statistics(self) -> ProxyStatistics:
@@ -108,7 +108,7 @@ class Proxies:
         return msgspec.structs.replace(self._counts, waiting=self.waiting)
 
 
-class Headers:
+class AwaitedHeaders:
     """The sockets of one listener whose PROXY header is awaited."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Headers:
 class ProxiedSocket(asyncio.BufferedProtocol):
     """The protocol of one socket until its header is read."""
 
-    def __init__(self, headers: Headers) -> None:
+    def __init__(self, headers: AwaitedHeaders) -> None:
         self._headers = headers
         self._stranger: Stranger | None = None
         self._parser = HeaderParser()
@@ -158,7 +158,7 @@ class ProxiedSocket(asyncio.BufferedProtocol):
             return
         if strangers is not None:
             self._stranger = strangers.enter(address_of(peer_of(peer)), self.abort)
-            if not self._stranger.took(BUFFER_BYTES):
+            if not self._stranger.received(BUFFER_BYTES):
                 return
         self._timer = asyncio.get_running_loop().call_later(HEADER_S, self._refuse, "timeout")
 

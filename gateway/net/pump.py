@@ -15,7 +15,7 @@ from gateway.clients import ClientView, Connected
 from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.proxied import Source, certificate
-from gateway.net.reading import NOTED, NOTHING, EventHandler, ReadingHalf
+from gateway.net.reading import REPORTED, NO_PAUSES, EventHandler, ReadingHalf
 from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
@@ -43,7 +43,7 @@ class Handler(EventHandler, Connected, Protocol):
         """The socket is closed. Called once; no call follows."""
 
 
-class _Nobody:
+class _NoHandler:
     """The handler of a pump whose socket is closed."""
 
     def connected(self, pump: Pump) -> None: ...
@@ -68,7 +68,7 @@ class _Nobody:
     def kick(self) -> None: ...
 
 
-NOBODY: Final[Handler] = _Nobody()
+NO_HANDLER: Final[Handler] = _NoHandler()
 
 
 class Pump(ReadingHalf):
@@ -169,7 +169,7 @@ class Pump(ReadingHalf):
         if self._closed:
             return
         try:
-            self._take_rest()
+            self._process_rest()
         except Exception as error:
             self.fail(error)
         self._closed = True
@@ -179,7 +179,7 @@ class Pump(ReadingHalf):
         self._disarm()
         self.identified()
         self._forget_unread()
-        pauses.end_all(self, *NOTED)
+        pauses.end_all(self, *REPORTED)
         try:
             self.handler.disconnected(str(exc) if exc is not None else "closed")
         except Exception as error:
@@ -187,7 +187,7 @@ class Pump(ReadingHalf):
         if self._lost is not None:
             self._lost(self)
         # Session and transport refer to the pump: without this the cycle would be left to the garbage collector.
-        self.handler, self.transport = NOBODY, None
+        self.handler, self.transport = NO_HANDLER, None
 
     # the session's side
 
@@ -300,7 +300,7 @@ class Pump(ReadingHalf):
         self._events = None
         self._disarm()
         if self._pauses:
-            self._pauses = NOTHING
+            self._pauses = NO_PAUSES
             transport.resume_reading()
         if transport.can_write_eof():
             transport.write_eof()

@@ -21,7 +21,7 @@ from gateway.spawn import Spawn
 from gateway.turns import SLICE_S
 from protocols.connection import Connection
 
-AHEAD_BYTES: Final = 16 * 1024
+READ_AHEAD_BYTES: Final = 16 * 1024
 """Bytes that are read while a session waits. Their events are held and take about ten times as much memory."""
 HELD: Final = "held"
 SLICED: Final = "sliced"
@@ -30,11 +30,11 @@ PIECE: Final = 4 * 1024
 PIECE_MOST: Final = 4 * PIECE  # when the previous pieces were little work
 LITTLE_S: Final = SLICE_S / 16
 """A `PIECE` that takes less time is little work."""
-NOTHING: Final[frozenset[str]] = frozenset()
+NO_PAUSES: Final[frozenset[str]] = frozenset()
 IN_TURN: Final = frozenset((SLICED,))
 HOLD_BACK: Final = (PROCESS_BUDGET, CONNECTION_BUDGET, SHARE, *RATES)
 """Pause reasons that also stop the processing of bytes that were already read."""
-NOTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED, *RATES)
+REPORTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED, *RATES)
 """Pause reasons that are reported per connection. Others are short, or reported by the resource that is waited for."""
 
 
@@ -61,7 +61,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
         self._stranger: Stranger | None = None  # counts received bytes until the peer has logged in
         self._spawn = spawn
         self._clock = clock
-        self._pauses: frozenset[str] = NOTHING  # most pumps never need a set of their own, which takes 216 bytes
+        self._pauses: frozenset[str] = NO_PAUSES  # most pumps never need a set of their own, which takes 216 bytes
         self._events: list[Any] | None = None  # held while the session waits; most pumps never have any
         self._ahead = 0  # bytes that may still be read while the session waits
         self._eof = False  # the peer has closed while the session waited
@@ -88,7 +88,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
         """Bytes were received."""
         if self._closed or self.lingering:
             return
-        if self._stranger is not None and not self._stranger.took(len(data)):
+        if self._stranger is not None and not self._stranger.received(len(data)):
             return
         if self._rest:  # reading is paused, but TLS may have had more decrypted
             self._rest += data
@@ -150,7 +150,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
             except Exception as error:
                 self.fail(error)
 
-    def _take_rest(self) -> None:
+    def _process_rest(self) -> None:
         """Process what the peer sent before it closed, even if reading is paused."""
         rest, self._rest = self._rest, b""
         if rest and not self.lingering:
@@ -163,7 +163,7 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
             return True
         if not self._closed and not self.lingering:
             try:
-                self._take_rest()
+                self._process_rest()
                 self._dispatch(self.connection.receive_eof())
                 self.flush()
             except Exception as error:
@@ -185,14 +185,14 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
         if not self._pauses and self.transport is not None and not self._closed:
             self.transport.pause_reading()
         self._pauses |= {reason}
-        if reason in NOTED:
+        if reason in REPORTED:
             pauses.begin(reason, self, self.handler.subject)
 
     def resume_reading(self, reason: str) -> None:
         """Remove one reason to pause."""
         if reason in self._pauses:
-            self._pauses = self._pauses - {reason} or NOTHING
-            if reason in NOTED:
+            self._pauses = self._pauses - {reason} or NO_PAUSES
+            if reason in REPORTED:
                 pauses.end(reason, self)
             if self._rest and reason is not SLICED and not self.is_held_back:
                 asyncio.get_running_loop().call_soon(self._go_on)
@@ -202,11 +202,11 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
     def read_ahead(self) -> None:
         """Continue to read while the session waits, so that the connection can answer a ping; events are held.
 
-        Reads at most `AHEAD_BYTES`, however often it is called, until all held events were handed over. Called by the
+        Reads at most `READ_AHEAD_BYTES`, however often it is called, until all held events were handed over. Called by the
         session while it waits.
         """
         if self._events is None:
-            self._ahead = AHEAD_BYTES
+            self._ahead = READ_AHEAD_BYTES
             self.resume_reading(HELD)
 
     def is_paused_for(self, *reasons: str) -> bool:

@@ -37,7 +37,7 @@ class Stranger:
         self.bytes = 0
         self.share: _Share | None = None  # its address's, while this connection holds bytes
 
-    def took(self, size: int) -> bool:
+    def received(self, size: int) -> bool:
         """Count received bytes. False means that the connection was aborted for them."""
         return self._strangers.take(self, size)
 

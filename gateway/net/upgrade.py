@@ -27,7 +27,7 @@ KEY_BYTES: Final = 16
 UPGRADE: Final = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
 RETRY_AFTER: Final = ("Retry-After", "1")
 
-Take = Callable[[asyncio.Transport, bytes], None]
+TakeOver = Callable[[asyncio.Transport, bytes], None]
 """Takes over a WebSocket's socket, and the bytes received behind the opening handshake."""
 
 
@@ -89,7 +89,7 @@ class Offer(msgspec.Struct, frozen=True):
                 return name
         raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(ours)}")
 
-    def accept(self, subprotocol: str, take: Take) -> web.StreamResponse:
+    def accept(self, subprotocol: str, take: TakeOver) -> web.StreamResponse:
         """Return the answer; after its last byte `take` gets the socket."""
         self.connection.accept_upgrade()
         return _SwitchingProtocols(self.connection, self.key, subprotocol, take)
@@ -118,7 +118,7 @@ def check_upgrade(request: web.BaseRequest) -> Offer:
 class _SwitchingProtocols(web.StreamResponse):
     """The 101 answer. After its last byte the socket is handed over, and the request's task ends."""
 
-    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: Take) -> None:
+    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: TakeOver) -> None:
         super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
         self.headers["Sec-WebSocket-Accept"] = accept_token(key)
         self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]

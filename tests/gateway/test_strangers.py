@@ -176,12 +176,12 @@ def test_who_holds_the_most_loses_its_oldest() -> None:
     members = Members(100)
     for address in ("flood", "other", "flood", "flood"):
         members.enter(address)
-    assert members.all[0].took(40)
-    assert members.all[1].took(30)
-    assert members.all[2].took(30)
-    assert members.all[3].took(30)
+    assert members.all[0].received(40)
+    assert members.all[1].received(30)
+    assert members.all[2].received(30)
+    assert members.all[3].received(30)
     assert members.dropped == [0]
-    assert not members.all[1].took(90), "it holds the most now"
+    assert not members.all[1].received(90), "it holds the most now"
     assert members.dropped == [0, 1]
     assert members.strangers.statistics().bytes == 60
 
@@ -199,7 +199,7 @@ def test_the_sum_is_right_whatever_happens(taken: list[tuple[str, int, bool]]) -
         if number % 3 == 0:
             members.enter(address)
         one = members.all[size % len(members.all)]
-        stays = one.took(size)
+        stays = one.received(size)
         assert stays or members.all.index(one) in members.dropped
         if leaves:
             one.leave()

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flowcontrol.budget import UNBOUNDED, Budget
-from gateway.net.known_heads import LONGEST, REMEMBERED, TRIES, KnownHeads
+from gateway.net.known_heads import MAX_HEAD_BYTES, MAX_HEADS, TRIES, KnownHeads
 
 FIELDS = st.lists(
     st.sampled_from(
@@ -123,8 +123,8 @@ def test_what_is_remembered_has_an_end() -> None:
     for number in range(TRIES):
         known.remember(head(number), object())
     assert known.find(head(TRIES - 1) + b"x") is not None
-    assert sum(known.find(head(number) + b"x") is not None for number in range(TRIES)) <= REMEMBERED
-    long = head(0, b"X: %b\r\n" % (b"x" * LONGEST))
+    assert sum(known.find(head(number) + b"x") is not None for number in range(TRIES)) <= MAX_HEADS
+    long = head(0, b"X: %b\r\n" % (b"x" * MAX_HEAD_BYTES))
     known.remember(long, object())
     assert known.find(long + b"x") is None
 
@@ -167,7 +167,7 @@ def test_nobody_remembers_more_than_is_free() -> None:
     """And what is not remembered is read: there is nothing to wait for."""
     budget = Budget(100_000, 1)
     connections = [KnownHeads[object](budget) for _ in range(20)]
-    for number in range(REMEMBERED):
+    for number in range(MAX_HEADS):
         for known in connections:
             known.remember(head(number, b"X: %b\r\n" % (b"x" * 1000)), object())
     assert 50_000 < budget.bytes <= 100_000
@@ -185,6 +185,6 @@ def test_a_head_instead_of_another_is_counted_once() -> None:
     once = budget.bytes
     known.remember(head(0, b"X: 2\r\n"), object())
     assert budget.bytes == once > 0
-    for number in range(REMEMBERED):
+    for number in range(MAX_HEADS):
         known.remember(head(10 + number, b"X: 1\r\n"), object())
-    assert budget.bytes < (REMEMBERED + 1) * once
+    assert budget.bytes < (MAX_HEADS + 1) * once
