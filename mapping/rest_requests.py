@@ -39,7 +39,7 @@ _PREFIX: Final = FIELD_PREFIX.lower()
 _TRACE: Final = {TRACEPARENT: "traceparent", TRACESTATE: "tracestate"}
 
 
-def question_headers(
+def request_headers(
     fields: Iterable[tuple[str, str]],
     *,
     principal: str,

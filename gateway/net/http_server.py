@@ -20,7 +20,7 @@ from gateway.config import SecurityConfig
 from gateway.flow import subject
 from gateway.limits.limits import ClientLimits
 from gateway.net.heads import HEAD_END, HeadError, Heads, one_request
-from gateway.net.http_requests import Abandonable, UpgradeTail, Request, RequestsInTurn
+from gateway.net.http_requests import Abandonable, Request, RequestsInTurn, UpgradeTail
 from gateway.net.known_heads import BUDGET_BYTES, KnownHeads
 from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Source, certificate
@@ -67,9 +67,9 @@ class HttpConnection(RequestsInTurn):
     """One connection. It answers malformed requests itself; they never reach the application."""
 
     __slots__ = (
-        "_address", "_tail", "_body", "_broken", "_client_closed", "_head_bytes", "_identified", "_known", "_last", "_body_left",
-        "_max_bytes", "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger",
-        "_strangers", "_unread", "_whole_request", "entrance", "limits", "source", "unacknowledged",
+        "_address", "_body", "_body_left", "_broken", "_client_closed", "_head_bytes", "_identified", "_known",
+        "_last", "_max_bytes", "_max_head_bytes", "_outgoing", "_refuse", "_requests", "_rest", "_small", "_stranger",
+        "_strangers", "_tail", "_unread", "_whole_request", "entrance", "limits", "source", "unacknowledged",
     )  # fmt: skip
 
     def __init__(

@@ -15,7 +15,7 @@ from gateway.clients import ClientView, Connected
 from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.proxied import Source, certificate
-from gateway.net.reading import REPORTED, NO_PAUSES, EventHandler, ReadingHalf
+from gateway.net.reading import NO_PAUSES, REPORTED, EventHandler, ReadingHalf
 from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes

@@ -202,8 +202,8 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
     def read_ahead(self) -> None:
         """Continue to read while the session waits, so that the connection can answer a ping; events are held.
 
-        Reads at most `READ_AHEAD_BYTES`, however often it is called, until all held events were handed over. Called by the
-        session while it waits.
+        Reads at most `READ_AHEAD_BYTES`, however often it is called, until all held events were handed over. To be
+        called by the session while it waits.
         """
         if self._events is None:
             self._ahead = READ_AHEAD_BYTES

@@ -12,7 +12,7 @@ from gateway.presence.records import CLIENT, DRAIN, HTTP, SERVER, TIMEOUT, Ended
 BY_CLIENT = Ended(CLIENT)
 STOPPED = Ended(DRAIN, text="the gateway is stopping")
 ABANDONED = Ended(TIMEOUT, text="the consumer was not used")
-OVER = Ended(SERVER)
+BY_SERVER = Ended(SERVER)
 
 
 class Consumer(Hashable, Protocol):
@@ -29,7 +29,7 @@ class Consumer(Hashable, Protocol):
         """The principal of its owner."""
 
 
-class Presents:
+class HttpPresence:
     """Reports HTTP clients to `Presence`."""
 
     def __init__(self, presence: Presence | None, wall_clock: Callable[[], int]) -> None:
@@ -41,7 +41,7 @@ class Presents:
         """A consumer was created."""
         self._online(consumer.identifier, consumer, consumer.name, consumer.principal, address)
 
-    def consumer_gone(self, consumer: Consumer, ended: Ended) -> None:
+    def consumer_deleted(self, consumer: Consumer, ended: Ended) -> None:
         """A consumer was deleted."""
         if self._presence is not None:
             self._presence.offline(consumer.identifier, consumer, ended)
@@ -50,7 +50,7 @@ class Presents:
         """An event stream or a WebSocket was opened; `name` is the principal's name, unique across tenants."""
         self._online(f"{HTTP}/stream/{name}", stream, principal, principal, address)
 
-    def stream_gone(self, stream: Hashable, name: str, ended: Ended) -> None:
+    def stream_closed(self, stream: Hashable, name: str, ended: Ended) -> None:
         """An event stream or a WebSocket was closed."""
         if self._presence is not None:
             self._presence.offline(f"{HTTP}/stream/{name}", stream, ended)

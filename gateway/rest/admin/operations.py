@@ -141,7 +141,7 @@ class Administration(OperationSet):
         changes = decode_changes(await call.body())
         if changes:
             await self._admin.alter(topic, changes)
-            call.acted("configure topic", topic)
+            call.audit_change("configure topic", topic)
         else:
             await self._admin.configs(topic)  # 404 if the topic does not exist
         return no_content()
@@ -150,7 +150,7 @@ class Administration(OperationSet):
         """`DELETE /admin/topics/{topicname}`."""
         self._check(call.grant, "delete", topic, "delete")
         await self._admin.delete_topic(topic)
-        call.acted("delete topic", topic)
+        call.audit_change("delete topic", topic)
         await self._topics.refresh()
         return no_content()
 

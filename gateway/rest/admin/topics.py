@@ -91,7 +91,7 @@ class TopicOperations(OperationSet):
             raise forbidden(f"create {wanted.name}")
         if not await self._topics.create(whole, wanted.partitions, wanted.replication, call.grant.identity.name):
             raise RestError(409, f"Topic {wanted.name} exists already")
-        call.acted("create topic", wanted.name)
+        call.audit_change("create topic", wanted.name)
         return control_answer(b"{}", 201)
 
     async def overview(self, grant: Grant) -> list[tuple[str, int, int]]:

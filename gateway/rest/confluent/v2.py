@@ -117,7 +117,7 @@ class ConfluentV2(OperationSet):
                 headers=standard_headers(embedded, grant.identity.name),
                 trace=call.begin_publish(topic),
             )
-            slot.took(len(records), len(body))
+            slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode(produce_results(())))
             ticket = Ticket(len(records), grant.identity.name)

@@ -174,7 +174,7 @@ class ConfluentV3(OperationSet):
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             body = await call.body()
             entries = decode_batch(body, BATCH_LIMIT)
-            slot.took(len(entries), len(body))
+            slot.count_records(len(entries), len(body))
             ticket = Ticket(len(entries), call.grant.identity.name)
             abouts: dict[int, About] = {}
             sender = Sender()

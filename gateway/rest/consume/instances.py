@@ -27,7 +27,7 @@ from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.presence.records import Ended
 from gateway.rest.consume.page_size import Shown, fill_page, page_size
-from gateway.rest.present import ABANDONED, BY_CLIENT, OVER, STOPPED, Presents
+from gateway.rest.present import ABANDONED, BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
 from gateway.rest.server.answers import control_answer, no_content, own_address, records_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -94,8 +94,23 @@ class Instance:
     """One consumer that a client created."""
 
     __slots__ = (
-        "answered", "closed", "consumers", "embedded", "grant", "group", "last_commit", "made_ms", "member", "name",
-        "owner", "pattern", "polls", "unread", "used", "users", "wait_ms",
+        "answered",
+        "closed",
+        "consumers",
+        "created_ms",
+        "embedded",
+        "grant",
+        "group",
+        "last_commit",
+        "member",
+        "name",
+        "owner",
+        "pattern",
+        "polls",
+        "unread",
+        "used",
+        "users",
+        "wait_ms",
     )  # fmt: skip
 
     socket = None  # its requests may come through any connection
@@ -106,7 +121,7 @@ class Instance:
     ) -> None:
         now = consumers.clock()
         self.consumers = consumers
-        self.made_ms = consumers.wall_clock()
+        self.created_ms = consumers.wall_clock()
         self.group = group
         self.name = name
         self.embedded = embedded
@@ -138,7 +153,11 @@ class Instance:
     def view(self, *, whole: bool) -> ClientView:
         """See `gateway.clients.Connected`."""
         view = ClientView(
-            id=self.identifier, protocol="http", kind="consumer", principal=self.owner.name, since=self.made_ms / 1000
+            id=self.identifier,
+            protocol="http",
+            kind="consumer",
+            principal=self.owner.name,
+            since=self.created_ms / 1000,
         )
         if whole:
             topics = sorted({*self.member.topics, *(place.topic for place in self.member.assignment())})
@@ -163,7 +182,7 @@ class Consumers(OperationSet):
         self._outgoing = services.publisher.budgets.outgoing
         self.clock = services.clock  # monotonic seconds
         self.wall_clock = services.wall_clock  # epoch milliseconds
-        self._presents = Presents(services.presence, services.wall_clock)
+        self._presence = HttpPresence(services.presence, services.wall_clock)
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
@@ -218,7 +237,7 @@ class Consumers(OperationSet):
             await self._close(instance, delivered=False)
             raise busy("The gateway is shutting down", close=True)
         self._counts.created_total += 1
-        self._presents.consumer(instance, call.connection.peer)
+        self._presence.consumer(instance, call.connection.peer)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -264,7 +283,7 @@ class Consumers(OperationSet):
     def close(self, instance: Instance) -> None:
         """Close an instance on behalf of an operator; does nothing if it is closed."""
         if not instance.closed:
-            self._spawn(self._close(instance, delivered=False, ended=OVER))
+            self._spawn(self._close(instance, delivered=False, ended=BY_SERVER))
 
     def with_patterns(self) -> list[Instance]:
         """Return the instances that are subscribed to a pattern."""
@@ -293,7 +312,7 @@ class Consumers(OperationSet):
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Remove the instance immediately, then commit its positions and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
-        self._presents.consumer_gone(instance, ended)
+        self._presence.consumer_deleted(instance, ended)
         instance.closed = True
         member = instance.member
         member.interrupt()

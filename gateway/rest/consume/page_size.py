@@ -24,7 +24,7 @@ from mapping.tenants import Names
 from protocols.rest.media import Format
 from protocols.rest.responses import Page, RecordItem
 
-LEAST: Final = 64 * 1024
+MIN_PAGE_BYTES: Final = 64 * 1024
 """Bytes of a page that are always allowed; one record is always added."""
 
 Shown = Callable[[Received, Format], RecordItem]
@@ -36,11 +36,11 @@ def page_size(outgoing: Budget, wanted: int) -> int:
 
     `wanted` is the number of bytes that the client and the configuration allow.
     """
-    return min(wanted, max(LEAST, outgoing.free // 2))
+    return min(wanted, max(MIN_PAGE_BYTES, outgoing.free // 2))
 
 
 @contextlib.contextmanager
-def promised_page(outgoing: Budget, wanted: int) -> Iterator[int]:
+def reserved_page(outgoing: Budget, wanted: int) -> Iterator[int]:
     """Reserve the `page_size` of a page in the budget while the block fills the page."""
     size = page_size(outgoing, wanted)
     outgoing.promise(size)

@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http_server import SERVER
-from gateway.rest.consume.page_size import promised_page
+from gateway.rest.consume.page_size import reserved_page
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -39,7 +39,7 @@ from protocols.rest.streaming import LINES_TYPE, Lines
 
 PAGES_AT_ONCE: Final = 8  # pages filled concurrently; with `http.poll_max_bytes` it bounds their memory
 FILL_S: Final = 10.0  # the longest time to fill a page, and to wait for a slot
-SCANNED: Final = 100_000  # records read for one page, matching or not
+MAX_SCANNED: Final = 100_000  # records read for one page, matching or not
 CHUNK: Final = 500  # records that a page takes in one turn
 
 
@@ -94,7 +94,7 @@ class Filling:
             if self.count >= self._limit:
                 self.done.set()
         self._scanned += 1
-        if self._scanned >= SCANNED:
+        if self._scanned >= MAX_SCANNED:
             self.done.set()
         return True
 
@@ -173,7 +173,7 @@ class RecordPages(OperationSet):
         while True:
             await self._enter()
             try:
-                with promised_page(self._outgoing, max_bytes) as size:
+                with reserved_page(self._outgoing, max_bytes) as size:
                     page, add = _page(media, embedded, size, call.grant.names)
                     filling = Filling(add, limit, chosen, allowed)
                     position = await filling.fill(self._catch_up_reader, topic, span)

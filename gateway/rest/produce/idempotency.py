@@ -100,7 +100,7 @@ class KeyedRequests:
         if not self._state.loaded.is_set():
             raise busy("Earlier requests are still being read; try again")
         if name in self._running:
-            raise _under_way(1)
+            raise _in_progress(1)
         self._running.add(name)
         done: asyncio.Future[web.Response | RestError | Refused] = asyncio.get_running_loop().create_future()
         self._spawn(self._run(done, name, digest, call.grant, records))
@@ -143,7 +143,7 @@ class KeyedRequests:
         )
         before = self._table.find(name)
         if before is not None:
-            answer = self._known(before, digest)
+            answer = self._kept_answer(before, digest)
             if answer is not None:
                 return answer
             attempt = msgspec.structs.replace(attempt, scan=before.scan, after=before.attempt)
@@ -158,10 +158,10 @@ class KeyedRequests:
             if first is None:
                 raise busy("Earlier requests are being read again; try again")
             self._table.write(name, first, None)  # compaction keeps the last record of a key: it must be the first's
-            answer = self._known(first, digest)
+            answer = self._kept_answer(first, digest)
             if answer is not None:
                 return answer
-            raise _under_way(1)
+            raise _in_progress(1)
         found: dict[int, Stored] = {}
         if before is not None:
             self.resumed += 1
@@ -174,7 +174,7 @@ class KeyedRequests:
             raise busy("Kafka is slow; try again")
         return await self._finish(name, attempt, await self._send(name, grant, records, found))
 
-    def _known(self, kept: KeptRequest, digest: str) -> web.Response | None:
+    def _kept_answer(self, kept: KeptRequest, digest: str) -> web.Response | None:
         """Return the kept answer; None if there is none yet and this attempt may take over. RestError 409 or 422."""
         if kept.digest != digest:
             raise unprocessable("This Idempotency-Key was used with another request")
@@ -185,7 +185,7 @@ class KeyedRequests:
             return answer
         left_ms = kept.lease_ms - self._wall_clock()
         if left_ms > 0 and kept.gateway != self._table.gateway:  # an attempt of our own earlier process has ended
-            raise _under_way(left_ms // 1000 + 1)
+            raise _in_progress(left_ms // 1000 + 1)
         return None
 
     async def _ends(self, topic: str, principal: str) -> dict[int, int]:
@@ -272,7 +272,7 @@ def _name(call: Call, key: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def _under_way(retry_after_s: int) -> RestError:
+def _in_progress(retry_after_s: int) -> RestError:
     return RestError(
         409,
         "A request with this Idempotency-Key is in progress",

@@ -113,9 +113,9 @@ class Uploads(OperationSet):
                         async for part in call.pieces(self._idle_s):
                             before = upload.taken
                             take(upload, part)
-                            slot.took(upload.taken - before, len(part))
+                            slot.count_records(upload.taken - before, len(part))
                             await upload.wait_for_capacity()
-                            await slot.paced()
+                            await slot.wait_for_rate()
                         take(upload, None)
                         ended = None
                     except RestError as error:

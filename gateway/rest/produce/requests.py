@@ -187,7 +187,7 @@ class Produce(OperationSet):
                 await self._check(target, grant)
                 return self._send_unacknowledged(records, call)
             if not records:
-                return await self._nothing(target, grant)
+                return await self._answer_empty(target, grant)
             if key is None:
                 call.serve_directly(_Directly(self, target))
             storing = self._storing.store(call, records, body, key)
@@ -206,7 +206,7 @@ class Produce(OperationSet):
         request.slot = slot = self._overload.enter(topic, request.connection, len(body), grant.identity)
         records = self._read(body, target, grant, slot)
         if not records:
-            request.answer_by(lambda: self._nothing(target, grant))
+            request.answer_by(lambda: self._answer_empty(target, grant))
             return
         ticket = _DirectTicket(len(records), grant.identity.name, request, self._storing)
         submit_allowed(self._publisher, grant, records, ticket)
@@ -224,7 +224,7 @@ class Produce(OperationSet):
         )
         self._requests += 1
         self._records += len(records)
-        slot.took(len(records), len(body))
+        slot.count_records(len(records), len(body))
         return records
 
     async def _check(self, target: _Target, grant: Grant) -> None:
@@ -235,7 +235,7 @@ class Produce(OperationSet):
         if target.partition is not None and target.partition >= info.partitions:
             raise not_found(f"Topic {target.topic} has no partition {target.partition}")
 
-    async def _nothing(self, target: _Target, grant: Grant) -> web.Response:
+    async def _answer_empty(self, target: _Target, grant: Grant) -> web.Response:
         """Return the answer to a request without records."""
         await self._check(target, grant)
         return control_answer(encode_results(()))
@@ -295,7 +295,7 @@ class CloudEvents(OperationSet):
             standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
             trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
             records = [event_record(event, topic, standard, trace) for event in events]
-            slot.took(len(records), len(body))
+            slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode_results(()))
             storing = self._storing.store(call, records, body, key)

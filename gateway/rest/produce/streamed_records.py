@@ -48,12 +48,12 @@ class Upload:
         self._written = 0  # reports that were written to the client's socket
         self._reports: list[bytes | None] = []  # from `_first` on; None: not settled yet
         self._ready: list[bytes] = []  # reports that may be written
-        self._moved = asyncio.Event()  # wakes `wait_for_capacity` to check again
+        self._capacity_changed = asyncio.Event()  # wakes `wait_for_capacity` to check again
         self._wake = asyncio.Event()  # wakes `write`
-        self._over = False
+        self._finished = False
         self._gates = [publisher.gate, publisher.budgets.topic(topic).gate, self.budget.gate]
         for gate in self._gates:
-            gate.subscribe(self._turned)
+            gate.subscribe(self._gate_changed)
 
     # Reports; a dialect overrides these methods
 
@@ -107,10 +107,10 @@ class Upload:
     async def wait_for_capacity(self) -> None:
         """Wait until more may be read from the client."""
         while not self._has_capacity():
-            self._moved.clear()
+            self._capacity_changed.clear()
             try:
                 async with asyncio.timeout(RECHECK_S):
-                    await self._moved.wait()
+                    await self._capacity_changed.wait()
             except TimeoutError:
                 pass  # check again
 
@@ -127,7 +127,7 @@ class Upload:
 
     def finish(self) -> None:
         """Note that no more records come; `write` returns when the last one is reported."""
-        self._over = True
+        self._finished = True
         self._wake.set()
 
     async def write(self, answer: web.StreamResponse, stall_s: float) -> None:
@@ -147,15 +147,15 @@ class Upload:
                 except TimeoutError as error:
                     raise ConnectionError("the client does not read its reports") from error
                 self._written += len(reports)
-                self._moved.set()
-            if self._over and not self._ready and self._first == self.taken:
+                self._capacity_changed.set()
+            if self._finished and not self._ready and self._first == self.taken:
                 return
 
     def close(self) -> None:
         """Unsubscribe from the gates; outcomes of in-flight records are ignored."""
         self._sender.leave()
         for gate in self._gates:
-            gate.unsubscribe(self._turned)
+            gate.unsubscribe(self._gate_changed)
         self._gates.clear()
 
     def _advance(self) -> None:
@@ -171,8 +171,8 @@ class Upload:
             self._first += known
             self._wake.set()
 
-    def _turned(self, _is_open: bool) -> None:
-        self._moved.set()
+    def _gate_changed(self, _is_open: bool) -> None:
+        self._capacity_changed.set()
 
 
 class _Ended(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from gateway.statistics import counter, gauge
 from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
-from mapping.rest_requests import answer_fields, correlation_of, question_headers
+from mapping.rest_requests import answer_fields, correlation_of, request_headers
 from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_name
 from protocols.rest.errors import RestError, busy, unprocessable
@@ -34,7 +34,7 @@ from protocols.rest.errors import RestError, busy, unprocessable
 LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 
 
-class Question(msgspec.Struct, eq=False):
+class PendingRequest(msgspec.Struct, eq=False):
     """One request that waits for its answer."""
 
     correlation_id: str  # the answer must have it too
@@ -63,7 +63,7 @@ class Replies:
         self._key = name.encode()
         self._publisher = publisher
         self._random_id = random_id
-        self._open: dict[str, Question] = {}
+        self._open: dict[str, PendingRequest] = {}
         self._users = 0
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
 
@@ -74,24 +74,24 @@ class Replies:
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """Hand an answer to its request. Returns no subscribers (`contracts.Fanout`)."""
         if record.key == self._key:
-            question = self._open.pop(correlation_of(record) or "", None)
-            if question is None:
+            pending = self._open.pop(correlation_of(record) or "", None)
+            if pending is None:
                 self.late += 1
-            elif not question.answer.done():
-                question.answer.set_result(record)
+            elif not pending.answer.done():
+                pending.answer.set_result(record)
         return ()
 
     @contextmanager
-    def ask(self) -> Iterator[Question]:
+    def ask(self) -> Iterator[PendingRequest]:
         """Open a request during the block. Await `listen` before sending it, or its answer may be missed."""
-        question = Question(self._random_id(), asyncio.get_running_loop().create_future())
-        self._open[question.correlation_id] = question
+        pending = PendingRequest(self._random_id(), asyncio.get_running_loop().create_future())
+        self._open[pending.correlation_id] = pending
         self._users += 1
         try:
-            yield question
+            yield pending
         finally:
-            self._open.pop(question.correlation_id, None)
-            question.answer.cancel()
+            self._open.pop(pending.correlation_id, None)
+            pending.answer.cancel()
             self._users -= 1
             if not self._users:
                 self._watch.release()
@@ -159,13 +159,13 @@ class DeviceRequests(OperationSet):
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
         replies = self._replies_for(names)
-        with replies.ask() as question:
+        with replies.ask() as pending:
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
                 body = await self._bodies.read(call.request)
-                slot.took(1, len(body))
-                asked = replies.address, question.correlation_id
-                record = self._question(call, destination, body, asked, timeout_ms)
+                slot.count_records(1, len(body))
+                asked = replies.address, pending.correlation_id
+                record = self._request_record(call, destination, body, asked, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -176,12 +176,12 @@ class DeviceRequests(OperationSet):
                         if call.span is not None:
                             call.span.published()
                 except TimeoutError as error:
-                    raise self._silence(timeout_ms) from error
+                    raise self._timed_out(timeout_ms) from error
             try:
                 async with asyncio.timeout_at(deadline):
-                    answer = await question.answer
+                    answer = await pending.answer
             except TimeoutError as error:
-                raise self._silence(timeout_ms) from error
+                raise self._timed_out(timeout_ms) from error
         self._counts.answered_total += 1
         return _shown(answer)
 
@@ -198,16 +198,16 @@ class DeviceRequests(OperationSet):
     def _waiting(self) -> int:
         return sum(map(len, self._replies.values()))
 
-    def _silence(self, timeout_ms: int) -> RestError:
+    def _timed_out(self, timeout_ms: int) -> RestError:
         self._counts.unanswered_total += 1
         return RestError(504, f"No answer within {timeout_ms} ms")
 
-    def _question(
+    def _request_record(
         self, call: Call, destination: Record, body: bytes, asked: tuple[str, str], timeout_ms: int
     ) -> Record:
         reply_to, correlation_id = asked
         fields = call.request.headers
-        headers = question_headers(
+        headers = request_headers(
             fields.items(),
             principal=call.grant.identity.name,
             reply_to=reply_to,

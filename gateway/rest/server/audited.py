@@ -49,7 +49,7 @@ def audit_denied(connection: HttpConnection | Pump, grant: Grant | None, reason:
         audit.denied(where_of("http", connection), grant.identity.name if grant else "", what, on, reason)
 
 
-def audit_act(connection: HttpConnection, grant: Grant, what: str, on: str) -> None:
+def audit_change(connection: HttpConnection, grant: Grant, what: str, on: str) -> None:
     """Write a change by an administrator."""
     if audit.enabled:
         audit.act(where_of("http", connection), grant.identity.name, what, on)

@@ -10,7 +10,7 @@ from aiohttp.http import HttpVersion11
 
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
-from gateway.rest.server.audited import audit_act
+from gateway.rest.server.audited import audit_change
 from gateway.rest.server.body import BodyReader, answer_expectation
 from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
@@ -105,7 +105,7 @@ class Call:
         Raises:
             RestError: 415, and the errors of `BodyReader.pieces`.
         """
-        self._go_on()
+        self._send_continue()
         return self._bodies.pieces(self.request, idle_s)
 
     def negotiate(self, *offered: str) -> str:
@@ -135,7 +135,7 @@ class Call:
         connection; the operation itself is cancelled then.
         """
         if self.operation.body is not None:
-            self._go_on()
+            self._send_continue()
         answer = web.StreamResponse(
             headers={"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store", **(headers or {})}
         )
@@ -163,11 +163,11 @@ class Call:
             known = KnownRequest(request, self.operation.name, self._dispatcher, operation)
             self.connection.remember(request, known)
 
-    def acted(self, what: str, on: str) -> None:
+    def audit_change(self, what: str, on: str) -> None:
         """Write a change by an administrator to the audit trail."""
-        audit_act(self.connection, self.grant, what, on)
+        audit_change(self.connection, self.grant, what, on)
 
-    def _go_on(self) -> None:
+    def _send_continue(self) -> None:
         """Send `100 Continue` if the client waits for it; once, and never after the head of an answer."""
         if not self._continued:
             self._continued = True

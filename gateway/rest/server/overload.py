@@ -121,13 +121,13 @@ class ProduceSlot:
         """Stop counting the request."""
         del self._slots[self]
 
-    def took(self, records: int, size: int) -> None:
+    def count_records(self, records: int, size: int) -> None:
         """Count records that were read from the body, and their `size` in bytes."""
         self.records = records
         if self.pace is not None:
             self.pace.spend(records, size)
 
-    async def paced(self) -> None:
+    async def wait_for_rate(self) -> None:
         """Wait until the client is within its rate again."""
         if self.pace is not None:
             await Turn.wait(self.pace, self, self.subject)

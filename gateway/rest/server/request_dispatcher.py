@@ -37,14 +37,14 @@ log = structlog.get_logger(__name__)
 
 OPEN_WEBSOCKET: Final = "openWebSocket"  # its name in the metrics
 OPTIONS: Final = "options"
-TAKING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
+CONSUMING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
 """Operations that consume records. HEAD is safe (RFC 9110 section 9.2.1), so it must not run them."""
-NAMES: Final = frozenset({"topicname", "groupid"})
+NAME_PARAMETERS: Final = frozenset({"topicname", "groupid"})
 """Path parameters that name a topic or a consumer group."""
 INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
-class _Work:
+class _RequestState:
     """The state of one request; grows as it is processed."""
 
     __slots__ = ("call", "client", "fields", "name", "refuse")
@@ -121,17 +121,17 @@ class RequestDispatcher:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Only cancellation and a lost connection leave it as exceptions."""
-        work = _Work(self._cors.fields(request))
+        work = _RequestState(self._cors.fields(request))
         return await self._answered(request, work, self._run(request, work))
 
     async def finish(
         self, request: web.BaseRequest, name: str, run: Callable[[], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Like `handle`, for a request of the operation `name` whose answer or error is the result of `run`."""
-        work = _Work(self._cors.fields(request), name, self._handlers[name][1])
+        work = _RequestState(self._cors.fields(request), name, self._handlers[name][1])
         return await self._answered(request, work, run())
 
-    async def _run(self, request: web.BaseRequest, work: _Work) -> web.StreamResponse:
+    async def _run(self, request: web.BaseRequest, work: _RequestState) -> web.StreamResponse:
         """Find the operation and run it; `work` records the progress."""
         raw_path = self._path(request)
         endpoint = self._websockets.get(raw_path)
@@ -161,12 +161,12 @@ class RequestDispatcher:
         work.fields = call.answer_headers
         if self._tracing is not None:
             call.span = self._tracing.begin(name, request.method, operation.template, request.headers)
-        if request.method == "HEAD" and name in TAKING:
+        if request.method == "HEAD" and name in CONSUMING:
             return web.Response(headers={"Content-Type": call.negotiate(), "Server": SERVER})
-        return await handler(call, *_whole(operation, operation.path_values(texts), client.grant.names))
+        return await handler(call, *_whole_names(operation, operation.path_values(texts), client.grant.names))
 
     async def _answered(
-        self, request: web.BaseRequest, work: _Work, running: Awaitable[web.StreamResponse]
+        self, request: web.BaseRequest, work: _RequestState, running: Awaitable[web.StreamResponse]
     ) -> web.StreamResponse:
         """Return the answer of `running` or to its failure, with the common header fields; count it."""
         answer: web.StreamResponse
@@ -233,12 +233,12 @@ class RequestDispatcher:
         return counts
 
 
-def _whole(operation: Operation, values: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
+def _whole_names(operation: Operation, values: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
     """Return path values with the tenant's prefix added to topics and groups (`mapping.tenants`)."""
     if not names.prefix:
         return values
     return tuple(
-        names.topic(value) if parameter.name in NAMES else value
+        names.topic(value) if parameter.name in NAME_PARAMETERS else value
         for parameter, value in zip(operation.path, values, strict=True)
     )
 

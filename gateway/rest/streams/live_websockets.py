@@ -28,7 +28,7 @@ from gateway.net.pump import Pump
 from gateway.net.upgrade import check_upgrade
 from gateway.net.writes import Writes
 from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
-from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
+from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.audited import FORBIDDEN, audit_denied
 from gateway.rest.server.call import Call
@@ -63,7 +63,7 @@ from protocols.websocket import POLICY_VIOLATION, SERVICE_RESTART
 log = structlog.get_logger(__name__)
 
 MOST_SUBSCRIPTIONS: Final = 256  # of one connection
-PRODUCING: Final = 1024  # unanswered produce messages of one connection; at this number it is not read
+MAX_UNANSWERED: Final = 1024  # unanswered produce messages of one connection; at this number it is not read
 STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
@@ -112,7 +112,7 @@ class LiveSession:
     def connected(self, pump: Pump) -> None:
         """Set up the session of a new connection."""
         self.pump = pump
-        self.live.presents.stream(self, self._present_as, self.grant.identity.name, pump.peer)
+        self.live.presence.stream(self, self._presence_name, self.grant.identity.name, pump.peer)
         self._expiry.set(self._expires_ms)
         limits = self._limits
         if limits is not None and limits.incoming is not None:
@@ -148,7 +148,7 @@ class LiveSession:
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
-        self.live.presents.stream_gone(self, self._present_as, self._ended)
+        self.live.presence.stream_closed(self, self._presence_name, self._ended)
         self._leave_all()
         for pause in (self._reading, self._sending):
             if pause is not None:
@@ -166,19 +166,19 @@ class LiveSession:
         return subject("http", self.grant.identity.name, self.pump.peer)
 
     @property
-    def _present_as(self) -> str:
+    def _presence_name(self) -> str:
         """The principal with the tenant's prefix."""
         return self.grant.names.mqtt(self.grant.identity.name)
 
     @property
     def load(self) -> int:
-        """Return 0: a WebSocket has no budget of its own; it pauses at `PRODUCING` unanswered messages."""
+        """Return 0: a WebSocket has no budget of its own; it pauses at `MAX_UNANSWERED` unanswered messages."""
         return 0
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
         shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_paused_for(PROCESS_BUDGET) else None
-        producing = Window("produce", True, "", PRODUCING, PRODUCING - self.unanswered, self.unanswered)
+        producing = Window("produce", True, "", MAX_UNANSWERED, MAX_UNANSWERED - self.unanswered, self.unanswered)
         subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
         return ConnectionFlow(
             protocol="http",
@@ -290,7 +290,7 @@ class LiveSession:
         ticket = Ticket(len(records), grant.identity.name)
         ticket.done.add_done_callback(partial(self._produced, message.id, ticket))
         self.unanswered += 1
-        if self.unanswered >= PRODUCING:
+        if self.unanswered >= MAX_UNANSWERED:
             self._pause(UNANSWERED)
         submit_allowed(live.services.publisher, grant, records, ticket, sender=self._sender)
 
@@ -299,7 +299,7 @@ class LiveSession:
         if self.pump.closed:
             return
         self.send(produced(name, ticket.results))
-        if self.unanswered <= PRODUCING // 2:
+        if self.unanswered <= MAX_UNANSWERED // 2:
             self._resume(UNANSWERED)
         if self._draining and not self.unanswered:
             self._close()
@@ -389,7 +389,7 @@ class LiveSession:
         self._end("the token has expired")
 
     def _end(self, reason: str) -> None:
-        self._ended = OVER
+        self._ended = BY_SERVER
         self._leave_all()
         self.connection.close(POLICY_VIOLATION, reason)
         self.pump.flush()
@@ -441,7 +441,7 @@ class Live(OperationSet):
         self.services = services
         self.readers = Readers(services, feeds, LiveForms())
         self.counts = LiveStatistics()
-        self.presents = Presents(services.presence, services.wall_clock)
+        self.presence = HttpPresence(services.presence, services.wall_clock)
         self._sessions: dict[Pump, LiveSession] = {}
         self._writes = Writes()
         self._empty = asyncio.Event()
@@ -462,7 +462,13 @@ class Live(OperationSet):
             services = self.services
             outgoing = services.publisher.budgets.outgoing
             pump = Pump(
-                connection, session, services.spawn, services.clock, self._lose, writes=self._writes, outgoing=outgoing
+                connection,
+                session,
+                services.spawn,
+                services.clock,
+                self._remove,
+                writes=self._writes,
+                outgoing=outgoing,
             )
             pump.source, pump.entrance = call.connection.source, call.connection.entrance
             self._sessions[pump] = session
@@ -479,7 +485,7 @@ class Live(OperationSet):
             if session.grant in changed:
                 session.rights_changed()
 
-    def _lose(self, pump: Pump) -> None:
+    def _remove(self, pump: Pump) -> None:
         del self._sessions[pump]
         pump.entrance.connections -= 1
         if not self._sessions:

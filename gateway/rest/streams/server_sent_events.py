@@ -25,7 +25,7 @@ from gateway.limits.brakes import SendingPause
 from gateway.limits.limits import ClientLimits
 from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
-from gateway.rest.present import BY_CLIENT, OVER, STOPPED, Presents
+from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
@@ -46,7 +46,7 @@ from protocols.rest.responses import encode
 from protocols.rest.streaming import EVENT_TYPE, chunk, event, heartbeat, retry
 
 RETRY_MS: Final = 2000
-LAST_S: Final = 2.0  # how long a stream in a group waits at its end for the client's TCP acknowledgements
+END_TIMEOUT_S: Final = 2.0  # how long a stream in a group waits at its end for the client's TCP acknowledgements
 SETTLE_S: Final = 0.25  # between two checks of TCP acknowledgements
 UNSETTLED: Final = 1000  # unsettled records of a group for one client
 
@@ -90,7 +90,7 @@ class EventStream:
         self._peer = call.connection.peer
         self.principal = call.grant.identity.name
         self._since = streams.wall_clock() / 1000
-        self.present_as = call.grant.names.mqtt(self.principal)  # the principal with the tenant's prefix
+        self.presence_name = call.grant.names.mqtt(self.principal)  # the principal with the tenant's prefix
         self._topic = topic
         self.grant = call.grant
         self._group: str | None = call.query.get("group")
@@ -100,9 +100,9 @@ class EventStream:
         self._settled = 0  # the same count for the latest settled record
         self._ending = False
         self._ended = BY_CLIENT  # why it ended, for presence
-        self._heart: asyncio.TimerHandle | None = None
-        self._over: asyncio.TimerHandle | None = None
-        self._settling: asyncio.TimerHandle | None = None
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._settle_timer: asyncio.TimerHandle | None = None
         self._expiry = Expiry(streams.wall_clock, self.end)
         self.limits: ClientLimits | None = None  # of the connection, once the stream owns it
         self._sending: SendingPause | None = None  # None: no rate limit
@@ -113,23 +113,23 @@ class EventStream:
     def start(self, heartbeat_s: float, duration_s: float | None, expires_ms: int | None) -> None:
         """Start the timers, after the head of the answer was sent."""
         loop = asyncio.get_running_loop()
-        self._heart = loop.call_later(heartbeat_s, self._beat, heartbeat_s)
+        self._heartbeat_timer = loop.call_later(heartbeat_s, self._send_heartbeat, heartbeat_s)
         if duration_s is not None:
-            self._over = loop.call_later(duration_s, self.end)
+            self._end_timer = loop.call_later(duration_s, self.end)
         self._expiry.set(expires_ms)
 
     def end(self) -> None:
-        """End the answer after its last event; in a group, when that is settled or after `LAST_S` seconds."""
+        """End the answer after its last event; in a group, when that is settled or after `END_TIMEOUT_S` seconds."""
         self._left = 0
         if self._ended is BY_CLIENT:
-            self._ended = OVER
+            self._ended = BY_SERVER
         if not self._unsettled or self._ending:
             self.socket.end()
             return
         self._ending = True
-        if self._over is not None:
-            self._over.cancel()
-        self._over = asyncio.get_running_loop().call_later(LAST_S, self.socket.end)
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._end_timer = asyncio.get_running_loop().call_later(END_TIMEOUT_S, self.socket.end)
 
     def rights_changed(self) -> None:
         """End the stream if the client's changed rights no longer allow it."""
@@ -246,11 +246,11 @@ class EventStream:
         self.send(self.form.encode(record, ""))
         self._unsettled.append((self.socket.total, record))
         self._count()
-        if self._settling is None:
-            self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+        if self._settle_timer is None:
+            self._settle_timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        self._settling = None
+        self._settle_timer = None
         source, unsettled = self.source, self._unsettled
         assert isinstance(source, GroupSubscriber)
         acknowledged = self.socket.acknowledged()
@@ -262,7 +262,7 @@ class EventStream:
             self.socket.end()
             return
         if unsettled:
-            self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+            self._settle_timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
         source.wake()
 
     def _count(self) -> None:
@@ -280,23 +280,23 @@ class EventStream:
 
     def closed(self) -> None:
         """End the stream: its connection is closed."""
-        for timer in (self._heart, self._over, self._settling):
+        for timer in (self._heartbeat_timer, self._end_timer, self._settle_timer):
             if timer is not None:
                 timer.cancel()
         self._expiry.release()
-        self._streams.presents.stream_gone(self, self.present_as, self._ended)
+        self._streams.presence.stream_closed(self, self.presence_name, self._ended)
         self._streams.forget(self)
 
-    def end_limits(self) -> None:
+    def leave_limits(self) -> None:
         """Stop counting against the client's limits."""
         if self._sending is not None:
             self._sending.end()
         if self.limits is not None:
             self.limits.leave()
 
-    def _beat(self, period: float) -> None:
+    def _send_heartbeat(self, period: float) -> None:
         """Send a comment if nothing else was sent for a while."""
-        self._heart = asyncio.get_running_loop().call_later(period, self._beat, period)
+        self._heartbeat_timer = asyncio.get_running_loop().call_later(period, self._send_heartbeat, period)
         if not self.socket.busy and self.socket.has_capacity:
             position = "" if self.source is None else self.source.position
             self.socket.send(chunk(heartbeat(position)))
@@ -310,7 +310,7 @@ class EventStreams(OperationSet):
         self.writes = Writes()
         self.outgoing = services.publisher.budgets.outgoing
         self.wall_clock = services.wall_clock
-        self.presents = Presents(services.presence, services.wall_clock)
+        self.presence = HttpPresence(services.presence, services.wall_clock)
         self.counts = StreamsStatistics()
         self._config = services.config
         self._spawn = services.spawn
@@ -362,9 +362,9 @@ class EventStreams(OperationSet):
         self.counts.opened_total += 1
         duration = query.get("duration")
         if stream not in self._streams:  # its client has disconnected meanwhile
-            stream.end_limits()
+            stream.leave_limits()
         else:
-            self.presents.stream(stream, stream.present_as, call.grant.identity.name, call.connection.peer)
+            self.presence.stream(stream, stream.presence_name, call.grant.identity.name, call.connection.peer)
             stream.start(
                 self._config.stream_heartbeat_s, None if duration is None else duration / 1000, call.expires_ms
             )
@@ -392,7 +392,7 @@ class EventStreams(OperationSet):
         """Leave the topic or the group of a stream that has ended."""
         if stream in self._streams:
             self._streams.discard(stream)
-            stream.end_limits()
+            stream.leave_limits()
             source, stream.source = stream.source, None
             if source is not None:
                 source.leave()

@@ -201,7 +201,7 @@ class StreamSocket(asyncio.Protocol):
             user.closed()
 
 
-class _Begun(web.StreamResponse):
+class _StreamHead(web.StreamResponse):
     """An answer whose end aiohttp must not write."""
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -218,7 +218,7 @@ async def begin_stream(call: Call, media: str, first: bytes, socket: StreamSocke
     """
     connection = call.request.protocol
     assert isinstance(connection, HttpConnection)
-    answer = _Begun(
+    answer = _StreamHead(
         headers={
             "Content-Type": media,
             "Server": SERVER,
