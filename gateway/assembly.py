@@ -204,7 +204,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     )
 
 
-def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
+def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
     """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
     tenancy = Tenancy(config.security.tenants.enabled)
@@ -212,7 +212,7 @@ def may_make(config: Config, rules: Rules) -> Callable[[str], bool]:
     def allowed(whole: str) -> bool:
         name = tenancy.of(whole).own(whole)
         dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
-        return bool(dead) or name == before or rules.may_make(whole)
+        return bool(dead) or name == before or rules.may_create(whole)
 
     return allowed
 
@@ -231,7 +231,7 @@ async def open_log(
         spawn=spawn,
         clock=process.loop.time,
         capacity=capacity,
-        may_make=may_make(config, security.rules),
+        may_create=may_create(config, security.rules),
     )
     process.keep_running("topics", topics.run)
     process.keep_running("acls", partial(security.acls.run, topics.queries.request))

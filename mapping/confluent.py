@@ -32,7 +32,7 @@ def without_headers(record: Received, embedded: Format) -> RecordItem:
     return RecordItem(item.topic, item.key, item.value, item.partition, item.offset, item.timestamp, msgspec.UNSET)
 
 
-class About(NamedTuple):
+class ReportData(NamedTuple):
     """Data for a record's report in addition to partition and offset."""
 
     key: DataReport | msgspec.UnsetType
@@ -40,7 +40,7 @@ class About(NamedTuple):
     timestamp: int
 
 
-def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, About]:
+def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, ReportData]:
     """Map a record of version 3 to a record for Kafka and the data for its report.
 
     `now` (epoch ms) is the timestamp of a record without one.
@@ -59,7 +59,7 @@ def to_record(produced: Produced, topic: str, principal: str, trace: Headers, no
     if produced.headers:
         own = [HeaderField(one.name, one.value) for one in produced.headers]
         fields = merged_headers(own, standard, trace)
-    return Record(topic, key, value, fields, timestamp, partition), About(about_key, about_value, timestamp)
+    return Record(topic, key, value, fields, timestamp, partition), ReportData(about_key, about_value, timestamp)
 
 
 def _content(data: Data | None, part: str) -> tuple[bytes | None, DataReport | msgspec.UnsetType, Format]:

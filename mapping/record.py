@@ -92,11 +92,11 @@ RESERVED_HEADERS: Final = frozenset(
 )  # fmt: skip
 """Names that a user's own header may not have. Trace context is not reserved: it keeps its own name."""
 
-VOUCHED_HEADERS: Final = frozenset({TO, USER_ID})
-VOUCHED_PREFIXES: Final = ("mqtt.", "gw.", "amqp.", DEAD_LETTER_PREFIX)
+TRUSTED_HEADERS: Final = frozenset({TO, USER_ID})
+TRUSTED_PREFIXES: Final = ("mqtt.", "gw.", "amqp.", DEAD_LETTER_PREFIX)
 """Headers that readers trust as written by the gateway, or as set in a protocol's own field. The other reserved headers
 are properties of a message, which a client that writes raw Kafka headers may set."""
-RESERVED_PREFIXES: Final = (*VOUCHED_PREFIXES, USER_PREFIX)
+RESERVED_PREFIXES: Final = (*TRUSTED_PREFIXES, USER_PREFIX)
 
 INTERNAL_TOPIC_PREFIX: Final = "__"
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -128,7 +128,7 @@ def stored_name(name: str) -> str:
 
 def raw_name(name: str) -> str:
     """Return the header name for a user's own header, in protocols that write raw Kafka headers, such as HTTP."""
-    if name in VOUCHED_HEADERS or name.startswith(VOUCHED_PREFIXES):
+    if name in TRUSTED_HEADERS or name.startswith(TRUSTED_PREFIXES):
         return USER_PREFIX + name
     return name
 

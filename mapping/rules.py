@@ -333,7 +333,7 @@ class Rules:
             if anything or topic in literal or any(pattern.fullmatch(topic) for pattern in patterns)
         }
 
-    def may_make(self, topic: str) -> bool:
+    def may_create(self, topic: str) -> bool:
         """Whether a client may create a Kafka topic of this name: only the chosen one of colliding names.
 
         So the first topic to be created never decides which of the names are usable.

@@ -157,7 +157,6 @@ class TenantRules(Rules):
         rules, dotted = tuple(rules), None if dotted is None else tuple(dotted)
         super().__init__(rules, catch_all=catch_all, dotted=dotted)
         self._own = Rules(rules, catch_all=catch_all, dotted=dotted)
-        self._other = catch_all
 
     def _find(self, mqtt_topic: str) -> Destination:
         prefix, own = _unmount(mqtt_topic)
@@ -165,7 +164,7 @@ class TenantRules(Rules):
         whole = prefix + found.topic
         if is_topic_name(whole) if prefix else tenant_of(whole) is None:
             return Destination(whole, found.key)
-        return Destination(prefix + self._other, own.encode())
+        return Destination(prefix + self._catch_all, own.encode())
 
     def mqtt_topic(self, topic: str, key: bytes | None, headers: Headers = ()) -> str | None:
         """Return the whole MQTT topic name of a record; None if it has none."""
@@ -188,10 +187,10 @@ class TenantRules(Rules):
         found = self._own.kafka_topics(own, [topic[start:] for topic in known if topic.startswith(prefix)])
         return {prefix + topic for topic in found}
 
-    def may_make(self, topic: str) -> bool:
+    def may_create(self, topic: str) -> bool:
         """Whether a client may create a Kafka topic of this name."""
         tenant = tenant_of(topic)
-        return self._own.may_make(topic if tenant is None else topic[len(tenant) + 1 :])
+        return self._own.may_create(topic if tenant is None else topic[len(tenant) + 1 :])
 
     def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
         """See `Rules.kafka_filter`; the result is over whole Kafka names."""
@@ -200,7 +199,7 @@ class TenantRules(Rules):
         if found is None:
             return None
         if not prefix and tenant_of(found[0]) is not None:
-            return [self._other, *found]
+            return [self._catch_all, *found]
         return [prefix + found[0], *found[1:]]
 
     def literal_topics(self, mqtt_filter: str) -> set[str]:
@@ -209,7 +208,7 @@ class TenantRules(Rules):
         found = self._own.literal_topics(own)
         if prefix:
             return {prefix + topic for topic in found}
-        return {topic if tenant_of(topic) is None else self._other for topic in found}
+        return {topic if tenant_of(topic) is None else self._catch_all for topic in found}
 
     def own_name(self, whole: str) -> str:
         """Return an MQTT topic or client id without its tenant's mount point."""

@@ -64,13 +64,13 @@ class HeaderParser:
         """
         self._data = data = self._data + data
         if data[: len(SIGNATURE)] == SIGNATURE[: len(data)]:
-            self._second(data)
+            self._read_v2(data)
         elif data[: len(_BEGIN_V1)] == _BEGIN_V1[: len(data)]:
-            self._first(data)
+            self._read_v1(data)
         else:
             raise ProxyError("the connection does not start with a PROXY header")
 
-    def _first(self, data: bytes) -> None:
+    def _read_v1(self, data: bytes) -> None:
         if len(data) > LARGEST_V1 or (len(data) == LARGEST_V1 and not data.endswith(b"\r\n")):
             raise ProxyError(f"the line has more than {LARGEST_V1} bytes")
         if data.endswith(b"\r\n"):
@@ -81,7 +81,7 @@ class HeaderParser:
         # The shortest line has 15 bytes. Behind them, at least the rest of a line end is needed.
         self.needed = max(_SHORTEST_V1 - len(data), 1 if data.endswith(b"\r") else 2)
 
-    def _second(self, data: bytes) -> None:
+    def _read_v2(self, data: bytes) -> None:
         if len(data) < _FIXED_V2:
             self.needed = _FIXED_V2 - len(data)
             return

@@ -29,13 +29,13 @@ from protocols.rest.media import Format
 from protocols.rest.requests import (
     HeaderField,
     JsonRecord,
-    Placing,
+    RecordFields,
     TextRecord,
     decode_json,
     decode_line,
     decode_lines,
     decode_text,
-    whole,
+    integer,
 )
 
 try:
@@ -151,12 +151,14 @@ class _Target(msgspec.Struct, frozen=True, gc=False):
         content = from_base64 if self.embedded is Format.BINARY else from_text
         return self._record(index, entry, content(entry.key), content(entry.value), self.headers)
 
-    def _record(self, index: int, entry: Placing, key: bytes | None, value: bytes | None, standard: Headers) -> Record:
+    def _record(
+        self, index: int, entry: RecordFields, key: bytes | None, value: bytes | None, standard: Headers
+    ) -> Record:
         """Make a record with the entry's partition, timestamp and headers."""
         wanted, partition = entry.partition, self.partition
         if wanted is not msgspec.UNSET:
             partition = _checked_partition(wanted, partition, index)
-        timestamp = None if entry.timestamp is None else whole(entry.timestamp, f"$.records[{index}].timestamp")
+        timestamp = None if entry.timestamp is None else integer(entry.timestamp, f"$.records[{index}].timestamp")
         if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
             raise unprocessable(f"The timestamp {timestamp} is out of range")
         trace = self.trace
@@ -178,7 +180,7 @@ def _checked_partition(given: float | None, path_partition: int | None, index: i
         raise invalid(f"Object contains unknown field `partition` - at `$.records[{index}]`")
     if given is None:
         return None
-    partition = whole(given, f"$.records[{index}].partition")
+    partition = integer(given, f"$.records[{index}].partition")
     if not 0 <= partition <= LARGEST_PARTITION:
         raise unprocessable(f"The partition {partition} is out of range")
     return partition

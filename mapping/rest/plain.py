@@ -14,7 +14,7 @@ import msgspec
 
 from mapping.record import Headers, Record
 from protocols.rest.errors import unprocessable
-from protocols.rest.requests import JsonRecord, Placing, TextRecord
+from protocols.rest.requests import JsonRecord, RecordFields, TextRecord
 
 _QUOTE: Final = 0x22
 _ESCAPE: Final = 0x5C
@@ -37,7 +37,7 @@ def json_records(
     """
     return [
         more(index, entry)
-        if entry.key_format is not None or entry.value_format is not None or _says_more(entry)
+        if entry.key_format is not None or entry.value_format is not None or _has_more_fields(entry)
         else Record(topic, json_key(bytes(entry.key)), json_value(bytes(entry.value)), headers, None, partition)
         for index, entry in enumerate(entries)
     ]
@@ -60,13 +60,13 @@ def text_records(  # noqa: PLR0917 - as above
     content = from_base64 if binary else from_text
     return [
         more(index, entry)
-        if _says_more(entry)
+        if _has_more_fields(entry)
         else Record(topic, content(entry.key), content(entry.value), headers, None, partition)
         for index, entry in enumerate(entries)
     ]
 
 
-def _says_more(entry: Placing) -> bool:
+def _has_more_fields(entry: RecordFields) -> bool:
     return entry.partition is not msgspec.UNSET or entry.timestamp is not None or bool(entry.headers)
 
 

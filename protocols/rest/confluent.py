@@ -34,7 +34,7 @@ class Dialect(enum.Enum):
 
 
 NUMBERS: Final[dict[Fault, tuple[int, int]]] = {
-    Fault.NO_NUMBER: (404, 404),
+    Fault.BAD_NUMBER: (404, 404),
     Fault.TOPIC: (404, 40401),
     Fault.PARTITION: (404, 40402),
     Fault.CONSUMER: (404, 40403),
@@ -212,6 +212,6 @@ def epoch_ms(text: str) -> int:
     return since
 
 
-def poll_wanted(query: Mapping[str, int]) -> dict[str, int]:
+def poll_query(query: Mapping[str, int]) -> dict[str, int]:
     """Return the values of a poll's query without those that are -1, which means the default."""
     return {name: value for name, value in query.items() if value >= 0}

@@ -160,7 +160,7 @@ def from_epoch(milliseconds: int) -> datetime:
     return _EPOCH + milliseconds * _MILLISECOND
 
 
-def described(error: RestError) -> str:
+def error_message(error: RestError) -> str:
     """Return the message of a record's error, with the five-digit code in it as in Confluent's reports."""
     if error.fault is Fault.SCHEMA:
         return f"Error: 42206 : {error.message}"

@@ -55,9 +55,9 @@ class Schema:
         if self._validator.is_valid(value):
             return
         errors = list(islice(self._validator.iter_errors(value), _SHOWN_ERRORS))
-        statuses = {self._said(_STATUS, error) or 400 for error in errors}
+        statuses = {self._extension(_STATUS, error) or 400 for error in errors}
         status = 400 if 400 in statuses else min(statuses)
-        words = [self._words(error) for error in errors]
+        words = [self._error_text(error) for error in errors]
         if len(words) == 1 and words[0]:
             raise RestError(status, words[0])
         flat = self._definition.get(_LINES) == "strimzi"
@@ -71,11 +71,11 @@ class Schema:
                 lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(where, error.instance_path)}`'}")
         raise refused_by_contract(status, lines)
 
-    def _words(self, error: jsonschema_rs.ValidationError) -> str:
-        words: str | None = self._said(_WORDS, error)
+    def _error_text(self, error: jsonschema_rs.ValidationError) -> str:
+        words: str | None = self._extension(_WORDS, error)
         return words.replace("{value}", _cut(str(error.instance))) if words else ""
 
-    def _said(self, extension: str, error: jsonschema_rs.ValidationError) -> Any:
+    def _extension(self, extension: str, error: jsonschema_rs.ValidationError) -> Any:
         """Return the schema's value in `extension` for the violated keyword, or None."""
         *path, keyword = error.schema_path
         node: Any = self._definition
@@ -130,7 +130,7 @@ class Operation(msgspec.Struct, frozen=True):
     defaults: dict[str, Any]  # of the query's parameters
 
     def path_values(self, texts: Sequence[str]) -> tuple[Any, ...]:
-        """Return the path's values, typed. Raises RestError 400, with `Fault.NO_NUMBER` for a bad number."""
+        """Return the path's values, typed. Raises RestError 400, with `Fault.BAD_NUMBER` for a bad number."""
         if not self.typed_path:
             return tuple(texts)
         values = []
@@ -138,7 +138,7 @@ class Operation(msgspec.Struct, frozen=True):
             try:
                 values.append(parameter.value((text,)))
             except RestError as error:
-                error.fault = Fault.NO_NUMBER if parameter.kind == "integer" else None
+                error.fault = Fault.BAD_NUMBER if parameter.kind == "integer" else None
                 raise
         return tuple(values)
 

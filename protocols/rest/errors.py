@@ -22,7 +22,7 @@ def retry_after(status: int) -> tuple[tuple[str, str], ...]:
 class Fault(enum.Enum):
     """The cause of an error, where a dialect has an error code of its own for it (`confluent.NUMBERS`)."""
 
-    NO_NUMBER = "a number in the path, such as a partition, is not valid"
+    BAD_NUMBER = "a number in the path, such as a partition, is not valid"
     TOPIC = "the topic does not exist"
     PARTITION = "the partition does not exist"
     CONSUMER = "the consumer does not exist"

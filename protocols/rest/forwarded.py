@@ -36,7 +36,7 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     return f"{scheme}://{host}{path}"
 
 
-def seen_path(headers: Mapping[str, str], path: str) -> str:
+def client_path(headers: Mapping[str, str], path: str) -> str:
     """Return the path of this request as the client sees it, encoded: `X-Forwarded-Path`, or else `path`."""
     forwarded = headers.get("X-Forwarded-Path")
     return path if forwarded is None else quote(forwarded.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")

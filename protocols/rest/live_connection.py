@@ -49,7 +49,7 @@ class LiveConnection:
         self._limit = max_message_bytes
         self._heartbeat_s = heartbeat_s
         self._now = 0.0
-        self._heard = 0.0
+        self._received_at = 0.0
         self._next_ping: float | None = None
 
     # protocols.connection.Connection
@@ -58,7 +58,7 @@ class LiveConnection:
         """Return the events for bytes from the socket; [] after the end."""
         if self.closing:
             return []
-        self._heard = self._now
+        self._received_at = self._now
         received = self._frames.receive(data)
         events: list[Any] = []
         at = 0
@@ -117,10 +117,10 @@ class LiveConnection:
         if self.closing:
             return []
         if self._next_ping is None or not self.reading:
-            self._heard = now
+            self._received_at = now
             self._next_ping = now + self._heartbeat_s
         elif now >= self._next_ping:
-            if now - self._heard >= SILENT_HEARTBEATS * self._heartbeat_s:
+            if now - self._received_at >= SILENT_HEARTBEATS * self._heartbeat_s:
                 return [self._fail(GOING_AWAY, "silent for too long")]
             self._next_ping = now + self._heartbeat_s
             self._write(write_frame(PING))

@@ -135,17 +135,17 @@ def failed(name: str | None, error: RestError) -> bytes:
     return encode(answer)
 
 
-def lost(name: str, partition: int, count: int) -> bytes:
+def gap_message(name: str, partition: int, count: int) -> bytes:
     """Report that retention has deleted `count` records that the subscription requested."""
     return encode({"type": "gap", "id": name, "partition": partition, "lost": count})
 
 
-def carried(name: str, line: bytes, position: str) -> bytes:
+def record_message(name: str, line: bytes, position: str) -> bytes:
     """Carry a record of a subscription; `line` is its JSON, `position` the one behind it."""
     return b'{"type":"record","id":%b,"position":"%b","record":%b}' % (encode(name), position.encode(), line)
 
 
-def shared(name: str, line: bytes, delivery: int, attempts: int) -> bytes:
+def delivery_message(name: str, line: bytes, delivery: int, attempts: int) -> bytes:
     """Carry a record of a group, to be acknowledged; it was delivered `attempts` times before."""
     return b'{"type":"record","id":%b,"delivery":%d,"attempts":%d,"record":%b}' % (
         encode(name),

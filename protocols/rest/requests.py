@@ -25,7 +25,7 @@ class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     value: str | None
 
 
-class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
+class RecordFields(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
     """The fields of a record in every format. `timestamp` is in milliseconds since the epoch."""
 
     partition: int | float | msgspec.UnsetType | None = (
@@ -35,7 +35,7 @@ class Placing(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True
     headers: tuple[HeaderField, ...] = ()
 
 
-class JsonRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
+class JsonRecord(RecordFields, gc=False, kw_only=True, forbid_unknown_fields=True):
     """A record whose key and value are JSON texts, or JSON strings in another format that the record names."""
 
     value: msgspec.Raw
@@ -44,7 +44,7 @@ class JsonRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
     value_format: Format | None = None
 
 
-class TextRecord(Placing, gc=False, kw_only=True, forbid_unknown_fields=True):
+class TextRecord(RecordFields, gc=False, kw_only=True, forbid_unknown_fields=True):
     """A record whose key and value are text, or base64 text."""
 
     value: str | None
@@ -59,7 +59,7 @@ class _TextBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     records: list[TextRecord] | msgspec.UnsetType = msgspec.UNSET
 
 
-def whole(number: float, where: str) -> int:
+def integer(number: float, where: str) -> int:
     """Return an integer that may be written as `1.0`; RestError 400 for a fraction."""
     if isinstance(number, int):
         return number

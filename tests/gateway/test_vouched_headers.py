@@ -11,13 +11,13 @@ import aiohttp
 from proton import Message
 from proton.utils import BlockingConnection
 
-from mapping.record import RESERVED_HEADERS, RESERVED_PREFIXES, VOUCHED_HEADERS, VOUCHED_PREFIXES
+from mapping.record import RESERVED_HEADERS, RESERVED_PREFIXES, TRUSTED_HEADERS, TRUSTED_PREFIXES
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
 WAIT_S = 60
 FORGED = "forged"
-VOUCHED = sorted(VOUCHED_HEADERS | {f"{prefix}topic" for prefix in VOUCHED_PREFIXES})
+VOUCHED = sorted(TRUSTED_HEADERS | {f"{prefix}topic" for prefix in TRUSTED_PREFIXES})
 RESERVED = sorted(RESERVED_HEADERS | {f"{prefix}topic" for prefix in RESERVED_PREFIXES} | {"dead-letter.reason"})
 VALUE = base64.b64encode(FORGED.encode()).decode()
 

@@ -58,12 +58,12 @@ class Topics:
         spawn: Spawn,
         clock: Callable[[], float],
         capacity: PartitionCapacity = any_capacity,
-        may_make: Callable[[str], bool] = is_topic_name,
+        may_create: Callable[[str], bool] = is_topic_name,
     ) -> None:
         """Nothing is sent yet. `clock` returns monotonic seconds.
 
         With `create` an unknown topic is created on first use, if `capacity` says that the broker can take its
-        partitions, and `may_make` that of the names that collide in Kafka (`.` and `_`) this is the one to create.
+        partitions, and `may_create` that of the names that collide in Kafka (`.` and `_`) this is the one to create.
         """
         self.queries = TopicQueries(config, spawn, clock)
         self.creation = Creation(
@@ -72,7 +72,7 @@ class Topics:
         self.safety = TopicSafety(required=config.require_safe_topics)  # checks topics that are written to
         self._config = config
         self._create = create
-        self._may_make = may_make
+        self._may_make = may_create
         self._spawn = spawn
         self._clock = clock
         self._known: dict[str, TopicInfo] = {}
@@ -175,7 +175,7 @@ class Topics:
         info = self._known.get(name)
         if info is not None:
             return info
-        may_make = internal or (create and self._create)
+        may_create = internal or (create and self._create)
         missing = self._missing.find(name)
         if missing is None:
             lookup = self._lookups.get(name)
@@ -187,7 +187,7 @@ class Topics:
             missing = self._missing.find(name)
             if missing is None:
                 raise Refused(found.outcome, found.reason)
-        if not missing.absent or not may_make:
+        if not missing.absent or not may_create:
             raise Refused(missing.refused.outcome, missing.refused.reason)
         if not internal and not self._may_make(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{missing.refused.reason}, and {_not_chosen(name)}")

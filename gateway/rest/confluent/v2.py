@@ -35,7 +35,7 @@ from protocols.rest.confluent import (
     epoch_ms,
     message,
     number,
-    poll_wanted,
+    poll_query,
     produce_results,
 )
 from protocols.rest.consuming import PollLimits, decode_partitions
@@ -163,7 +163,7 @@ class ConfluentV2(OperationSet):
         """`GET .../records`."""
         instance = self._consumers.find(call.grant, group, name)
         default = PollLimits(instance.wait_ms, self._config.poll_max_bytes)
-        return await self._consumers.read(call, instance, poll_wanted(call.query), default, without_headers)
+        return await self._consumers.read(call, instance, poll_query(call.query), default, without_headers)
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: the body has the offset of the last consumed record; Kafka gets the next offset."""

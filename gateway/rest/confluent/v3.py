@@ -27,7 +27,7 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
-from mapping.confluent import About, to_record
+from mapping.confluent import ReportData, to_record
 from mapping.record import Headers, Record
 from protocols.rest.confluent_v3 import (
     ErrorReport,
@@ -37,7 +37,7 @@ from protocols.rest.confluent_v3 import (
     decode_batch,
     decode_entry,
     decode_produced,
-    described,
+    error_message,
     from_epoch,
     resource_list,
     topic_view,
@@ -63,20 +63,20 @@ class Writer(msgspec.Struct, frozen=True):
     trace: Headers
     wall_clock: Callable[[], int]
 
-    def record(self, produced: Produced) -> tuple[Record, About]:
+    def record(self, produced: Produced) -> tuple[Record, ReportData]:
         """Return the record for Kafka, and the data for its report. Raises RestError."""
-        record, about = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
+        record, data = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not self.grant.publish(self.topic, record.key):
             raise forbidden(f"publish to {self.grant.names.own(self.topic)} with this key")
-        return record, about
+        return record, data
 
     def report(
-        self, about: About, partition: int, offset: int, name: str | msgspec.UnsetType = msgspec.UNSET
+        self, data: ReportData, partition: int, offset: int, name: str | msgspec.UnsetType = msgspec.UNSET
     ) -> Report:
         """Return the report of a stored record."""
-        moment = from_epoch(about.timestamp)
+        moment = from_epoch(data.timestamp)
         topic = self.grant.names.own(self.topic)
-        return Report(STORED, self.cluster, topic, partition, offset, moment, about.key, about.value, name)
+        return Report(STORED, self.cluster, topic, partition, offset, moment, data.key, data.value, name)
 
 
 class RecordStream(Upload):
@@ -87,7 +87,7 @@ class RecordStream(Upload):
         super().__init__(publisher, writer.topic)
         self._writer = writer
         self._splitter = DocumentSplitter(limit)
-        self._abouts: dict[int, About] = {}  # by token, of records that are not settled
+        self._report_data: dict[int, ReportData] = {}  # by token, of records that are not settled
 
     def feed(self, part: bytes | None) -> None:
         """Process a part of the body, or None at its end; RestError if the rest cannot be parsed."""
@@ -98,14 +98,14 @@ class RecordStream(Upload):
         run: list[Record] = []
         for document in splitter.feed(part):
             try:
-                record, about = self._writer.record(decode_produced(document))
+                record, data = self._writer.record(decode_produced(document))
             except RestError as error:
                 if run:
                     self.submit(run)
                     run = []
-                self.refuse(error.status, described(error))
+                self.refuse(error.status, error_message(error))
                 continue
-            self._abouts[self.taken + len(run)] = about
+            self._report_data[self.taken + len(run)] = data
             run.append(record)
         if run:
             self.submit(run)
@@ -114,14 +114,14 @@ class RecordStream(Upload):
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
         """Return the reports of stored records."""
-        report, pop = self._writer.report, self._abouts.pop
+        report, pop = self._writer.report, self._report_data.pop
         return [
             encode(report(pop(token), partition, offset)) + _END for token, offset in zip(tokens, offsets, strict=True)
         ]
 
     def failed(self, token: int, status: int, message: str, errors: Sequence[str] = ()) -> bytes:
         """Return the report of a record that was not stored."""
-        self._abouts.pop(token, None)
+        self._report_data.pop(token, None)
         return encode(ErrorReport(status, message)) + _END
 
     def ended(self, status: int, message: str) -> bytes:
@@ -176,13 +176,13 @@ class ConfluentV3(OperationSet):
             entries = decode_batch(body, BATCH_LIMIT)
             slot.count_records(len(entries), len(body))
             ticket = Ticket(len(entries), call.grant.identity.name)
-            abouts: dict[int, About] = {}
+            report_data: dict[int, ReportData] = {}
             sender = Sender()
             for index, (_, entry) in enumerate(entries):
                 try:
-                    record, abouts[index] = writer.record(decode_entry(entry))
+                    record, report_data[index] = writer.record(decode_entry(entry))
                 except RestError as error:
-                    ticket.refuse(index, ErrorBody(error.status, described(error)))
+                    ticket.refuse(index, ErrorBody(error.status, error_message(error)))
                 else:
                     self._publisher.submit(record, ticket, index, sender)
             await ticket.done
@@ -192,7 +192,7 @@ class ConfluentV3(OperationSet):
             if isinstance(result, ErrorBody):
                 failures.append(ErrorReport(result.error_code, result.message, name))
             else:
-                successes.append(writer.report(abouts[index], result.partition, result.offset, name))
+                successes.append(writer.report(report_data[index], result.partition, result.offset, name))
         return _answer({"successes": successes, "failures": failures}, 207)
 
     async def _writer(self, call: Call, cluster: str, topic: str) -> Writer:

@@ -47,7 +47,7 @@ from protocols.rest.consuming import (
     poll_limits,
 )
 from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
-from protocols.rest.forwarded import base_uri, group_path, instance_path, seen_path
+from protocols.rest.forwarded import base_uri, client_path, group_path, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.responses import encode
 
@@ -214,7 +214,7 @@ class Consumers(OperationSet):
         """
         request, grant = call.request, call.grant
         name = create.name or f"{NAME_PREFIX}{uuid.uuid4()}"
-        path = instance_path(seen_path(request.headers, under + group_path(grant.names.own(group))), name)
+        path = instance_path(client_path(request.headers, under + group_path(grant.names.own(group))), name)
         uri = base_uri(request.headers, path, secure=request.secure, bound=own_address(request))
         key = (group, name)
         if key in self._instances:

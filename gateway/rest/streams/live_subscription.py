@@ -23,8 +23,14 @@ from mapping.rest.outgoing import RecordFilter, view_line
 from mapping.tenants import Names
 from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.live_connection import text_frame
-from protocols.rest.live_messages import LARGEST_CREDIT, Subscribe, carried, shared, subscribed
-from protocols.rest.live_messages import lost as lost_message
+from protocols.rest.live_messages import (
+    LARGEST_CREDIT,
+    Subscribe,
+    delivery_message,
+    gap_message,
+    record_message,
+    subscribed,
+)
 from protocols.rest.media import Format
 from protocols.rest.positions import BEGINNING, END, format_position
 
@@ -41,7 +47,7 @@ class LiveForm:
 
     def encode(self, record: Received, position: str) -> bytes:
         """Return the frame for a record (`feeds.Form`)."""
-        return text_frame(carried(self._name, view_line(self._names.shown(record), self._embedded), position))
+        return text_frame(record_message(self._name, view_line(self._names.shown(record), self._embedded), position))
 
 
 class LiveForms:
@@ -246,7 +252,7 @@ class Subscription:
 
     def gap(self, partition: int, lost: int) -> None:
         """Send `gap`: retention has deleted records that the client requested."""
-        self._stream.send(lost_message(self.name, partition, lost))
+        self._stream.send(gap_message(self.name, partition, lost))
 
     # group_subscriber.Receiver
 
@@ -262,7 +268,7 @@ class Subscription:
         self._spend()
         self._delivery += 1
         line = view_line(self._grant.names.shown(record), self._message.format)
-        frame = text_frame(shared(self.name, line, self._delivery, source.attempts(record)))
+        frame = text_frame(delivery_message(self.name, line, self._delivery, source.attempts(record)))
         self._unsettled[self._delivery] = (source, record, len(frame))
         self._held += len(frame)
         source.hold(self._held, len(self._unsettled))

@@ -23,9 +23,9 @@ from protocols.rest.live_messages import (
     Release,
     Subscribe,
     Unsubscribe,
-    carried,
+    delivery_message,
     failed,
-    shared,
+    record_message,
 )
 from protocols.rest.media import Format
 from tests.support.websocket import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, parse
@@ -198,10 +198,10 @@ def test_frames_are_as_long_as_they_say(size: int) -> None:
 
 def test_answers_are_json() -> None:
     name = 'a"\u20ac'
-    assert json.loads(carried(name, b'{"x":1}', "0:1")) == {
+    assert json.loads(record_message(name, b'{"x":1}', "0:1")) == {
         "type": "record", "id": name, "position": "0:1", "record": {"x": 1},
     }  # fmt: skip
-    assert json.loads(shared(name, b"{}", 3, 1)) == {
+    assert json.loads(delivery_message(name, b"{}", 3, 1)) == {
         "type": "record", "id": name, "delivery": 3, "attempts": 1, "record": {},
     }  # fmt: skip
     assert json.loads(failed(None, RestError(400, "m", validation_errors=("v",)))) == {
