@@ -164,7 +164,7 @@ async def test_records_come_within_credit_and_go_on_where_it_ended(
         await client.hear("subscribed")
         assert await client.is_silent()
         await client.say("credit", "s", credit=1)
-        assert "without" in (await client.hear("error"))["message"]
+        assert "does not use credit" in (await client.hear("error"))["message"]
 
 
 async def test_many_who_call_it_the_same_get_the_same(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:
