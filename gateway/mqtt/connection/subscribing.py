@@ -45,12 +45,12 @@ class _Answer:
         self.retained: list[tuple[SessionSubscription, PendingRetained | None]] = []
         self.new: list[str] = []
 
-    def refuse(self, place: int, code: ReasonCode, reason: str) -> None:
-        self.codes[place] = code
+    def refuse(self, index: int, code: ReasonCode, reason: str) -> None:
+        self.codes[index] = code
         self.reason = reason
 
-    def refuse_for(self, place: int, refused: Refused) -> None:
-        self.refuse(place, _NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
+    def refuse_for(self, index: int, refused: Refused) -> None:
+        self.refuse(index, _NAMES.get(refused.outcome, ReasonCode.UNSPECIFIED_ERROR), refused.reason)
 
 
 async def subscribe(
@@ -68,9 +68,9 @@ async def subscribe(
         client, session, services, _with_whole_filters(client, event.subscriptions), identifier, answer
     )
     shared = {
-        place: subscription for place, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
+        index: subscription for index, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
     }
-    own = {place: subscription for place, subscription in allowed.items() if place not in shared}
+    own = {index: subscription for index, subscription in allowed.items() if index not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
     if session.client is not client:
         return  # the client disconnected meanwhile
@@ -126,19 +126,19 @@ def _authorize(  # noqa: PLR0917 - the client and its request
     assert client.grant is not None
     known = session.subscriptions.by_filter.keys() | session.shares.subscriptions.keys()
     allowed: dict[int, SessionSubscription] = {}
-    for place, options in enumerate(subscriptions):
+    for index, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
         share = parse_share(topic_filter) if is_shared(topic_filter) else None
         if share is None and is_shared(topic_filter):  # 3.1.1 only: the parser disconnects 5.0
-            answer.refuse(place, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
+            answer.refuse(index, ReasonCode.TOPIC_FILTER_INVALID, "not a shared subscription")
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
             client.audit_denied("subscribe", topic_filter)
-            answer.refuse(place, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
+            answer.refuse(index, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
         elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
-            answer.refuse(place, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
+            answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)
-            allowed[place] = SessionSubscription(
+            allowed[index] = SessionSubscription(
                 _with_qos(options, min(options.qos, services.config.maximum_qos)), identifier
             )
     return allowed
@@ -164,8 +164,8 @@ async def _hold(
         answer.reason = _SILENT
         return
     except Refused as refused:
-        for place in subscriptions:
-            answer.refuse_for(place, refused)
+        for index in subscriptions:
+            answer.refuse_for(index, refused)
         return
     if session.client is not client:
         for topic_filter, found in held.items():
@@ -173,11 +173,11 @@ async def _hold(
                 router.drop(topic_filter)
         return
     taken: set[str] = set()
-    for place, subscription in subscriptions.items():
+    for index, subscription in subscriptions.items():
         options = subscription.options
         since = held[options.topic_filter]
         if isinstance(since, Refused):
-            answer.refuse_for(place, since)
+            answer.refuse_for(index, since)
             continue
         if options.topic_filter in taken:
             router.hold_again(options.topic_filter)
@@ -187,32 +187,32 @@ async def _hold(
             answer.new.append(options.topic_filter)
         if options.retain_handling == AT_EACH or (options.retain_handling == IF_NEW and not known):
             answer.retained.append((subscription, session.deliveries.expect_retained(subscription)))
-        answer.codes[place] = options.qos
+        answer.codes[index] = options.qos
 
 
 async def _join(session: Session, subscriptions: Mapping[int, SessionSubscription], answer: _Answer) -> None:
     """Join the shared subscriptions; a filter that occurs twice is joined in order."""
-    places: dict[str, list[int]] = {}
-    for place, subscription in subscriptions.items():
-        places.setdefault(subscription.options.topic_filter, []).append(place)
+    indexes: dict[str, list[int]] = {}
+    for index, subscription in subscriptions.items():
+        indexes.setdefault(subscription.options.topic_filter, []).append(index)
 
-    async def join(place: int) -> None:
+    async def join(index: int) -> None:
         try:
             async with asyncio.timeout(JOIN_S):
-                await session.shares.join(subscriptions[place])
-            answer.codes[place] = subscriptions[place].options.qos
+                await session.shares.join(subscriptions[index])
+            answer.codes[index] = subscriptions[index].options.qos
         except TimeoutError:
             answer.reason = _SILENT
         except Refused as refused:
             if refused.outcome is Outcome.DENIED and session.client is not None:
-                session.client.audit_denied("subscribe", subscriptions[place].options.topic_filter)
-            answer.refuse_for(place, refused)
+                session.client.audit_denied("subscribe", subscriptions[index].options.topic_filter)
+            answer.refuse_for(index, refused)
 
     async def join_in_order(several: Sequence[int]) -> None:
-        for place in several:
-            await join(place)
+        for index in several:
+            await join(index)
 
-    await asyncio.gather(*(join_in_order(several) for several in places.values()))
+    await asyncio.gather(*(join_in_order(several) for several in indexes.values()))
 
 
 def _with_qos(options: Subscription, qos: int) -> Subscription:

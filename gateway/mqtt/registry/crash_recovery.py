@@ -18,7 +18,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.log_scan import scan_log
 from gateway.mqtt.session.qos2 import InboundQos2
-from gateway.mqtt.state.records import InflightRecord, Places
+from gateway.mqtt.state.records import InflightRecord, Offsets
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
@@ -61,13 +61,13 @@ class CrashRecovery:
         found = await self._find(await self._ranges([inbound_qos2.scan_from]))
         inbound_qos2.confirm(found.get(inbound_qos2.session_id, set()))
 
-    async def _ranges(self, scans: Iterable[Places]) -> dict[TopicPartition, int]:
+    async def _ranges(self, scans: Iterable[Offsets]) -> dict[TopicPartition, int]:
         """Return the lowest offset for each partition; partitions newer than the record are read from the beginning."""
         ranges: dict[TopicPartition, int] = {}
         for scan_from in scans:
-            for topic, places in scan_from.items():
+            for topic, offsets in scan_from.items():
                 for partition in await self._partitions(topic):
-                    offset = places.get(partition.partition, 0)
+                    offset = offsets.get(partition.partition, 0)
                     ranges[partition] = min(offset, ranges.get(partition, offset))
         return ranges
 

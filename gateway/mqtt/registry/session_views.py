@@ -10,7 +10,7 @@ from gateway.clients import SUBSCRIPTIONS, ClientView, SessionView, Subscription
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.session_registry import Sessions
-from gateway.mqtt.state.records import NEVER, InflightRecord, Places, SessionRecord, decode_inflight
+from gateway.mqtt.state.records import NEVER, InflightRecord, Offsets, SessionRecord, decode_inflight
 
 PARTITIONS: Final = 1000  # a session with more has no lag in its view
 
@@ -61,13 +61,13 @@ class SessionViews:
             lag=None if inflight is None else await self._lag(inflight.reached),
         )
 
-    async def _lag(self, reached: Places) -> int | None:
+    async def _lag(self, reached: Offsets) -> int | None:
         """Return the number of records above the offsets; None for too many partitions or if Kafka does not answer."""
-        places = {TopicPartition(topic, number): at for topic, ats in reached.items() for number, at in ats.items()}
-        if len(places) > PARTITIONS:
+        offsets = {TopicPartition(topic, number): at for topic, ats in reached.items() for number, at in ats.items()}
+        if len(offsets) > PARTITIONS:
             return None
         try:
-            ends = await self._lookup.ends(places, led=True) if places else {}
+            ends = await self._lookup.ends(offsets, led=True) if offsets else {}
         except Refused:
             return None
-        return sum(max(0, end - places[place]) for place, end in ends.items())
+        return sum(max(0, end - offsets[partition]) for partition, end in ends.items())

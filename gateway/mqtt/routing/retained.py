@@ -47,7 +47,7 @@ _OWN, _COPY = "own", "copy"  # tokens of a message's two records
 
 _MIRRORED: Final = 1 << 20  # added to the partition numbers of another topic, to keep them apart
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Partition and offset in the topic of retained messages."""
 
 
@@ -178,7 +178,7 @@ class Retained:
 
     # Reading
 
-    def search(self, topic_filter: str, after: Place = (-1, -1)) -> Iterator[list[tuple[str, Place]]]:
+    def search(self, topic_filter: str, after: Position = (-1, -1)) -> Iterator[list[tuple[str, Position]]]:
         """Find the topics that match a valid, not shared filter, and the positions of their messages.
 
         Results above `after` come in unordered pieces; each is a short step of the search, and may be empty. A message

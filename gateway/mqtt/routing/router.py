@@ -21,7 +21,7 @@ from gateway.kafka.contracts import LossySubscriber, Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
-from gateway.mqtt.state.records import Places, SessionSubscription
+from gateway.mqtt.state.records import Offsets, SessionSubscription
 from gateway.spawn import keep_running
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
@@ -283,7 +283,7 @@ class Router:
                 del self._watched[topic]
                 self._live_reader.unwatch(topic, self)
 
-    def places(self, filters: Collection[str], outbox: Subscriber) -> Places:
+    def offered(self, filters: Collection[str], outbox: Subscriber) -> Offsets:
         """Return the offsets up to which the filters' topics were offered; 0 in a partition without a leader."""
         live = self._live_reader
         return {
@@ -299,7 +299,7 @@ class Router:
         found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in self._topics_of(filters)}
         return {topic: b64encode(identity).decode() for topic, identity in found.items() if identity}
 
-    async def ends(self, filters: Collection[str], outbox: Subscriber, places: Places) -> Places:
+    async def ends(self, filters: Collection[str], outbox: Subscriber, offered: Offsets) -> Offsets:
         """Return the log's end offsets for topics where more was offered before, or elsewhere, than is read here.
 
         Raises:
@@ -310,7 +310,7 @@ class Router:
             topic
             for topic in self._topics_of(filters)
             if any(
-                here < places.get(topic, {}).get(number, 0) for number, here in live.positions(topic, outbox).items()
+                here < offered.get(topic, {}).get(number, 0) for number, here in live.positions(topic, outbox).items()
             )
         ]
         ahead = await live.ahead(behind) if behind else {}

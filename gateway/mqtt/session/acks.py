@@ -35,55 +35,55 @@ _EMPTY: Final[collections.deque[Slot]] = collections.deque()
 class AckQueue:
     """The queue of a connection's unacknowledged publishes."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("_queue",)
 
     def __init__(self) -> None:
-        self._line = _EMPTY
+        self._queue = _EMPTY
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def arrive(self, packet_id: int, qos: int = 1) -> Slot:
         """Append a publish; the slot is its ticket's token."""
         slot = Slot(packet_id, None, qos)
-        if self._line is _EMPTY:
-            self._line = collections.deque()
-        self._line.append(slot)
+        if self._queue is _EMPTY:
+            self._queue = collections.deque()
+        self._queue.append(slot)
         return slot
 
     def arrive_run(self, packet_ids: Sequence[int]) -> list[Slot]:
         """Append consecutive publishes of QoS 1."""
         slots = [Slot(packet_id) for packet_id in packet_ids]
-        if self._line is _EMPTY:
-            self._line = collections.deque()
-        self._line.extend(slots)
+        if self._queue is _EMPTY:
+            self._queue = collections.deque()
+        self._queue.extend(slots)
         return slots
 
     def stored(self) -> list[int]:
         """Remove the stored publishes at the head that get a plain PUBACK, and return their packet identifiers."""
-        line = self._line
+        queue = self._queue
         taken: list[int] = []
-        for slot in line:
+        for slot in queue:
             result = slot.result
             if result is None or result.outcome is not STORED or slot.qos != 1 or slot.no_subscribers:
                 break
             taken.append(slot.packet_id)
-        if len(taken) == len(line):
-            line.clear()
+        if len(taken) == len(queue):
+            queue.clear()
         else:
             for _ in taken:
-                line.popleft()
+                queue.popleft()
         return taken
 
     def ready(self) -> list[Slot]:
         """Remove and return the slots at the head whose result is known, in order of arrival."""
-        line = self._line
+        queue = self._queue
         taken: list[Slot] = []
-        while line and line[0].result is not None:
-            taken.append(line.popleft())
+        while queue and queue[0].result is not None:
+            taken.append(queue.popleft())
         return taken
 
     def put_back(self, slots: Sequence[Slot]) -> None:
         """Put slots from `ready` back at the head, in order, and clear the first one's result."""
         slots[0].result = None
-        self._line.extendleft(reversed(slots))
+        self._queue.extendleft(reversed(slots))

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.mqtt.state.records import PUBCOMP, InflightMessage, Places
+from gateway.mqtt.state.records import PUBCOMP, InflightMessage, Offsets
 from mapping.record import Received
 from protocols.mqtt.states import UNLIMITED
 
-Place = tuple[str, int]
+Partition = tuple[str, int]
 """Kafka topic and partition."""
 
 NO_TOPIC: Final = ""
@@ -47,16 +47,16 @@ class InflightMessages:
     def __init__(
         self,
         messages: Iterable[InflightMessage] = (),
-        reached: Places | None = None,
+        reached: Offsets | None = None,
         topic_ids: Mapping[str, str] | None = None,
     ) -> None:
         """Start with the contents of an in-flight record."""
         self._ids: dict[int, InflightMessage | None] = {message.packet_id: message for message in messages}
         self._last = 0
-        self._waiting: dict[Place, collections.deque[InflightMessage]] = {}
-        self._offered: dict[Place, int] = {}  # offsets below which all was offered before the reconnect
+        self._waiting: dict[Partition, collections.deque[InflightMessage]] = {}
+        self._offered: dict[Partition, int] = {}  # offsets below which all was offered before the reconnect
         self._unclear_until = 0
-        self.reached: Places = reached if reached is not None else {}
+        self.reached: Offsets = reached if reached is not None else {}
         self.topic_ids: Mapping[str, str] = topic_ids if topic_ids is not None else {}  # of the topics in `reached`
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class InflightMessages:
             if self.topic_ids.get(topic, found) != found:
                 self.forget(topic)
 
-    def reset_truncated(self, ends: Places) -> None:
+    def reset_truncated(self, ends: Offsets) -> None:
         """Reset partitions whose log ends (`ends`) below the reached offset.
 
         Such a topic was created again (on a broker without topic ids) or truncated, and all its records are new.
@@ -117,8 +117,8 @@ class InflightMessages:
                     self.reached[topic][partition] = 0
 
     def rewind(
-        self, unclear_until: int, wanted: Places, others: Places
-    ) -> tuple[dict[Place, int], list[InflightMessage], list[InflightMessage]]:
+        self, unclear_until: int, wanted: Offsets, others: Offsets
+    ) -> tuple[dict[Partition, int], list[InflightMessage], list[InflightMessage]]:
         """Prepare for reading the log again, after the session got a connection.
 
         Args:
@@ -137,11 +137,11 @@ class InflightMessages:
         # A missing partition was deleted while the client was away; if it is created again, all its records are new.
         self._offered = {
             (topic, partition): offset
-            for topic, places in self.reached.items()
-            for partition, offset in places.items()
+            for topic, offsets in self.reached.items()
+            for partition, offset in offsets.items()
             if partition in wanted.get(topic, ()) or partition in others.get(topic, ())
         }
-        starts: dict[Place, int] = {}
+        starts: dict[Partition, int] = {}
         for topic, partitions in wanted.items():
             for partition in partitions:
                 starts[topic, partition] = self._offered.setdefault((topic, partition), 0)
@@ -217,7 +217,7 @@ class InflightMessages:
         """Whether a delivery must be resent, because the client has not answered it."""
         return self._ids.get(entry.packet_id) is entry and entry.stage != PUBCOMP
 
-    def places(self, live: Places) -> Places:
+    def offered(self, live: Offsets) -> Offsets:
         """Return the offsets up to which the log was offered: `live`, but at least those before the reconnect."""
         for (topic, partition), offered in self._offered.items():
             partitions = live.get(topic)

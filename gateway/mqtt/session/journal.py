@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 
-Then = tuple[Callable[[Any], None], Any]
+Callback = tuple[Callable[[Any], None], Any]
 """Callback and argument, called when everything up to now is stored."""
 
 
@@ -35,8 +35,8 @@ class Journal:
         """
         self._write = write
         self._too_large = too_large
-        self._next: list[Then] = []
-        self._sent: list[Then] = []
+        self._next: list[Callback] = []
+        self._sent: list[Callback] = []
         self._scheduled = False
         self._busy = False
         self._stopped = False
@@ -47,7 +47,7 @@ class Journal:
         """Whether every requested write is stored."""
         return not (self._busy or self._scheduled)
 
-    def save(self, then: Then | None = None) -> None:
+    def save(self, then: Callback | None = None) -> None:
         """Write the record at the end of this event loop iteration; `then` is called when it is stored."""
         if then is not None:
             self._next.append(then)

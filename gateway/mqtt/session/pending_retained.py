@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.mqtt.routing.retained import Place
+from gateway.mqtt.routing.retained import Position
 from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 
 
@@ -23,7 +23,7 @@ class Pending(msgspec.Struct, gc=False, eq=False):
     packet_id: int = 0  # packet identifier of a resent message; 0: a new one
     progress: PendingRetained | None = None  # position that the in-flight record stores, for QoS 1 and 2
     # topics and positions of their messages, in sending order
-    found: collections.deque[tuple[str, Place]] = msgspec.field(default_factory=collections.deque)
+    found: collections.deque[tuple[str, Position]] = msgspec.field(default_factory=collections.deque)
     is_found: bool = False  # the search is complete; nothing is sent before
     is_dropped: bool = False  # nothing more is to be sent
 

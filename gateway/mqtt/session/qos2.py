@@ -30,7 +30,7 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
-from gateway.mqtt.state.records import InflightRecord, Places
+from gateway.mqtt.state.records import InflightRecord, Offsets
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
@@ -51,7 +51,7 @@ class StartOffsets:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._ends: Places = {}
+        self._ends: Offsets = {}
 
     def __contains__(self, topic: str) -> bool:
         """Whether the topic's offsets are known."""
@@ -65,7 +65,7 @@ class StartOffsets:
         for partition in partitions:  # a partition without a leader has no known end: 0
             known[partition.partition] = max(ends.get(partition, 0), known.get(partition.partition, 0))
 
-    def of(self, topics: Iterable[str]) -> Places:
+    def of(self, topics: Iterable[str]) -> Offsets:
         """Return the current offsets of those topics that are known."""
         return {topic: dict(self._ends[topic]) for topic in topics if topic in self._ends}
 
@@ -141,8 +141,8 @@ class InboundQos2:
         self._next = 0
         self._unanswered: dict[int, None] = {}  # sequences, ascending
         self._released: set[int] = set()
-        self.scan_from: Places = {}
-        self._fresh: tuple[int, Places] | None = None  # start offsets that are valid from this sequence on
+        self.scan_from: Offsets = {}
+        self._fresh: tuple[int, Offsets] | None = None  # start offsets that are valid from this sequence on
         self._persisted_topics: set[str] = set()  # topics whose start offsets are in a stored in-flight record
         self._held: list[tuple[Record, InboundMessage, int]] = []  # with the size counted in the budget
         self._fetching_offsets = False

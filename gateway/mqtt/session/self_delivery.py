@@ -18,7 +18,7 @@ from gateway.kafka.read.live_reader import LiveReader
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 
-Then = tuple[Callable[[Any], None], Any]
+Callback = tuple[Callable[[Any], None], Any]
 """Callback and argument."""
 
 NO_OFFSET: Final = -1
@@ -29,10 +29,10 @@ class _Waiting:
 
     __slots__ = ("deadline", "offset", "then")
 
-    def __init__(self, offset: int, deadline: float, then: Then) -> None:
+    def __init__(self, offset: int, deadline: float, then: Callback) -> None:
         self.offset = offset
         self.deadline = deadline
-        self.then: Then | None = then
+        self.then: Callback | None = then
 
 
 class SelfDelivery:
@@ -52,7 +52,7 @@ class SelfDelivery:
         """Return the number of waiting callbacks."""
         return sum(one.then is not None for one in self._all)
 
-    def after(self, topic: str, partition: int, offset: int, then: Then) -> None:
+    def after(self, topic: str, partition: int, offset: int, then: Callback) -> None:
         """Call `then` when the live reader has passed a record, which may be now, or when the time is up.
 
         If the live reader has no position in the partition yet, the topic was created by this record, and reading
@@ -65,7 +65,7 @@ class SelfDelivery:
         waiting = self._wait(offset, then)
         self._places.setdefault((topic, partition), collections.deque()).append(waiting)
 
-    def later(self, then: Then) -> None:
+    def later(self, then: Callback) -> None:
         """Call `then` when the time is up."""
         self._wait(NO_OFFSET, then)
 
@@ -76,7 +76,7 @@ class SelfDelivery:
         for one in waiting:
             _call(one)
 
-    def _wait(self, offset: int, then: Then) -> _Waiting:
+    def _wait(self, offset: int, then: Callback) -> _Waiting:
         waiting = _Waiting(offset, self._clock() + self._wait_s, then)
         self._all.append(waiting)
         if self._timer is None:

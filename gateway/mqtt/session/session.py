@@ -27,7 +27,7 @@ from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares
 from gateway.mqtt.session.subscriptions import Subscriptions
-from gateway.mqtt.state.records import InflightRecord, PendingWill, Places, SessionRecord, SessionSubscription
+from gateway.mqtt.state.records import InflightRecord, Offsets, PendingWill, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
 from gateway.pauses import RECEIVE_MAXIMUM
 from gateway.security.authorization import Grant
@@ -105,7 +105,7 @@ class Session:
     """One session: what the router delivers to, through its outboxes."""
 
     __slots__ = (
-        "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_parts", "_places", "budget", "client", "client_id",
+        "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_offsets", "_parts", "budget", "client", "client_id",
         "deliveries", "epoch", "expiry", "gone_at", "inbound_qos2", "journal", "principal", "session_id", "shares",
         "state", "subscriptions", "unclear_until", "will",
     )  # fmt: skip
@@ -135,7 +135,7 @@ class Session:
         self._parts = parts
         self._lossy: LossyOutbox | None = None
         self._lossless: Outbox | None = None
-        self._places: Places = {}  # offered offsets while there is no connection
+        self._offsets: Offsets = {}  # offered offsets while there is no connection
         # names that the router holds for this session; once attached, those beside `subscriptions`
         self._held: list[str] = []
         self._gaps = 0
@@ -184,7 +184,7 @@ class Session:
         self._inflight = self.deliveries.inflight = InflightMessages(
             inflight.messages, inflight.reached, inflight.topic_ids
         )
-        self._places = inflight.reached
+        self._offsets = inflight.reached
         self.deliveries.restore_retained(inflight.pending_retained)
         if inflight.open or inflight.low_water_mark or inflight.released:
             self._make_inbound_qos2().restore(inflight)
@@ -224,13 +224,13 @@ class Session:
             log.error("a session's in-flight record is too large for Kafka", client=self.client_id)
             self.client.disconnect(ReasonCode.QUOTA_EXCEEDED, "the session's state is too large")
 
-    def _reached(self) -> Places:
+    def _reached(self) -> Offsets:
         """Return the offsets up to which the log was offered to this session."""
         if self.client is None or self._lossless is None:
-            return self._places
+            return self._offsets
         assert self._inflight is not None
         filters = self.subscriptions.lossless.union(self._held)
-        return self._inflight.places(self._parts.router.places(filters, self._lossless))
+        return self._inflight.offered(self._parts.router.offered(filters, self._lossless))
 
     def _topic_ids(self) -> Mapping[str, str]:
         """Return the ids of the topics in `_reached`."""
@@ -305,8 +305,8 @@ class Session:
         if self._inflight is None or not (self.subscriptions.by_filter or len(self._inflight)):
             return
         outbox = self._make_outboxes()
-        wanted = router.places(self.subscriptions.lossless, outbox)
-        starts, at_once, lost = self._inflight.rewind(self.unclear_until, wanted, router.places(self._held, outbox))
+        wanted = router.offered(self.subscriptions.lossless, outbox)
+        starts, at_once, lost = self._inflight.rewind(self.unclear_until, wanted, router.offered(self._held, outbox))
         self.unclear_until = 0
         self.deliveries.resume(at_once, lost)
         for (topic, number), offset in starts.items():
@@ -316,10 +316,10 @@ class Session:
         """Leave the live reader after the connection has ended, and remember the offered offsets."""
         parts = self._parts
         if self.kept:
-            self._places = self._reached()
+            self._offsets = self._reached()
             if self._inflight is not None:
                 self._inflight.topic_ids = self._topic_ids()
-                self._inflight.reached = self._places
+                self._inflight.reached = self._offsets
         self.client = None
         self.deliveries.stop()
         for topic_filter in self.subscriptions.by_filter:
@@ -339,7 +339,7 @@ class Session:
 
     def forget_topic(self, topic: str) -> None:
         """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning."""
-        self._places.pop(topic, None)
+        self._offsets.pop(topic, None)
         self.deliveries.forget_topic(topic)
         if self.inbound_qos2 is not None:
             self.inbound_qos2.forget_topic(topic)

@@ -34,11 +34,11 @@ class ShareParts(msgspec.Struct, frozen=True):
 class Shares:
     """A session's memberships in consumer groups, which deliver through `Deliveries.send_shared`."""
 
-    __slots__ = ("_deliveries", "_parts", "_places", "subscriptions")
+    __slots__ = ("_deliveries", "_joined", "_parts", "subscriptions")
 
     def __init__(self, deliveries: Deliveries, parts: ShareParts) -> None:
         self.subscriptions: dict[str, SessionSubscription] = {}  # by filter; joined or not
-        self._places: dict[str, Share] = {}
+        self._joined: dict[str, Share] = {}
         self._deliveries = deliveries
         self._parts = parts
 
@@ -46,7 +46,7 @@ class Shares:
         """Join the group of a shared subscription; raise Refused if that is not possible."""
         share = await self._enter(subscription)
         if share is not None:
-            self._places[subscription.options.topic_filter] = share
+            self._joined[subscription.options.topic_filter] = share
             self.subscriptions[subscription.options.topic_filter] = subscription
 
     async def _enter(self, subscription: SessionSubscription) -> Share | None:
@@ -88,7 +88,7 @@ class Shares:
                 await asyncio.sleep(RETRY_S)
                 continue
             if share is not None and topic_filter in self.subscriptions:
-                self._places[topic_filter] = share
+                self._joined[topic_filter] = share
             elif share is not None:
                 await share.leave()  # unsubscribed meanwhile
             return
@@ -96,7 +96,7 @@ class Shares:
     async def leave_group(self, topic_filter: str) -> bool:
         """Leave the group of a shared subscription; return whether there was one."""
         found = self.subscriptions.pop(topic_filter, None) is not None
-        share = self._places.pop(topic_filter, None)
+        share = self._joined.pop(topic_filter, None)
         if share is not None:
             self._deliveries.shared.give_up(share)
             await share.leave()
@@ -104,12 +104,12 @@ class Shares:
 
     def leave_all(self) -> None:
         """Leave all groups after the connection has ended; the subscriptions stay."""
-        places, self._places = self._places, {}
-        for share in places.values():
+        joined, self._joined = self._joined, {}
+        for share in joined.values():
             self._deliveries.shared.give_up(share)
             self._parts.spawn(share.leave())
 
     def wake(self) -> None:
         """Have the groups deliver again: there is capacity."""
-        for share in self._places.values():
+        for share in self._joined.values():
             share.wake()

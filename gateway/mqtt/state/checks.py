@@ -14,8 +14,8 @@ from gateway.mqtt.state.records import (
     RELEASE,
     SESSION,
     InflightRecord,
+    Offsets,
     PendingWill,
-    Places,
     SessionRecord,
     decode_gateway,
     decode_inflight,
@@ -82,8 +82,8 @@ def _is_possible_inflight(record: InflightRecord) -> bool:
     return (
         all(number >= 0 for number in counted)
         and all(1 <= packet_id <= UNLIMITED for packet_id in (*record.open, *record.uncertain))
-        and _are_places(record.reached)
-        and _are_places(record.scan_from)
+        and _are_offsets(record.reached)
+        and _are_offsets(record.scan_from)
         and all(is_valid_filter(pending.topic_filter) for pending in record.pending_retained)
         and all(
             1 <= inflight.packet_id <= UNLIMITED
@@ -96,9 +96,9 @@ def _is_possible_inflight(record: InflightRecord) -> bool:
     )
 
 
-def _are_places(places: Places) -> bool:
+def _are_offsets(offsets: Offsets) -> bool:
     return all(
-        partition >= 0 and offset >= 0 for partitions in places.values() for partition, offset in partitions.items()
+        partition >= 0 and offset >= 0 for partitions in offsets.values() for partition, offset in partitions.items()
     )
 
 

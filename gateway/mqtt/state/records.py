@@ -23,7 +23,7 @@ NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expir
 
 PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # the stages of a delivery, named after the packet that is awaited
 
-Places = dict[str, dict[int, int]]
+Offsets = dict[str, dict[int, int]]
 """Kafka topic -> partition -> offset."""
 
 
@@ -97,7 +97,7 @@ class InflightRecord(
 
     session_id: str
     epoch: int  # of the writer
-    reached: Places = {}  # everything below was offered to the session; unfinished deliveries are in `messages`
+    reached: Offsets = {}  # everything below was offered to the session; unfinished deliveries are in `messages`
     messages: tuple[InflightMessage, ...] = ()  # deliveries in flight, in the order of sending
     pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions with retained messages still to be sent
     # inbound QoS 2 messages with a lower sequence are finished, except those in `open`
@@ -105,7 +105,7 @@ class InflightRecord(
     open: dict[int, int] = {}  # packet identifier -> sequence of messages that are stored and wait for PUBREL
     released: tuple[int, ...] = ()  # sequences from the low-water mark on that are finished
     # start offsets for finding QoS 2 messages from the low-water mark on, and uncertain ones
-    scan_from: Places = {}
+    scan_from: Offsets = {}
     # packet identifier -> sequence of QoS 2 messages that may be stored or not; the client got no answer
     uncertain: dict[int, int] = {}
     final: bool = False  # the writer has released the session, and has nothing of it in flight

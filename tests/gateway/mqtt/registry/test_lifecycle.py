@@ -148,13 +148,13 @@ class World:
     async def ends(self, *_: Any) -> dict[str, Any]:
         return {}
 
-    def places(self, *_: Any) -> dict[str, Any]:
+    def offered(self, *_: Any) -> dict[str, Any]:
         return {}
 
     def advance(self, *_: Any) -> None:
         """Start offsets are of no interest here."""
 
-    of = places
+    of = offered
 
     def forget(self, outbox: Any) -> None:
         """The live reader loses a subscriber."""

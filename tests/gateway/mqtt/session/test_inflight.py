@@ -19,7 +19,7 @@ from gateway.mqtt.state.records import (
     PUBREC,
     InflightMessage,
     InflightRecord,
-    Places,
+    Offsets,
     decode_inflight,
     encode,
 )
@@ -85,8 +85,8 @@ class Gateway:
             assert entry.stage == PUBCOMP
             self.client.pubrel(entry.packet_id)
 
-    def reached(self) -> Places:
-        return self.inflight.places({"t": dict(enumerate(self.positions))})
+    def reached(self) -> Offsets:
+        return self.inflight.offered({"t": dict(enumerate(self.positions))})
 
     def drop(self) -> None:
         """Lose the connection; the next CONNACK means that everything is stored."""
@@ -264,7 +264,7 @@ def test_a_topic_that_was_deleted_while_the_client_was_away_is_new_when_it_is_th
     for offset in range(3):
         verdict = inflight.classify(record(0, offset))
         assert not verdict.finished
-    assert inflight.places({"stays": {0: 3}}) == {"stays": {0: 5}}
+    assert inflight.offered({"stays": {0: 3}}) == {"stays": {0: 5}}
 
 
 def test_what_was_offered_of_a_topic_with_another_id_does_not_count() -> None:
