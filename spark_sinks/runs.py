@@ -49,7 +49,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class RunsError(Exception):
-    """A job runs already, or its name is ambiguous; the text says which."""
+    """A job runs already, or its name is ambiguous; the message says which."""
 
 
 def directory() -> Path:

@@ -30,7 +30,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of ours
-    """A job's metrics cannot be read; the text says why."""
+    """A job's metrics cannot be read; the message says why."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

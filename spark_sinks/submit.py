@@ -34,7 +34,7 @@ SUBMITTED: Final = "--submitted"
 
 
 class SubmitError(ValueError):
-    """The job cannot be submitted with these options; the text says why."""
+    """The job cannot be submitted with these options; the message says why."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,9 +50,8 @@ def streams(rng: random.Random) -> Iterator[tuple[bytes, int]]:
         for kind in MESSAGES:
             shape = Shape("mqtt", kind, "t", 64, 5, Numbering(), 1, qos=qos or 1)
             found = Packets(shape, Pace(1, None))[0:20]
-            whole += (
-                found if qos else [bytes((0x30,)) + packet[1:] for packet in found]
-            )  # QoS 0 has no packet identifier; its bytes are data
+            # QoS 0 has no packet identifier, so its bytes become data.
+            whole += found if qos else [bytes((0x30,)) + packet[1:] for packet in found]
     whole += [bytes((kind, 2, 0, number)) for kind in (0x40, 0x50, 0x62, 0x70) for number in range(4)]
     while True:
         packets = rng.choices(whole, k=rng.randint(1, RUN))

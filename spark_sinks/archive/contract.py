@@ -20,7 +20,7 @@ MERGED: Final = "_merged"
 
 
 class ArchiveError(RuntimeError):
-    """The archive cannot be written; the text says why and what to do."""
+    """The archive cannot be written; the message says why and what to do."""
 
 
 def another_checkpoint(archive: str) -> ArchiveError:

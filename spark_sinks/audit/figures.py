@@ -20,7 +20,7 @@ ANSWER_S: Final = 10.0
 
 
 class FiguresError(RuntimeError):
-    """A gateway does not answer, or its answer is not valid; the text says why."""
+    """A gateway does not answer, or its answer is not valid; the message says why."""
 
 
 async def fetch(address: str) -> str:

@@ -58,7 +58,7 @@ async def run(
     """Audit until `stopped`, or once; return how many records are missing.
 
     Raises:
-        LedgerError, TakenOver, KafkaError: it cannot continue; the text says why.
+        LedgerError, TakenOver, KafkaError: it cannot continue; the message says why.
     """
     settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
     missing = 0

@@ -27,7 +27,7 @@ _UNITS: Final = {"millis": 1, "micros": 1_000, "nanos": 1_000_000}
 
 
 class SchemaError(ValueError):
-    """The schema cannot be used by a job; the text says why."""
+    """The schema cannot be used by a job; the message says why."""
 
 
 class Schema:

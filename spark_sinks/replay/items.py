@@ -59,7 +59,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unfit(ValueError):  # noqa: N818 - a finding, not a fault of ours
-    """The record cannot be replayed; the text says why."""
+    """The record cannot be replayed; the message says why."""
 
 
 def item_of(record: Any) -> Item:

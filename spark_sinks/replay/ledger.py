@@ -26,7 +26,7 @@ Positions = dict[str, dict[int, int]]
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot be used; the text says why."""
+    """The ledger cannot be used; the message says why."""
 
 
 class Entry(msgspec.Struct, kw_only=True):

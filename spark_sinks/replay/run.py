@@ -68,7 +68,7 @@ async def run(
         stopped: ends the run after the current transaction.
 
     Raises:
-        LedgerError, SourceError, TakenOver: it cannot continue; the text says why.
+        LedgerError, SourceError, TakenOver: it cannot continue; the message says why.
         KafkaError: Kafka failed; the next run continues.
     """
     began = time.monotonic()

@@ -40,7 +40,7 @@ class Source(Protocol):
 
 
 class SourceError(RuntimeError):
-    """The records to replay cannot be read; the text says why."""
+    """The records to replay cannot be read; the message says why."""
 
 
 class LogSource:
