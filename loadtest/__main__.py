@@ -149,7 +149,7 @@ async def many_of_all(options: argparse.Namespace) -> int:
     report = Report("many", lines=True)
     for one in found:
         report.add(**one.row())
-    return conclude(options, report, many.judge(found))
+    return conclude(options, report, many.check(found))
 
 
 async def fair_shares(options: argparse.Namespace) -> int:
@@ -163,14 +163,14 @@ async def fair_shares(options: argparse.Namespace) -> int:
         async with own_gateway(options, environment=limit_rules) as (gateway, _):
             alone, flooded = await fair.beside(gateway, plan)
         rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
-        problems += fair.judge(alone, flooded)
+        problems += fair.check(alone, flooded)
     if options.only in "crowd":
         async with own_gateway(options) as (gateway, _):
             crowd = await fair.crowd(gateway, plan)
         for name, took in crowd:
             columns = {f"{protocol} p{at}": each.milliseconds(at) for protocol, each in took.items() for at in (50, 99)}
             rows.append({"": f"{plan.modest} modest clients: {name}"} | columns)
-        problems += fair.judge_crowd(crowd)
+        problems += fair.check_crowd(crowd)
     for kind, (settings, protocols) in fair.KINDS.items():
         if options.only not in f"equal {kind}":
             continue
@@ -205,7 +205,7 @@ async def limit(options: argparse.Namespace) -> int:
     report = Report("limits", lines=True)
     for one in found:
         report.add(**one.row(plan))
-    return conclude(options, report, limits.judge(found, plan))
+    return conclude(options, report, limits.check(found, plan))
 
 
 async def compare_windows(options: argparse.Namespace) -> int:
@@ -215,7 +215,7 @@ async def compare_windows(options: argparse.Namespace) -> int:
     report = Report("windows", lines=True)
     for row in await windows.measure(directory, plan, options.only, say):
         report.add(**row)
-    return conclude(options, report, windows.judge_windows(report.rows))
+    return conclude(options, report, windows.check_windows(report.rows))
 
 
 async def soak_gateway(options: argparse.Namespace) -> int:
@@ -327,7 +327,7 @@ async def reads(options: argparse.Namespace) -> int:
     report = Report("reads, HTTP", lines=True)
     for number, one in enumerate(rounds, 1):
         report.add(round=number, records=one.records, **{"rss MiB": one.resident / 1024 / 1024, "cpu s": one.cpu})
-    return conclude(options, report, http_reads.judge(rounds, plan))
+    return conclude(options, report, http_reads.check(rounds, plan))
 
 
 async def memory(options: argparse.Namespace) -> int:
@@ -424,16 +424,16 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
 def main() -> None:
     """Run the command line."""
     options = arguments(__doc__)
-    sys.exit(uvloop.run(until_told(RUN[options.scenario](options))))
+    sys.exit(uvloop.run(until_signal(RUN[options.scenario](options))))
 
 
-async def until_told(work: Coroutine[Any, Any, int]) -> int:
+async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     """Run `work`; SIGTERM and SIGINT cancel it, so that its processes are stopped. Then exit as a shell would."""
-    loop, task, told = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
+    loop, task, signals = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
     assert task is not None
 
     def stop(number: int) -> None:
-        told.append(number)
+        signals.append(number)
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -441,9 +441,9 @@ async def until_told(work: Coroutine[Any, Any, int]) -> int:
     try:
         return await work
     except asyncio.CancelledError:
-        if not told:
+        if not signals:
             raise
-        return 128 + told[0]
+        return 128 + signals[0]
 
 
 if __name__ == "__main__":

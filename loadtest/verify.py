@@ -106,7 +106,7 @@ class Arrivals:
         """The number of repeated messages."""
         return self.counts.total() - len(self.counts)
 
-    def judge(self, ledger: Ledger) -> Verdict:
+    def verdict(self, ledger: Ledger) -> Verdict:
         """Compare the messages with the acknowledged ones."""
         lost = len(ledger.missing(self.counts))
         extra = self.total - (ledger.total - lost)

@@ -45,7 +45,7 @@ class Receiver(asyncio.Protocol):
         window: int = 1000,
         settled: bool = False,
         first: bool = False,
-        told: Callable[[bytes, float], None] | None = None,
+        on_message: Callable[[bytes, float], None] | None = None,
         keep: bool = True,
         login: tuple[str | None, str | None] = (None, None),
     ) -> None:
@@ -58,7 +58,7 @@ class Receiver(asyncio.Protocol):
             window: credit, which is renewed when half of it is used.
             settled: whether the peer should send settled messages.
             first: whether to start with the first stored record.
-            told: called with each payload and its arrival time.
+            on_message: called with each payload and its arrival time.
             keep: whether to keep the payloads.
             login: user and password for PLAIN.
         """
@@ -72,7 +72,7 @@ class Receiver(asyncio.Protocol):
         self._window = window
         self._settled = settled
         self._first = first
-        self._told = told
+        self._on_message = on_message
         self._keep = keep
         self._greeting = greeting(*login)
         self._splitter = Splitter()
@@ -102,9 +102,9 @@ class Receiver(asyncio.Protocol):
         self.last = time.perf_counter()
         if self._keep:
             self.payloads += payloads
-        if self._told is not None:
+        if self._on_message is not None:
             for payload in payloads:
-                self._told(payload, self.last)
+                self._on_message(payload, self.last)
         out = b""
         if not self._settled:
             out = accept(self._accepted, count - 1)  # delivery-ids count transfers, since the session has one link

@@ -46,12 +46,12 @@ class EventListener(asyncio.Protocol):
         wrong: whether it received other bytes than the other listeners.
     """
 
-    def __init__(self, path: str, shared: Shared, total: int, told: Callable[[int, float], None]) -> None:
-        """`told` is called with the number of the last event of each read, and its time."""
+    def __init__(self, path: str, shared: Shared, total: int, on_message: Callable[[int, float], None]) -> None:
+        """`on_message` is called with the number of the last event of each read, and its time."""
         self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
         self._shared = shared
         self._total = total
-        self._told = told
+        self._on_message = on_message
         self._head = b""
         self._at = 0
         self._transport: asyncio.Transport | None = None
@@ -94,7 +94,7 @@ class EventListener(asyncio.Protocol):
         self._at += len(data)
         got = self.got
         if got:
-            self._told(got - 1, now)
+            self._on_message(got - 1, now)
         if got >= self._total and not self.finished.done():
             self.finished.set_result(None)
 

@@ -52,14 +52,19 @@ class Follower(asyncio.Protocol):
     """
 
     def __init__(
-        self, client_id: str, filters: Sequence[str], stream: Stream, total: int, told: Callable[[int, float], None]
+        self,
+        client_id: str,
+        filters: Sequence[str],
+        stream: Stream,
+        total: int,
+        on_message: Callable[[int, float], None],
     ) -> None:
-        """`told` is called with the number of the last message of each read, and its time."""
+        """`on_message` is called with the number of the last message of each read, and its time."""
         self._greeting = connect_packet(client_id, keep_alive_s=0)
         self._filters = filters
         self._stream = stream
         self._total = total
-        self._told = told
+        self._on_message = on_message
         self._splitter = Splitter()
         self._rest = b""
         self._transport: asyncio.Transport | None = None
@@ -107,7 +112,7 @@ class Follower(asyncio.Protocol):
         else:
             self._parse(data)
         if self.position > before:
-            self._told(self.position - 1, now)
+            self._on_message(self.position - 1, now)
         if self.position >= self._total and not self.finished.done():
             self.ended_at = now
             self.finished.set_result(None)

@@ -75,7 +75,7 @@ class KeptClient(LastingClient):
                 self._connack(body)
             elif first == 0xE0:
                 word = f"DISCONNECT 0x{body[0] if body else 0:02x}"
-                self.told[word] += 1
+                self.refusals[word] += 1
                 if not body or body[0] != 0x8B:  # server shutting down, which is expected
                     self.faults.append(word)
             elif first != 0xD0:
@@ -84,7 +84,7 @@ class KeptClient(LastingClient):
     def _connack(self, body: bytes) -> None:
         if body[1]:
             word = f"CONNACK 0x{body[1]:02x}"
-            self.told[word] += 1
+            self.refusals[word] += 1
             self.faults.append(word)
             return
         self.connects += 1
@@ -236,7 +236,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         if (first == PUBACK) is not (self.qos == 1) or (first == PUBCOMP and not one.released):
             self.faults.append(f"{name} at QoS {self.qos} for {identifier}")
         elif first != PUBCOMP and code >= 0x80:
-            self.told[f"{name} 0x{code:02x}"] += 1
+            self.refusals[f"{name} 0x{code:02x}"] += 1
             del self._outgoing[identifier]
             if self._again:
                 self._anew.append(one.sequence)  # sent by the next `push`

@@ -52,18 +52,13 @@ _MORE: Final = 5  # index of the field in a transfer
 
 
 class KeptLink(LastingClient):
-    """A link that is attached again whenever it is lost.
-
-    Attributes:
-        refusals: how often an attach was temporarily refused.
-    """
+    """A link that is attached again whenever it is lost."""
 
     closing = CLOSING
     sign_of_life = IDLE
 
     def __init__(self, address: tuple[str, int], container: str) -> None:
         super().__init__(address, container)
-        self.refusals = 0
         self._splitter = Splitter()
 
     @abc.abstractmethod
@@ -101,10 +96,8 @@ class KeptLink(LastingClient):
         error = next((field[1] for field in fields if isinstance(field, tuple)), None)
         condition = error[0].decode() if error else ""
         word = f"{_ENDS[code]} {condition}".strip()
-        self.told[word] += 1
-        if condition in _TRANSIENT:
-            self.refusals += 1
-        elif not self._stopping:
+        self.refusals[word] += 1
+        if condition not in _TRANSIENT and not self._stopping:
             self.faults.append(f"{word}: {error}")
         if self._transport is not None:
             self._transport.close()
@@ -206,7 +199,7 @@ class KeptSender(NumberedSender, KeptLink):
             self._on_accepted(message)
         else:
             word = _outcome(state)
-            self.told[word] += 1
+            self.refusals[word] += 1
             if outcome not in (_RELEASED, _MODIFIED):
                 self.faults.append(f"{word}: message {message} got {state}")
             if self._send_again:

@@ -126,7 +126,13 @@ class ProtonSender(ProtonClient):
         super().__init__(address, container)
         self.total = 0
         self.answered = 0
-        self._target, self._key, self._payload, self._told, self._window = target, key, payload, on_accepted, window
+        self._target, self._key, self._payload, self._on_accepted, self._window = (
+            target,
+            key,
+            payload,
+            on_accepted,
+            window,
+        )
         self._sender: Any = None
         self._next = 0
         self._again: list[int] = []
@@ -177,7 +183,7 @@ class ProtonSender(ProtonClient):
 
     def _count(self, number: int) -> None:
         self.answered += 1
-        self._told(number)
+        self._on_accepted(number)
 
     def on_released(self, event: Any) -> None:
         """Queue a released or modified message for sending again."""

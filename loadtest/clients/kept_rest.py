@@ -95,7 +95,7 @@ class KeptProducer(NumberedSender, LastingClient):
 
     def _answered(self, status: int, retry_after_s: float, body: bytes) -> None:
         if not self._asked:
-            self.told[str(status)] += 1
+            self.refusals[str(status)] += 1
             if status < 400:
                 self.faults.append(f"an unexpected response: {status}")
             return
@@ -109,7 +109,7 @@ class KeptProducer(NumberedSender, LastingClient):
                 self._on_ack(sequence)
             else:
                 refused += 1
-                self.told[str(result["error_code"])] += 1
+                self.refusals[str(result["error_code"])] += 1
         self.given_up += refused
         self._asked = range(0)
         if refused:

@@ -20,7 +20,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
     Attributes:
         connects: number of connections on which the client was served.
         faults: violations by the server.
-        told: counts of refused messages, links and connections by their code, and of lost connections.
+        refusals: counts of refused messages, links and connections by their code, and of lost connections.
         connected: set while it is served.
         welcomes: seconds of each reconnection's handshake.
         moved: whether it has lost a connection since `moved` was reset.
@@ -35,7 +35,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self.client_id = client_id
         self.connects = 0
         self.faults: list[str] = []
-        self.told: collections.Counter[str] = collections.Counter()
+        self.refusals: collections.Counter[str] = collections.Counter()
         self.connected = asyncio.Event()
         self.welcomes: list[float] = []
         self.moved = False
@@ -95,7 +95,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note the lost connection; `run` reconnects."""
         if not self._stopping:
-            self.told["connection lost"] += 1
+            self.refusals["connection lost"] += 1
             self.moved = self.moved or self.connected.is_set()
         self._transport = None
         self.connected.clear()

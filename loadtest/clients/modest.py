@@ -29,7 +29,7 @@ class Modest:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._told: array.array[float] = array.array("d")
+        self._latencies: array.array[float] = array.array("d")
 
     @classmethod
     async def start(cls, host: str, port: int, topic: str, pause_s: float = PAUSE_S) -> Modest:
@@ -45,16 +45,16 @@ class Modest:
     async def answered(self, since: float) -> None:
         """Wait for the PUBACK of a message sent after `since`, so that no slow one is missed."""
         assert self._process.stdout is not None
-        while not self._told or self._told[-2] < since:
+        while not self._latencies or self._latencies[-2] < since:
             try:
-                self._told.frombytes(await self._process.stdout.readexactly(_PAIR))
+                self._latencies.frombytes(await self._process.stdout.readexactly(_PAIR))
             except asyncio.IncompleteReadError:
                 raise ConnectionResetError("the modest client has lost its connection") from None
 
     def between(self, begin: float, end: float) -> Latencies:
         """Return the latencies of messages sent in a period (`time.monotonic`), as far as `answered` has read them."""
         found = Latencies()
-        for sent, took in zip(self._told[0::2], self._told[1::2], strict=True):
+        for sent, took in zip(self._latencies[0::2], self._latencies[1::2], strict=True):
             if begin <= sent < end:
                 found.record(took)
         return found

@@ -26,7 +26,7 @@ _TICK_S: Final = 0.001
 _LINE_BYTES: Final = 64 * 1024 * 1024
 
 
-class Told(NamedTuple):
+class Results(NamedTuple):
     """The results; times are those of `time.perf_counter`, which all processes of a machine share.
 
     Attributes:
@@ -60,10 +60,10 @@ class TimedPublisher:
             raise ConnectionRefusedError("the publisher has ended")
         return cls(process)
 
-    async def publish(self) -> Told:
+    async def publish(self) -> Results:
         """Start publishing, and wait for the results."""
-        told, _ = await self._process.communicate(b"\n")
-        return Told(*json.loads(told))
+        output, _ = await self._process.communicate(b"\n")
+        return Results(*json.loads(output))
 
 
 async def _publish(arguments: list[str]) -> None:

@@ -97,7 +97,7 @@ async def by_amqp(gateway: GatewayProcess, user: str, names: Names, answered: An
     ended = threading.Event()
     done: asyncio.Future[None] = loop.create_future()
 
-    def tell(condition: str) -> None:
+    def report(condition: str) -> None:
         if not answered(condition):
             ended.set()
 
@@ -110,7 +110,7 @@ async def by_amqp(gateway: GatewayProcess, user: str, names: Names, answered: An
                 make(names()).close()
             except LinkDetached as detached:
                 condition = str(detached.condition)
-            loop.call_soon_threadsafe(tell, condition)
+            loop.call_soon_threadsafe(report, condition)
         connection.close()
 
     def run() -> None:

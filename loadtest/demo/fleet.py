@@ -124,7 +124,7 @@ class Fleet:
             elif not self._closed.is_set():  # the gateway may be stopping
                 self.errors.append(text)
 
-    def _tell(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def _call_soon(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Call a function in the event loop, from a client's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is counted any more
             self._loop.call_soon_threadsafe(lambda: what(*arguments, **options))
@@ -152,9 +152,9 @@ class Fleet:
         try:
             while not self._no_readings.wait(PERIOD_S):
                 reading = make_reading(sensor)
-                self._tell(self._accounts.sent, "mqtt", reading)
+                self._call_soon(self._accounts.sent, "mqtt", reading)
                 client.publish(f"sensors/{sensor}", reading.to_json(), qos=1)
-                self._tell(self._accounts.answered, "mqtt", well=self._next(answers))
+                self._call_soon(self._accounts.answered, "mqtt", well=self._next(answers))
         finally:
             client.disconnect()
             client.loop_stop()
@@ -177,10 +177,10 @@ class Fleet:
             if codes[0].is_failure:
                 refused.put(f"SUBACK {codes[0]}")
             else:
-                self._tell(ready)
+                self._call_soon(ready)
 
         def on_message(_c: paho.Client, _d: Any, message: paho.MQTTMessage) -> None:
-            self._tell(self._result, "mqtt", message.payload, time.time() * 1000)
+            self._call_soon(self._result, "mqtt", message.payload, time.time() * 1000)
 
         client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
         client.loop_start()
@@ -203,15 +203,15 @@ class Fleet:
             sender = connection.create_sender("sensors")
             while not self._no_readings.wait(PERIOD_S):
                 reading = make_reading(sensor)
-                self._tell(self._accounts.sent, "amqp", reading)
+                self._call_soon(self._accounts.sent, "amqp", reading)
                 message = Message(body=reading.to_json(), inferred=True, content_type="application/json")
                 message.annotations = {"x-opt-bridge.key": sensor}
                 try:
                     sender.send(message)
                 except SendException:  # not accepted
-                    self._tell(self._accounts.answered, "amqp", well=False)
+                    self._call_soon(self._accounts.answered, "amqp", well=False)
                 else:
-                    self._tell(self._accounts.answered, "amqp", well=True)
+                    self._call_soon(self._accounts.answered, "amqp", well=True)
         finally:
             connection.close()
 
@@ -219,7 +219,7 @@ class Fleet:
         connection = self._proton()
         try:
             receiver = connection.create_receiver("maximum", credit=100)
-            self._tell(ready)
+            self._call_soon(ready)
             while not self._closed.is_set():
                 try:
                     message = receiver.receive(timeout=POLL_S)
@@ -228,7 +228,7 @@ class Fleet:
                 receiver.accept()
                 body = message.body
                 assert isinstance(body, bytes | memoryview), "results are Data sections"
-                self._tell(self._result, "amqp", bytes(body), time.time() * 1000)
+                self._call_soon(self._result, "amqp", bytes(body), time.time() * 1000)
         finally:
             connection.close()
 

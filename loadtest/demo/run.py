@@ -131,7 +131,7 @@ class Demo:
                 await fleet.close(CLOSE_S)
                 for task in background:
                     task.cancel()
-        return self._judge(interrupted)
+        return self._conclude(interrupted)
 
     async def _raise_when_stopped(self) -> None:
         await self._stop.wait()
@@ -176,7 +176,7 @@ class Demo:
             await asyncio.sleep(LINE_S)
             view.plain(self._console, self._accounts, self._status, self._elapsed)
 
-    def _judge(self, interrupted: bool) -> int:
+    def _conclude(self, interrupted: bool) -> int:
         view.summary(self._console, self._accounts, self._status)
         for error in self._status.errors:
             view.line(self._console, error, "red")

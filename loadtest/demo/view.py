@@ -28,18 +28,18 @@ class Status:
 
     def take(self, metrics: str) -> None:
         """Update from the job's metrics in Prometheus' text format. Before the first micro-batch most are missing."""
-        told: dict[str, float] = {}
+        values: dict[str, float] = {}
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
-                told[sample.name] = told.get(sample.name, 0.0) + sample.value
-        if "trivium_spark_lag" in told:
-            self.lag = round(told["trivium_spark_lag"])
-        if "trivium_spark_batch" in told:
-            self.batch = round(told["trivium_spark_batch"])
-            self.rows = round(told["trivium_spark_rows_total"])
-            self.rows_per_second = told["trivium_spark_rows_per_second"]
-            self.duration_s = told["trivium_spark_batch_duration_seconds"]
-            self.late = round(told["trivium_spark_late_total"])
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        if "trivium_spark_lag" in values:
+            self.lag = round(values["trivium_spark_lag"])
+        if "trivium_spark_batch" in values:
+            self.batch = round(values["trivium_spark_batch"])
+            self.rows = round(values["trivium_spark_rows_total"])
+            self.rows_per_second = values["trivium_spark_rows_per_second"]
+            self.duration_s = values["trivium_spark_batch_duration_seconds"]
+            self.late = round(values["trivium_spark_late_total"])
 
     @property
     def spark(self) -> str:
@@ -97,7 +97,7 @@ def traffic_table(accounts: Accounts, title: str | None = None) -> Table:
     return table
 
 
-def books(accounts: Accounts) -> str:
+def correct_windows(accounts: Accounts) -> str:
     """Format the number of correct windows."""
     return f"{accounts.windows - accounts.open_windows:,} of {accounts.windows:,}"
 
@@ -107,7 +107,7 @@ def live(accounts: Accounts, addresses: dict[str, Any], status: Status, seconds:
     lines = [
         ("Kafka", "lag not known yet" if status.lag is None else f"lag {status.lag:,} readings"),
         ("Spark", status.spark),
-        ("Correct windows", f"{books(accounts)} (the newest are still open)"),
+        ("Correct windows", f"{correct_windows(accounts)} (the newest are still open)"),
         ("Your readings", _guest(accounts)),
         *(("Error", error) for error in status.errors),
     ]
@@ -134,7 +134,12 @@ def plain(console: Console, accounts: Accounts, status: Status, seconds: float) 
         for protocol, traffic in accounts.traffic.items()
     ]
     lag = "unknown" if status.lag is None else status.lag
-    parts += [f"Kafka lag {lag}", f"Spark {status.spark}", f"correct windows {books(accounts)}", *status.errors]
+    parts += [
+        f"Kafka lag {lag}",
+        f"Spark {status.spark}",
+        f"correct windows {correct_windows(accounts)}",
+        *status.errors,
+    ]
     if accounts.guest is not None:
         parts.append(f"your readings {_guest(accounts)}")
     line(console, f"{seconds:.1f} s: {' | '.join(parts)}")
@@ -144,7 +149,9 @@ def summary(console: Console, accounts: Accounts, status: Status) -> None:
     """Print the summary at the end of the run."""
     console.print(traffic_table(accounts, "Summary"))
     line(
-        console, f"Correct windows: {books(accounts)}. Unacknowledged: {accounts.unacknowledged}. Late: {status.late}."
+        console,
+        f"Correct windows: {correct_windows(accounts)}. Unacknowledged: {accounts.unacknowledged}. "
+        f"Late: {status.late}.",
     )
 
 

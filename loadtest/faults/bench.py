@@ -18,7 +18,7 @@ from loadtest.gateway import GatewayProcess, process_resident
 MIB: Final = 1024 * 1024
 SHOWN: Final = 5
 QUIET_S: Final = 2.0
-TOLD: Final = "connection lost"
+CONNECTION_LOST: Final = "connection lost"
 
 
 class Plan(NamedTuple):
@@ -127,7 +127,7 @@ class Fault(NamedTuple):
         what: its description for the report.
         act: causes the fault and ends it.
         connected: every honest client must stay connected.
-        all_told: every honest client must see a refusal or lose its connection.
+        all_refused: every honest client must see a refusal or lose its connection.
         silent: no honest client may see a refusal.
         proxied: the gateway reaches Kafka through the proxy.
         by_partition: keys move to other partitions, by Kafka's own rule.
@@ -142,7 +142,7 @@ class Fault(NamedTuple):
     what: str
     act: Callable[[Stage], Awaitable[None]]
     connected: bool = True
-    all_told: bool = False
+    all_refused: bool = False
     silent: bool = False
     proxied: bool = False
     by_partition: bool = False
@@ -161,7 +161,7 @@ class Outcome(NamedTuple):
     usual: float
     recovered: float | None
     stored: Stored
-    told: dict[str, collections.Counter[str]]
+    refusals: dict[str, collections.Counter[str]]
     seen: collections.Counter[str]
     disconnected: int
     idle: int
@@ -182,7 +182,7 @@ class Outcome(NamedTuple):
             "connections lost": self.disconnected,
             "MiB idle": self.idle // MIB,
             "MiB at most": self.peak // MIB,
-            "told": "; ".join(f"{protocol}: {words(found)}" for protocol, found in self.told.items() if found),
+            "refusals": "; ".join(f"{protocol}: {words(found)}" for protocol, found in self.refusals.items() if found),
             "seen": words(self.seen),
             "problems": len(self.problems),
         }
@@ -269,15 +269,15 @@ class Bench:
         async with asyncio.TaskGroup() as group:
             await load.start(group, COPIES if fault.in_sync else 1, fault.in_sync or 1)
             course = await self._course(fault, stage)
-        stored = await load.judge(by_partition=fault.by_partition)
+        stored = await load.verify(by_partition=fault.by_partition)
         peak = max((one.resident for one in load.samples), default=0)
         bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
         outcome = Outcome(
-            fault, course.begin, course.end, course.usual, course.recovered, stored, load.told(), stage.seen,
+            fault, course.begin, course.end, course.usual, course.recovered, stored, load.refusals(), stage.seen,
             course.disconnected, idle, peak, bound, load.samples,
             [*stage.problems, *([course.hanging] if course.hanging else []), *gateway.bugs()],
         )  # fmt: skip
-        outcome.problems.extend(_judge(outcome, load))
+        outcome.problems.extend(_check(outcome, load))
         return outcome
 
     async def _course(self, fault: Fault, stage: Stage) -> Course:
@@ -304,7 +304,7 @@ class Bench:
         return Course(begin, end, usual, recovered, disconnected, hanging)
 
 
-def _judge(outcome: Outcome, load: Load) -> list[str]:
+def _check(outcome: Outcome, load: Load) -> list[str]:
     """Return the violations."""
     fault, problems = outcome.fault, load.faults()[:SHOWN]
     for protocol, verdict in outcome.stored.verdicts.items():
@@ -314,12 +314,12 @@ def _judge(outcome: Outcome, load: Load) -> list[str]:
             problems.append(f"{protocol}: {verdict.reordered} of {verdict.stored} messages are out of order")
         if not verdict.acknowledged:
             problems.append(f"{protocol}: nothing was acknowledged")
-    if fault.connected and (outcome.disconnected or any(told[TOLD] for told in outcome.told.values())):
-        problems.append(f"honest clients were disconnected: {[dict(told) for told in outcome.told.values()]}")
-    if fault.silent and any(outcome.told.values()):
-        problems.append(f"something was refused: {[dict(told) for told in outcome.told.values()]}")
-    if fault.all_told:
-        problems += [f"{one.client_id} saw no refusal" for one in load.all if not one.told]
+    if fault.connected and (outcome.disconnected or any(found[CONNECTION_LOST] for found in outcome.refusals.values())):
+        problems.append(f"honest clients were disconnected: {[dict(found) for found in outcome.refusals.values()]}")
+    if fault.silent and any(outcome.refusals.values()):
+        problems.append(f"something was refused: {[dict(found) for found in outcome.refusals.values()]}")
+    if fault.all_refused:
+        problems += [f"{one.client_id} saw no refusal" for one in load.all if not one.refusals]
     if outcome.peak > outcome.bound:
         problems.append(f"memory: {outcome.peak // MIB} MiB, over {outcome.bound // MIB}")
     if fault.recovery_s is not None and outcome.recovered is not None and outcome.recovered > fault.recovery_s:

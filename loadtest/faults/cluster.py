@@ -152,12 +152,12 @@ class KafkaCluster:
                     stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
         async with asyncio.timeout(START_S):
-            while len(self._told().get("nodes", ())) < COPIES:
+            while len(self._status().get("nodes", ())) < COPIES:
                 if not self.is_running:
                     raise RuntimeError(f"the cluster has ended; see {self._directory / 'cluster.log'}")
                 await asyncio.sleep(_POLL_S)
 
-    def _told(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         if self._ready.exists():
             self._facts = json.loads(self._ready.read_text())
         return self._facts
@@ -168,7 +168,7 @@ class KafkaCluster:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(START_S):
-            while str(number) in self._told()["nodes"]:  # noqa: ASYNC110 - there is no event to wait for
+            while str(number) in self._status()["nodes"]:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(_POLL_S)
 
     async def kill(self) -> None:

@@ -132,7 +132,7 @@ class Load:
         self._tasks = [group.create_task(work) for work in works]
 
     def _sender(self, protocol: str, number: int) -> Sender:
-        payload, acknowledged = self._books(protocol, number)
+        payload, acknowledged = self._callbacks(protocol, number)
         address, topic, window = self._gateway.address(protocol), self.topic(protocol), self.terms.window
         name, key = f"{self.numbering.run}-{number}", f"sender-{number}"
         if protocol == "mqtt":
@@ -147,7 +147,7 @@ class Load:
             )
         return KeptProducer(address, name, topic, key=key, payload=payload, on_ack=acknowledged, window=window)
 
-    def _books(self, protocol: str, number: int) -> tuple[Callable[[int], bytes], Callable[[int], None]]:
+    def _callbacks(self, protocol: str, number: int) -> tuple[Callable[[int], bytes], Callable[[int], None]]:
         """Return the functions that make a sender's messages, and record their acknowledgements."""
         sent: dict[int, float] = {}
         ledger, latencies, answers = self.ledgers[protocol], self._latencies[protocol], self.answers
@@ -223,10 +223,10 @@ class Load:
         first = next(enough, None)
         return None if first is None else first - since
 
-    def told(self) -> dict[str, collections.Counter[str]]:
+    def refusals(self) -> dict[str, collections.Counter[str]]:
         """Return the refusals and lost connections of each protocol's senders."""
         return {
-            protocol: sum((one.told for one in senders), collections.Counter[str]())
+            protocol: sum((one.refusals for one in senders), collections.Counter[str]())
             for protocol, senders in self.senders.items()
         }
 
@@ -236,7 +236,7 @@ class Load:
             f"{one.client_id}: {fault}"
             for one in self.all
             for fault in one.faults
-            if not fault.startswith(tuple(one.told))
+            if not fault.startswith(tuple(one.refusals))
         ]
 
     def count_from_now(self, protocol: str) -> None:
@@ -267,14 +267,14 @@ class Load:
             await asyncio.wait(self._tasks)
         return None
 
-    async def judge(self, *, by_partition: bool = False) -> Stored:
+    async def verify(self, *, by_partition: bool = False) -> Stored:
         """Compare stored with acknowledged messages; `by_partition` if keys may have moved to other partitions."""
         verdicts, doubled = {}, 0
         exactly = range(self.terms.connections - self.terms.exactly, self.terms.connections)
         for protocol, ledger in self.ledgers.items():
             topic = self.topic(protocol)
             arrivals = await read_topic(self._bootstrap, topic, self.numbering, by_partition=by_partition)
-            verdicts[protocol] = arrivals.judge(ledger)
+            verdicts[protocol] = arrivals.verdict(ledger)
             doubled += sum(count > 1 for number, count in arrivals.counts.items() if number.sender in exactly)
         return Stored(verdicts, doubled)
 

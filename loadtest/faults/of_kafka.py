@@ -166,7 +166,7 @@ def faults(plan: Plan) -> tuple[Fault, ...]:
         ),
         Fault(
             "long stall", f"SIGSTOP to Kafka for {plan.long_stall:g} s, beyond the delivery timeout"
-            f" of {plan.delivery_timeout:g} s", long_stall, all_told=True, recovery_s=2.0,
+            f" of {plan.delivery_timeout:g} s", long_stall, all_refused=True, recovery_s=2.0,
         ),
         Fault("broker killed", "SIGKILL to Kafka, restarted immediately", kill, silent=True),
         Fault("broker away", f"SIGKILL to Kafka, restarted {plan.short:g} s later", away, silent=True),

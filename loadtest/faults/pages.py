@@ -39,8 +39,8 @@ def page(outcomes: Sequence[Outcome], note: str) -> str:
     """Return the same with plots."""
     sections = [("All", [html_table([outcome.row() for outcome in outcomes])])]
     for outcome in outcomes:
-        told = [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
-        sections.append((outcome.fault.name, [f"<p>{escape(outcome.fault.what)}.</p>", *told, _plot(outcome)]))
+        problems = [f'<p class="bad">{escape(problem)}</p>' for problem in outcome.problems]
+        sections.append((outcome.fault.name, [f"<p>{escape(outcome.fault.what)}.</p>", *problems, _plot(outcome)]))
     return html_page(TITLE, note, sections)
 
 

@@ -39,8 +39,8 @@ def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
         "--ready-file", type=Path, help="read the target from the file that `trivium up --ready-file` wrote"
     )
     run.add_argument("--messages", help="override the kind of messages: minimal, typical, jms or random")
-    run.add_argument("--rate", type=_told(rate), help="messages per second")
-    run.add_argument("--duration", type=_told(seconds), help="duration of a round, such as 30s or 4h")
+    run.add_argument("--rate", type=_positive(rate), help="messages per second")
+    run.add_argument("--duration", type=_positive(seconds), help="duration of a round, such as 30s or 4h")
     run.add_argument("--rounds", type=int)
     run.add_argument("--processes", type=int, help="generator processes (default: one per processor)")
     run.add_argument(
@@ -55,7 +55,7 @@ def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
     compared.add_argument("after", type=Path)
     sized = scenario("size", "estimate the gateways, partitions and MB/s that a fleet needs, from measured costs")
     sized.add_argument("--devices", type=int, required=True)
-    sized.add_argument("--rate", type=_told(rate), required=True, help="messages of one device, such as 1/10s")
+    sized.add_argument("--rate", type=_positive(rate), required=True, help="messages of one device, such as 1/10s")
     sized.add_argument("--bytes", type=int, required=True, help="payload bytes")
     sized.add_argument("--protocol", choices=("mqtt", "amqp", "http"), default="mqtt")
     sized.add_argument("--qos", type=int, choices=(1, 2), default=1, help="MQTT only")
@@ -63,13 +63,13 @@ def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
     sized.add_argument("--share", type=float, default=1.0, help="share of all messages that each subscriber receives")
     sized.add_argument("--replicas", type=int, default=3)
     sized.add_argument("--result", type=Path, help="use this result of `run`; default: start a gateway and measure it")
-    sized.add_argument("--duration", type=_told(seconds), default=10.0, help="duration of the measurement")
+    sized.add_argument("--duration", type=_positive(seconds), default=10.0, help="duration of the measurement")
 
 
-def _told(parse: Callable[[Any], Any]) -> Callable[[str], float]:
+def _positive(parse: Callable[[Any], Any]) -> Callable[[str], float]:
     """Wrap a parser for argparse, so that its ValueError becomes the option's error."""
 
-    def told(value: str) -> float:
+    def positive(value: str) -> float:
         try:
             found = float(parse(value))
         except ValueError as error:
@@ -78,7 +78,7 @@ def _told(parse: Callable[[Any], Any]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"{value} is not greater than 0")
         return found
 
-    return told
+    return positive
 
 
 async def run(options: argparse.Namespace, say: Say) -> int:

@@ -43,10 +43,10 @@ def _version(name: str) -> str | None:
 def _commit() -> str | None:
     here = Path(__file__).parent
     try:
-        told = subprocess.run(
+        described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=here, capture_output=True, text=True, check=True, timeout=10,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return described.stdout.strip()

@@ -53,10 +53,10 @@ class Runs:
 class Listener(asyncio.Protocol):
     """Reads server-sent events, and passes on complete ones."""
 
-    def __init__(self, path: str, fields: str, told: Callable[[bytes, float], None]) -> None:
+    def __init__(self, path: str, fields: str, on_events: Callable[[bytes, float], None]) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
-        self._told = told
+        self._on_events = on_events
         self._head = b""
         self._rest = b""
         self._transport: asyncio.Transport | None = None
@@ -73,7 +73,7 @@ class Listener(asyncio.Protocol):
             end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
             self._rest = whole[end:]
             if end:
-                self._told(whole[:end], time.perf_counter())
+                self._on_events(whole[:end], time.perf_counter())
             return
         self._head += data
         if b"retry:" in self._head:
@@ -156,7 +156,7 @@ class Generator:
             )
             begun = one.subscribed
         elif protocol == "amqp":
-            one = amqp_receiver.Receiver(name, self._topic, size=0, told=self._got, keep=False, login=self._login)
+            one = amqp_receiver.Receiver(name, self._topic, size=0, on_message=self._got, keep=False, login=self._login)
             begun = one.attached
         else:
             one = Listener(f"/topics/{self._topic}/stream?format=text", self._fields, self._got)
@@ -197,7 +197,7 @@ class Generator:
             second, delivered = self._latencies.take(), self._through.take()
             for whole, some in ((latencies, second), (through, delivered), (late, self._late.take())):
                 whole.add(some)
-            tell({"tick": {
+            send({"tick": {
                 "at": now - begin, "answered": self._answered - answered, "received": self._received,
                 "latencies": _encoded(second),
             }})  # fmt: skip
@@ -222,7 +222,7 @@ class Generator:
                 name = f"{self._scenario.send[part].protocol} 0x{code:x}"
                 refused[name] = refused.get(name, 0) + count
             sender.refused.clear()
-        tell({
+        send({
             "planned": planned if total is not None else None, "unsent": unsent, "in_time": in_time,
             "sent": sum(sender.sent for sender in senders) - sent, "answered": self._answered - answered,
             "unanswered": len(waiting_for) and sum(sender.total - sender.answered for sender in senders),
@@ -255,7 +255,7 @@ class Generator:
             wake = min(end, next_tick, queue[0][0] if queue else end)
             await asyncio.sleep(max(TICK_S, wake - time.perf_counter()))
 
-    def books(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """Return each sender's acknowledged ranges and number of sent messages."""
         return {
             "acknowledged": {number: runs.runs for number, runs in self._acknowledged.items()},
@@ -283,7 +283,7 @@ def _encoded(one: HdrHistogram) -> str:
     return str(one.encode().decode())
 
 
-def tell(answer: Any) -> None:
+def send(answer: Any) -> None:
     """Write one line."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
@@ -297,20 +297,20 @@ async def main() -> None:
     try:
         await generator.connect()
     except (OSError, TimeoutError, ExceptionGroup) as error:
-        tell({"failed": f"cannot connect: {str(error) or type(error).__name__}"})
+        send({"failed": f"cannot connect: {str(error) or type(error).__name__}"})
         return
     gc.freeze()
     gc.disable()  # there are no reference cycles, and a collection would delay messages
-    tell({"connected": True})
+    send({"connected": True})
     while line := await reader.readline():
         order = json.loads(line)
         if "step" in order:
             begin, duration, total = order["step"]
             await generator.step(begin, duration, total)
         elif "received" in order:
-            tell(generator.received())
+            send(generator.received())
         else:
-            tell(generator.books())
+            send(generator.counts())
     generator.close()
 
 

@@ -57,7 +57,7 @@ class Search:
         """The rate to try; None if the knee is found, or after too many steps."""
         return self._next
 
-    def tell(self, *, good: bool) -> None:
+    def report(self, *, good: bool) -> None:
         """Report the step at `next`. A rate above a bad one is never tried."""
         rate = self._next
         assert rate is not None, "the search is over"

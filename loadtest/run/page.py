@@ -31,15 +31,15 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what a reader of the figures must know."""
     around = result["environment"]
     knee, verdict, deliveries = result["knee"], result["verdict"], result["deliveries"]
-    told = []
+    found = []
     if knee is not None:
-        told.append((
+        found.append((
             "knee",
             "no rate was served well" if knee["rate"] is None else
-            f"{knee['rate']:,.0f} messages a second with p99 within {knee['p99_ms']:g} ms and no growing backlog;"
+            f"{knee['rate']:,.0f} messages/s with p99 within {knee['p99_ms']:g} ms and no growing backlog;"
             f" {knee['too much'] or float('nan'):,.0f} was too much",
         ))  # fmt: skip
-    told += [
+    found += [
         (
             "verified",
             "no: the acknowledged messages were not read back from Kafka" if verdict is None else
@@ -59,8 +59,8 @@ def facts(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("commit", around["commit"] or "unknown"),
     ]  # fmt: skip
     if deliveries is not None:
-        told.insert(1, ("delivered", f"{deliveries['received']:,} of {deliveries['expected']:,}"))
-    return told
+        found.insert(1, ("delivered", f"{deliveries['received']:,} of {deliveries['expected']:,}"))
+    return found
 
 
 def report(result: Mapping[str, Any]) -> Report:

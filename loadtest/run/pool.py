@@ -83,15 +83,15 @@ class Pool:
         """Return the number of generators."""
         return len(self._generators)
 
-    async def ask(self, what: Answer, told: Callable[[int, Answer], None] | None = None) -> list[Answer]:
-        """Give all generators an order and return their answers; each earlier `tick` is passed to `told`."""
+    async def ask(self, what: Answer, on_tick: Callable[[int, Answer], None] | None = None) -> list[Answer]:
+        """Give all generators an order and return their answers; each earlier `tick` is passed to `on_tick`."""
         for one in self._generators:
             one.order(what)
 
         async def whole(number: int, one: Generator) -> Answer:
             while "tick" in (answer := await one.answer()):
-                if told is not None:
-                    told(number, answer["tick"])
+                if on_tick is not None:
+                    on_tick(number, answer["tick"])
             return answer
 
         async with asyncio.TaskGroup() as group:

@@ -15,12 +15,12 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_cpu, process_resident
 from loadtest.numbering import Numbering
 from loadtest.report import histogram, percentiles
-from loadtest.run.books import Books, read
 from loadtest.run.environment import environment
 from loadtest.run.knee import Search, Step
 from loadtest.run.pool import Answer, Pool, generators
 from loadtest.run.saturation import Share, check
 from loadtest.run.scenario import Scenario
+from loadtest.run.tally import Tally, read
 
 FORMAT: Final = 1
 """The version of the result's format; other versions cannot be compared."""
@@ -77,9 +77,9 @@ class Run:
                 rounds = [await self._step(pool, scenario.duration, scenario.rate) for _ in range(scenario.rounds)]
             check(self._shares)
             received = await self._received(pool)
-            books = await pool.ask({"books": True})
-        verdict = await self._judge(books) if scenario.verify else None
-        sent = sum(sum(one["sent"].values()) for one in books)
+            counts = await pool.ask({"counts": True})
+        verdict = await self._verdict(counts) if scenario.verify else None
+        sent = sum(sum(one["sent"].values()) for one in counts)
         receivers = sum(one.connections for one in scenario.receive)
         result: Row = {
             "format": FORMAT,
@@ -130,13 +130,13 @@ class Run:
         seconds: dict[int, list[Answer]] = {}
         cpu = self._cpu()
 
-        def told(_generator: int, tick: Answer) -> None:
+        def on_tick(_generator: int, tick: Answer) -> None:
             some = seconds.setdefault(round(tick["at"]), [])
             some.append(tick)
             if len(some) == len(pool):
                 self._second(begin, some)
 
-        answers = await pool.ask({"step": [begin, duration, rate]}, told)
+        answers = await pool.ask({"step": [begin, duration, rate]}, on_tick)
         used = self._cpu()
         latencies = _merged(one["latencies"] for one in answers)
         through = _merged(one["through"] for one in answers)
@@ -211,7 +211,7 @@ class Run:
                 f"{rate:,.0f}/s is {'good' if good else 'too much'}: {row['per second']:,.0f}/s,"
                 f" p99 {row['p99 ms']:.1f} ms, backlog {row['backlog']:,}, {failures:,} failures"
             )
-            search.tell(good=good)
+            search.report(good=good)
         return {"rate": search.good, "too much": search.bad, "p99_ms": ramp.p99_ms}, rows
 
     async def _received(self, pool: Pool) -> int:
@@ -227,15 +227,15 @@ class Run:
             await asyncio.sleep(0.1)
         return max(0, count)
 
-    async def _judge(self, answers: Sequence[Answer]) -> Row:
+    async def _verdict(self, answers: Sequence[Answer]) -> Row:
         """Compare the acknowledged messages with Kafka."""
         sent = {int(sender): count for one in answers for sender, count in one["sent"].items()}
         acknowledged = {int(sender): runs for one in answers for sender, runs in one["acknowledged"].items()}
         self._say(f"reading {sum(sent.values()):,} messages back from Kafka")
-        books = Books(sent)
+        tally = Tally(sent)
         assert self._scenario.target.kafka is not None
-        await read(self._scenario.target.kafka, self._topic, self._numbering.run, books)
-        return books.judge(acknowledged).row()
+        await read(self._scenario.target.kafka, self._topic, self._numbering.run, tally)
+        return tally.verdict(acknowledged).row()
 
 
 def _merged(encoded: Any) -> HdrHistogram:

@@ -40,10 +40,10 @@ class SaturatedError(Exception):
     """The generators were the bottleneck; the text names them and the reasons."""
 
     def __init__(self, shares: list[Share]) -> None:
-        told = [f"generator {number} {one.reason}" for number, one in enumerate(shares) if one.reason]
+        reasons = [f"generator {number} {one.reason}" for number, one in enumerate(shares) if one.reason]
         super().__init__(
             "no result: the generators were saturated, so the figures would not be the gateway's: "
-            + "; ".join(told)
+            + "; ".join(reasons)
             + ". Use more processes, another machine or a lower rate"
         )
 

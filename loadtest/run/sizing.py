@@ -123,7 +123,7 @@ def cost_of(sending: Mapping[str, Any], receiving: Mapping[str, Any] | None = No
 
 def assumptions(fleet: Fleet, cost: Cost) -> list[str]:
     """Return the assumptions of the estimate."""
-    told = [
+    found = [
         (
             f"a message costs {cost.message_us:.1f} us of the gateway's CPU, a connection"
             f" {cost.connection_bytes / 1024:.1f} KiB ({cost.source}, payloads of {cost.size} bytes)"
@@ -137,10 +137,10 @@ def assumptions(fleet: Fleet, cost: Cost) -> list[str]:
         "the CPU of Kafka and of TLS is not included",
     ]
     if fleet.subscribers:
-        told.append(
+        found.append(
             f"each of the {fleet.subscribers:,} subscribers gets {fleet.share:.0%} of all messages; a delivery costs"
             f" {cost.delivery_us:.1f} us"
         )
     if max(fleet.size, cost.size) > 4 * min(fleet.size, cost.size):
-        told.append(f"{fleet.size} bytes differ much from the measured {cost.size}: measure again with this size")
-    return told
+        found.append(f"{fleet.size} bytes differ much from the measured {cost.size}: measure again with this size")
+    return found

@@ -133,12 +133,12 @@ class Group:
     def again(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> list[Again]:
         """Return every repeated delivery."""
         return [
-            self._judge(place, born, at, kills, outages)
+            self._check(place, born, at, kills, outages)
             for place, deliveries in self._deliveries.items()
             for born, at in deliveries[1:]
         ]
 
-    def _judge(self, place: Place, born: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
+    def _check(self, place: Place, born: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
         """`born` counts the kills before a connection, so kill number `born` ended it."""
         below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[:born])
         ages: list[float] = []
@@ -277,25 +277,27 @@ class AmqpRound(Rounds[Plan, Outcome]):
         finally:
             await admin.close()
 
-    async def judge(self, problems: list[str], seconds: float) -> Outcome:
+    async def check(self, problems: list[str], seconds: float) -> Outcome:
         """See `Rounds`."""
         places = await read_places(self.gateway.kafka, self.topic, self.numbering, "read_committed")
         lost = self.ledger.missing(places)
-        _tell(problems, "accepted and not in Kafka", lost)
+        _add_problem(problems, "accepted and not in Kafka", lost)
         twice = [number for number, at in places.items() if len(at) > 1]
         missing: list[Number] = []
         again: list[Again] = []
         for name, group in self._groups.items():
             absent = [number for number in places if number not in group.arrivals.counts]
-            _tell(problems, f"not delivered to {name}", absent)
+            _add_problem(problems, f"not delivered to {name}", absent)
             missing += absent
             if group.arrivals.foreign:
                 problems.append(f"{name}: {group.arrivals.foreign} messages of another origin")
             came_again = group.again(self._kills, self._outages)
-            _tell(problems, f"delivered again to {name} although committed", [one for one in came_again if one.below])
+            _add_problem(
+                problems, f"delivered again to {name} although committed", [one for one in came_again if one.below]
+            )
             limit = COMMIT_INTERVAL_S + self.plan.grace
             late = [one for one in came_again if one.age is not None and one.age > limit]
-            _tell(problems, f"delivered again to {name}, accepted more than {limit:g} s before a kill", late)
+            _add_problem(problems, f"delivered again to {name}, accepted more than {limit:g} s before a kill", late)
             again += came_again
         ages = [one.age for one in again if one.age is not None]
         return Outcome(
@@ -317,7 +319,7 @@ class AmqpRound(Rounds[Plan, Outcome]):
         )
 
 
-def _tell(problems: list[str], what: str, found: Sequence[object]) -> None:
+def _add_problem(problems: list[str], what: str, found: Sequence[object]) -> None:
     if found:
         problems.append(f"{len(found)} messages {what}: {list(found[:SHOWN])}")
 

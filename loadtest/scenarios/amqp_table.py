@@ -22,7 +22,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
-from loadtest.scenarios.steady import Load, judge, send
+from loadtest.scenarios.steady import Load, send, verify_load
 from loadtest.scenarios.table import beside_aiokafka
 from loadtest.verify import Ledger
 
@@ -53,7 +53,7 @@ class Sending(NamedTuple):
             "amqp", gateway.addresses["amqp"], topic, self.connections, self.window, messages, SIZE, kind=self.kind
         )
         measured = await send(load, numbering, ledger, gateway.pid)
-        verdict = await judge(gateway.kafka, load, numbering, ledger)
+        verdict = await verify_load(gateway.kafka, load, numbering, ledger)
         return {
             "a second": round(measured.answered / measured.seconds),
             "p50 ms": measured.latencies.milliseconds(50),
@@ -130,10 +130,10 @@ class Through(NamedTuple):
         numbers = {payload[:HEADER_BYTES]: number for number, payload in enumerate(payloads)}
         due_at: Sequence[float] = ()
 
-        def told(payload: bytes, now: float) -> None:
+        def on_message(payload: bytes, now: float) -> None:
             latencies.record(now - due_at[numbers[payload[:HEADER_BYTES]]])
 
-        receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, told=told)
+        receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, on_message=on_message)
         await _attach([receiver], gateway)
         pace = Pace(self.window, None)
         sender = await _connect_sender(gateway, topic, payloads, pace)

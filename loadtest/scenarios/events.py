@@ -72,14 +72,14 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     due_at: Sequence[float] = ()
     last = 0.0
 
-    def told(number: int, now: float) -> None:
+    def on_message(number: int, now: float) -> None:
         nonlocal last
         last = now
         latencies.record(now - due_at[number])
 
     shared = Shared()
     path = f"/topics/{topic}/stream?format=text"
-    listeners = [EventListener(path, shared, crowd.messages, told) for _ in range(crowd.listeners)]
+    listeners = [EventListener(path, shared, crowd.messages, on_message) for _ in range(crowd.listeners)]
     loop = asyncio.get_running_loop()
     for first in range(0, len(listeners), CONNECTING):
         some = listeners[first : first + CONNECTING]

@@ -233,7 +233,7 @@ async def _crowd(gateway: GatewayProcess, topic: str, plan: Plan) -> dict[str, L
     return took
 
 
-def judge_crowd(found: list[tuple[str, dict[str, Latencies]]]) -> list[str]:
+def check_crowd(found: list[tuple[str, dict[str, Latencies]]]) -> list[str]:
     """Return where modest clients waited too long."""
     (_, alone), *others = found
     return [
@@ -343,7 +343,7 @@ KINDS: Final[Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]]] = {
 with a budget of only a few requests."""
 
 
-def judge(alone: Beside, flooded: Beside) -> list[str]:
+def check(alone: Beside, flooded: Beside) -> list[str]:
     """Return how modest clients were affected."""
     problems = []
     for name in ("sensor", "amqp", "http"):

@@ -88,11 +88,11 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     stream = Stream([numbering.payload(0, sequence, fan.size) for sequence in range(fan.messages)])
     heard: list[tuple[int, float]] = []  # the last message of each read, and when
 
-    def told(number: int, now: float) -> None:
+    def on_message(number: int, now: float) -> None:
         heard.append((number, now))
 
     followers = [
-        Follower(f"{topic}-{number}", [f"{topic}/#", *_fillers(topic, fan, number)], stream, fan.messages, told)
+        Follower(f"{topic}-{number}", [f"{topic}/#", *_fillers(topic, fan, number)], stream, fan.messages, on_message)
         for number in range(fan.subscribers)
     ]
     await _connect(followers, address)

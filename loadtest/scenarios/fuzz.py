@@ -121,13 +121,13 @@ class Fuzz:
             with contextlib.suppress(TimeoutError):
                 await _until(lambda: honest.finished)
             honest.stop()
-        self._judge(honest, log_before, before, after)
+        self._check(honest, log_before, before, after)
         return Outcome(
             time.monotonic() - began, self._conversations, self._sent, self._answered, self._answers, self._resets,
             self._closed, honest.answered, (before[0], after[0]), (before[1], after[1]), self._problems,
         )  # fmt: skip
 
-    def _judge(self, honest: KeptSender, log_before: int, before: tuple[int, int], after: tuple[int, int]) -> None:
+    def _check(self, honest: KeptSender, log_before: int, before: tuple[int, int], after: tuple[int, int]) -> None:
         problems = self._problems
         with self._gateway.log.open("rb") as log:
             log.seek(log_before)

@@ -104,7 +104,7 @@ class Hostile:
             honest.cancel()
         after = await self._settled(before)
         lost = await self._lost()
-        self._judge(before, after, lost)
+        self._check(before, after, lost)
         return Outcome(
             self._requests,
             round(time.perf_counter() - began, 1),
@@ -117,7 +117,7 @@ class Hostile:
             self._problems,
         )
 
-    def _judge(self, before: Figures, after: Figures, lost: int) -> None:
+    def _check(self, before: Figures, after: Figures, lost: int) -> None:
         if lost:
             self._problems.append(f"{lost} of {len(self._acknowledged)} records are not at their offset")
         if after.descriptors > before.descriptors + POOLED:

@@ -83,7 +83,7 @@ async def read(gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) 
     return rounds
 
 
-def judge(rounds: Sequence[Round], plan: Plan) -> list[str]:
+def check(rounds: Sequence[Round], plan: Plan) -> list[str]:
     """Return the problems: missing records, or growing memory."""
     problems = [
         f"round {number}: {one.records} of {plan.records} records"

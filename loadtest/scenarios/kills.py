@@ -113,7 +113,7 @@ class Round(Rounds[Plan, Outcome]):
         wanted = sum(sender.total for _, sender in self._senders)
         return all(arrivals.total >= wanted for _, _, arrivals in self._subscribers)
 
-    async def judge(self, problems: list[str], seconds: float) -> Outcome:
+    async def check(self, problems: list[str], seconds: float) -> Outcome:
         """See `Rounds`."""
         sent = sum(sender.total for _, sender in self._senders)
         stored = {
@@ -125,14 +125,14 @@ class Round(Rounds[Plan, Outcome]):
         places = stored["read_uncommitted"]
         lost = self.ledger.missing(places)
         doubled = {qos: [n for n, at in places.items() if len(at) > 1 and self._qos(n) == qos] for qos in (1, 2)}
-        self._tell(problems, "acknowledged and not in Kafka", lost, places)
-        self._tell(problems, "of a QoS 2 sender and in Kafka more than once", doubled[2], places)
+        self._add_problem(problems, "acknowledged and not in Kafka", lost, places)
+        self._add_problem(problems, "of a QoS 2 sender and in Kafka more than once", doubled[2], places)
         for qos, subscriber, arrivals in self._subscribers:
             name = f"{type(subscriber).__name__} at QoS {qos}"
             missing = [number for number in places if number not in arrivals.counts]
-            self._tell(problems, f"not delivered to {name}", missing, places)
+            self._add_problem(problems, f"not delivered to {name}", missing, places)
             twice = [n for n, count in arrivals.counts.items() if count > 1 and qos == 2 and self._qos(n) == 2]
-            self._tell(problems, f"delivered more than once to {name}", twice, places)
+            self._add_problem(problems, f"delivered more than once to {name}", twice, places)
             if arrivals.reordered:
                 problems.append(f"{name}: {arrivals.reordered} messages out of order")
             if arrivals.foreign:
@@ -146,7 +146,9 @@ class Round(Rounds[Plan, Outcome]):
     def _qos(self, number: Number) -> int:
         return self._senders[number.sender][0]
 
-    def _tell(self, problems: list[str], what: str, numbers: list[Number], places: dict[Number, list[str]]) -> None:
+    def _add_problem(
+        self, problems: list[str], what: str, numbers: list[Number], places: dict[Number, list[str]]
+    ) -> None:
         """Add one line for the problem, and the events of some of the messages."""
         if not numbers:
             return

@@ -194,7 +194,7 @@ async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
         came += len(message)
 
     await _store(gateway, plan, topic)
-    reader = Receiver(topic, topic, size=0, first=True, told=take, keep=False)
+    reader = Receiver(topic, topic, size=0, first=True, on_message=take, keep=False)
     transport, _ = await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("amqp"))
     await reader.attached
     yield lambda: came
@@ -286,7 +286,7 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 
-def judge(found: list[Passed], plan: Plan) -> list[str]:
+def check(found: list[Passed], plan: Plan) -> list[str]:
     """Return the parts that do not meet their limit."""
     return [
         f"{one.name}: {one.bytes_s / 1000:.1f} kB/s, the limit is {plan.rate / 1000:.1f}"

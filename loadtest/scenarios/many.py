@@ -336,7 +336,7 @@ class Many:
                     answers[heard["id"]] = heard
 
 
-def judge(found: list[Beside]) -> list[str]:
+def check(found: list[Beside]) -> list[str]:
     """Return the parts that delayed others by a long turn of the gateway's loop, in CPU time."""
     problems: list[str] = []
     before = 0.0

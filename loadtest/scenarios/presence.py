@@ -239,7 +239,7 @@ class Presence:
             await changes
             while any(device.busy for device in self._devices):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(STEP_S)
-            settled, problems = await self._judge(topic)
+            settled, problems = await self._check(topic)
             follower.cancel()
             online = sum(1 for device in self._devices if device.open)
             for device in self._devices:
@@ -321,7 +321,7 @@ class Presence:
         self._alive.add(which)
         self._say(f"gateway {which + 1} was frozen for {self._plan.frozen:g} s")
 
-    async def _judge(self, topic: Topic) -> tuple[float, list[str]]:
+    async def _check(self, topic: Topic) -> tuple[float, list[str]]:
         """Wait until the topic is right; return the seconds it took, and what is wrong."""
         began = time.monotonic()
         while (wrong := self._wrong(topic)) and time.monotonic() - began < self._plan.settle:  # noqa: ASYNC110

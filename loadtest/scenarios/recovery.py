@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         recovered: partitions that Kafka read back in the last start.
-        told: log lines of the gateway that say that it waits.
+        waits: log lines of the gateway that say that it waits.
     """
 
     gigabytes: float
@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
     killed_within: int
     start_s: float
     recovered: int
-    told: int
+    waits: int
     read_s: float
     problems: list[str]
 
@@ -106,18 +106,18 @@ class Recovery:
             await self._gateway.kill()
         if killed < plan.kills:
             problems.append(f"{plan.kills - killed} starts were finished before they could be killed")
-        place, told = self._size(), self._told()
+        place, waits = self._size(), self._waits()
         begun = time.monotonic()
         await self._gateway.launch()
         await self._gateway.wait_ready(None)
         start_s = time.monotonic() - begun
         recovered = self._recovered(place)
-        told = self._told() - told
+        waits = self._waits() - waits
         self._say(f"ready again after {start_s:.1f} s")
         read_s = await self._timed(self._read(problems))
         records = sum(self._stored.values())
         return Outcome(
-            records * RECORD / GB, partitions, records, fill_s, first_start_s, killed, start_s, recovered, told,
+            records * RECORD / GB, partitions, records, fill_s, first_start_s, killed, start_s, recovered, waits,
             read_s, problems,
         )  # fmt: skip
 
@@ -189,7 +189,7 @@ class Recovery:
             file.seek(place if place <= size else 0)
             return file.read()
 
-    def _told(self) -> int:
+    def _waits(self) -> int:
         return self._gateway.log.read_bytes().count(b"the embedded broker is starting for")
 
 

@@ -180,7 +180,7 @@ class Rolling:
                 await gateway.stop(LIMIT_S)
                 faults += gateway.bugs()
         welcomes = [taken for sender in load.senders["mqtt"] for taken in sender.welcomes]
-        stored = await load.judge()
+        stored = await load.verify()
         return Rolled(
             stored, load.pauses, welcomes, round_trips, peak, balancer.refused, seconds, faults + load.faults()
         )

@@ -125,7 +125,7 @@ class Rounds(abc.ABC, Generic[P, O]):
                     client.stop()
         for client in self.clients():
             problems += [f"{client.client_id}: {fault}" for fault in client.faults[:SHOWN]]
-        return await self.judge(problems, time.monotonic() - began)
+        return await self.check(problems, time.monotonic() - began)
 
     @abc.abstractmethod
     def make_clients(self) -> None:
@@ -152,7 +152,7 @@ class Rounds(abc.ABC, Generic[P, O]):
         """Return the number of received messages in total."""
 
     @abc.abstractmethod
-    async def judge(self, problems: list[str], seconds: float) -> O:
+    async def check(self, problems: list[str], seconds: float) -> O:
         """Compare stored and received messages with the acknowledged ones."""
 
     def let_in(self, yes: bool) -> None:

@@ -129,21 +129,21 @@ def growth(samples: Sequence[Sample], measure: Measure, settle: float) -> float 
     It is the greater of the median slope of all pairs (Theil-Sen) times that span, which detects a steady rise, and
     the last third's median minus the first third's, which detects a step.
     """
-    judged = [one for one in samples if one.seconds >= settle]
-    if len(judged) < 3:
+    settled = [one for one in samples if one.seconds >= settle]
+    if len(settled) < 3:
         return None
     slopes = (
         (getattr(later, measure.name) - getattr(earlier, measure.name)) / (later.seconds - earlier.seconds)
-        for earlier, later in itertools.combinations(judged, 2)
+        for earlier, later in itertools.combinations(settled, 2)
         if later.seconds > earlier.seconds
     )
-    third = len(judged) // 3
-    ends = judged[:third], judged[-third:]
+    third = len(settled) // 3
+    ends = settled[:third], settled[-third:]
     first, last = (statistics.median(getattr(one, measure.name) for one in some) for some in ends)
-    return max(float(statistics.median(slopes)) * (judged[-1].seconds - judged[0].seconds), float(last - first))
+    return max(float(statistics.median(slopes)) * (settled[-1].seconds - settled[0].seconds), float(last - first))
 
 
-def judge(samples: Sequence[Sample], settle: float) -> tuple[dict[str, float], list[str]]:
+def check(samples: Sequence[Sample], settle: float) -> tuple[dict[str, float], list[str]]:
     """Return the growth of each measure, and the measures that are not flat."""
     grown: dict[str, float] = {}
     problems: list[str] = []
@@ -188,7 +188,7 @@ class Soak:
             await asyncio.wait(runs)
             sampling.cancel()
         self._samples.append(await self._look(began))
-        grown, rising = judge(self._samples, plan.settle)
+        grown, rising = check(self._samples, plan.settle)
         return Soaked(self._samples, grown, self._problems + rising)
 
     def _topic(self, protocol: str) -> str:
@@ -197,12 +197,12 @@ class Soak:
     # looking
 
     async def _sample(self, began: float) -> None:
-        told = 0.0
+        reported = 0.0
         while True:
             sample = await self._look(began)
             self._samples.append(sample)
-            if sample.seconds - told >= 60:
-                told = sample.seconds
+            if sample.seconds - reported >= 60:
+                reported = sample.seconds
                 self._say(
                     f"{sample.seconds / 60:.0f} min: {sample.rss / MIB:.0f} MiB, {sample.descriptors} descriptors,"
                     f" {sample.tasks} tasks, {sample.sent:,} sent, {sample.received:,} received"
@@ -275,7 +275,7 @@ class Soak:
         got = [0] * len(readers)
         moved = loop.time()
 
-        def told(reader: int, times: int) -> None:
+        def on_messages(reader: int, times: int) -> None:
             nonlocal moved
             got[reader] += times
             self._received += times
@@ -283,7 +283,7 @@ class Soak:
 
         async with contextlib.AsyncExitStack() as stack:
             for at, reader in enumerate(readers):
-                await stack.enter_async_context(reader(topic, prefix, partial(told, at)))
+                await stack.enter_async_context(reader(topic, prefix, partial(on_messages, at)))
             senders = await self._senders(load, prefix, count)
             for one in senders:
                 stack.callback(one.close)
@@ -332,8 +332,8 @@ class Soak:
     # receiving
 
     @contextlib.asynccontextmanager
-    async def _subscriber(self, topic: str, prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
-        make = partial(mqtt.Subscriber, f"{prefix}-s", f"{topic}/#", 1, lambda _: told(1))
+    async def _subscriber(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
+        make = partial(mqtt.Subscriber, f"{prefix}-s", f"{topic}/#", 1, lambda _: on_messages(1))
         _, one = await asyncio.get_running_loop().create_connection(make, *self._gateway.address("mqtt"))
         try:
             await asyncio.wait_for(asyncio.shield(one.subscribed), self._plan.patience)
@@ -342,9 +342,13 @@ class Soak:
             one.close()
 
     @contextlib.asynccontextmanager
-    async def _receiver(self, topic: str, prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
+    async def _receiver(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
         make = partial(
-            amqp_receiver.Receiver, f"{prefix}-r", topic, size=self._plan.size, told=lambda _payload, _now: told(1)
+            amqp_receiver.Receiver,
+            f"{prefix}-r",
+            topic,
+            size=self._plan.size,
+            on_message=lambda _payload, _now: on_messages(1),
         )
         _, one = await asyncio.get_running_loop().create_connection(make, *self._gateway.address("amqp"))
         try:
@@ -354,7 +358,7 @@ class Soak:
             one.close()
 
     @contextlib.asynccontextmanager
-    async def _listener(self, topic: str, prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
+    async def _listener(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
         """Receive server-sent events during the block."""
         host, port = self._gateway.address("http")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
@@ -368,7 +372,7 @@ class Soak:
             async def listen() -> None:
                 async for line in answer.content:
                     if line.startswith(b"data:"):
-                        told(1)
+                        on_messages(1)
 
             async with beside(listen()):
                 yield
@@ -400,12 +404,12 @@ class Soak:
                         one(len(records))
 
             @contextlib.asynccontextmanager
-            async def reader(_topic: str, _prefix: str, told: Callable[[int], None]) -> AsyncIterator[None]:
-                current.append(told)
+            async def reader(_topic: str, _prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
+                current.append(on_messages)
                 try:
                     yield
                 finally:
-                    current.remove(told)
+                    current.remove(on_messages)
 
             try:
                 async with beside(poll()):

@@ -104,9 +104,9 @@ async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None
     )
 
 
-async def judge(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger) -> Verdict:
+async def verify_load(bootstrap: str, load: Load, numbering: Numbering, ledger: Ledger) -> Verdict:
     """Read the topic and compare it with the ledger."""
-    return (await read_topic(bootstrap, load.topic, numbering, by_partition=load.topics > 0)).judge(ledger)
+    return (await read_topic(bootstrap, load.topic, numbering, by_partition=load.topics > 0)).verdict(ledger)
 
 
 async def _warm_up(load: Load, host: str, port: int) -> None:

@@ -14,7 +14,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.scenarios.fan_out import Fan, fan_out
-from loadtest.scenarios.steady import Load, judge, send
+from loadtest.scenarios.steady import Load, send, verify_load
 from loadtest.verify import Ledger
 
 
@@ -125,7 +125,7 @@ async def _publishing(gateway: GatewayProcess, row: Publishing, share: float) ->
         topics=row.topics,
     )  # fmt: skip
     measured = await send(load, numbering, ledger, gateway.pid)
-    verdict = await judge(gateway.kafka, load, numbering, ledger)
+    verdict = await verify_load(gateway.kafka, load, numbering, ledger)
     lost = verdict.lost if row.qos else messages // row.connections * row.connections - verdict.stored
     columns = {
         "per second": round(measured.answered / measured.seconds),

@@ -129,12 +129,14 @@ class Flood:
         try:
             if not plan.again:
                 await self._start(gateway, "empty")
-                await self._part(gateway, "one principal", lambda told: self._flood(gateway, self._users[:1], told))
-                await self._part(gateway, "the others", lambda told: self._flood(gateway, self._users[1:], told))
-                await self._part(gateway, "SUBSCRIBE", lambda told: self._subscribe(gateway, told))
+                await self._part(
+                    gateway, "one principal", lambda answers: self._flood(gateway, self._users[:1], answers)
+                )
+                await self._part(gateway, "the others", lambda answers: self._flood(gateway, self._users[1:], answers))
+                await self._part(gateway, "SUBSCRIBE", lambda answers: self._subscribe(gateway, answers))
                 await self._kill(gateway)
             await self._start(gateway, "killed")
-            await self._part(gateway, "after the kill", lambda told: self._flood(gateway, self._users, told))
+            await self._part(gateway, "after the kill", lambda answers: self._flood(gateway, self._users, answers))
             await self._kill(gateway)
             gateway = await self._overfull(gateway)
         finally:
@@ -152,13 +154,13 @@ class Flood:
         gateway = self._gateway(raised, None)
         await self._start(gateway, "raised limits")
         try:
-            await self._part(gateway, "raised limits", lambda told: self._flood(gateway, self._users[1:], told))
+            await self._part(gateway, "raised limits", lambda answers: self._flood(gateway, self._users[1:], answers))
         finally:
             await self._kill(gateway)
         gateway = self._gateway(self._limits, None)
         await self._start(gateway, "more topics than allowed")
         try:
-            await self._part(gateway, "overfull", lambda told: self._flood(gateway, self._users, told))
+            await self._part(gateway, "overfull", lambda answers: self._flood(gateway, self._users, answers))
         finally:
             await self._kill(gateway)
         if not plan.scarce:
@@ -166,7 +168,9 @@ class Flood:
         least = await self._too_few(plan.scarce)
         gateway = self._gateway(self._limits, least)
         await self._start(gateway, f"the {least} open files that it requires")
-        await self._part(gateway, "as many files as it asks for", lambda told: self._flood(gateway, self._users, told))
+        await self._part(
+            gateway, "as many files as it asks for", lambda answers: self._flood(gateway, self._users, answers)
+        )
         return gateway
 
     async def _too_few(self, files: int) -> int:
@@ -204,17 +208,17 @@ class Flood:
             os.kill(int(gateway.addresses["kafka_pid"]), signal.SIGKILL)
         await gateway.kill()
 
-    async def _part(self, gateway: GatewayProcess, name: str, work: Callable[[Told], Awaitable[None]]) -> None:
+    async def _part(self, gateway: GatewayProcess, name: str, work: Callable[[Answers], Awaitable[None]]) -> None:
         """Run `work` beside modest clients, and measure."""
-        told: Told = {}
+        answers: Answers = {}
         watch = _Watch(gateway)
         began, cpu = time.monotonic(), process_cpu(gateway.pid)
         async with _modest(gateway, self._problems) as rounds, beside(watch.look()):
-            await work(told)
+            await work(answers)
         topics = await _count(gateway)
         figures = await _figures(gateway)
         part = Part(
-            name, time.monotonic() - began, told, topics, int(figures["trivium_topics_partitions"]), watch.most,
+            name, time.monotonic() - began, answers, topics, int(figures["trivium_topics_partitions"]), watch.most,
             process_cpu(gateway.pid) - cpu, process_resident(gateway.pid), rounds,
         )  # fmt: skip
         self._parts.append(part)
@@ -225,19 +229,19 @@ class Flood:
         if not rounds.count:
             self._problems.append(f"{name}: the modest clients were not served")
 
-    async def _flood(self, gateway: GatewayProcess, users: list[str], told: Told) -> None:
+    async def _flood(self, gateway: GatewayProcess, users: list[str], answers: Answers) -> None:
         """Have all users create topics until `enough` refusals; then no more can be created."""
         async with asyncio.TaskGroup() as tasks:
             for user in users:
                 for protocol, make in _PROTOCOLS.items():
-                    said = told.setdefault(protocol, collections.Counter())
+                    said = answers.setdefault(protocol, collections.Counter())
                     answered = _until(said, self._plan.enough, self._problems, REFUSALS[protocol])
                     tasks.create_task(make(gateway, user, self._name, answered))
 
     def _name(self) -> str:
         return f"flood-{next(self._numbers)}-{self._run}"
 
-    async def _subscribe(self, gateway: GatewayProcess, told: Told) -> None:
+    async def _subscribe(self, gateway: GatewayProcess, answers: Answers) -> None:
         """Subscribe to missing topics, which must not create them."""
         before = await _count(gateway)
         async with asyncio.TaskGroup() as tasks:
@@ -245,12 +249,12 @@ class Flood:
                 tasks.create_task(makers.by_subscribing(gateway, user, self._name, self._plan.filters))
                 for user in self._users
             ]
-        told["mqtt"] = collections.Counter(granted=sum(one.result() for one in asked))
+        answers["mqtt"] = collections.Counter(granted=sum(one.result() for one in asked))
         if await _count(gateway) != before:
             self._problems.append("SUBSCRIBE created topics")
 
 
-Told = dict[str, collections.Counter[str]]
+Answers = dict[str, collections.Counter[str]]
 
 
 def _until(said: collections.Counter[str], enough: int, problems: list[str], refusal: str) -> makers.Answered:

@@ -19,7 +19,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.faults.kafka import kafka_behind_proxy
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
-from loadtest.scenarios.steady import Load, judge, send
+from loadtest.scenarios.steady import Load, send, verify_load
 from loadtest.verify import Ledger
 
 Say = Callable[[str], None]
@@ -104,7 +104,7 @@ async def _run(gateway: GatewayProcess, kafka: str, plan: Plan, messages: int, s
     measured = await send(load, numbering, ledger, gateway.pid)
     for text in measured.errors:
         say(f"a connection failed: {text}")
-    return {**measured.row(), **(await judge(kafka, load, numbering, ledger)).row()}
+    return {**measured.row(), **(await verify_load(kafka, load, numbering, ledger)).row()}
 
 
 def _median(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def _gateways(directory: Path, bootstrap: str) -> AsyncIterator[dict[str, 
         yield gateways
 
 
-def judge_windows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_windows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return where the adaptive window is not as good as required."""
     found = {row[""]: row for row in rows}
     problems = [f"{name}: {what} {row[what]}" for name, row in found.items() for what in _BROKEN if row[what]]

@@ -105,8 +105,8 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         f"meanwhile, {len(reader.wrong)} wrong, {reader.missed} repeated; maintenance runs: {upkeep.done} "
         f"finished, {upkeep.killed} killed"
     )
-    for told in (*reader.wrong[:10], *upkeep.failed):
-        print(told)
+    for problem in (*reader.wrong[:10], *upkeep.failed):
+        print(problem)
     kept = not reader.wrong and not upkeep.failed and code == 0
     return 0 if kept and found.rows == found.distinct == disk == log else 1
 
@@ -146,19 +146,19 @@ class Upkeep:
         finally:  # also if the scenario is cancelled
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            told, _ = await ended
+            output, _ = await ended
         if process.returncode == -signal.SIGKILL and kill_after_s is not None:
             self.killed += 1
         elif process.returncode == 0:
             self.done += 1
         else:
-            self.failed.append(f"maintain ended with {process.returncode}: {told.decode().strip()}")
+            self.failed.append(f"maintain ended with {process.returncode}: {output.decode().strip()}")
 
 
 async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
     """Send records, kill the job repeatedly, let it reach the log's end; return its exit code."""
 
-    def told(kill: int, moment: str) -> None:
+    def on_kill(kill: int, moment: str) -> None:
         files = len(reader.lake.files())
         print(
             f"{plan.format}: kill {kill} of {plan.kills} ({moment}): {reader.rows:,} rows, {files:,} files", flush=True
@@ -168,7 +168,7 @@ async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
         AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=5) as producer,
         beside(_send(producer, job.topics.source, plan.rate)),
     ):
-        await killing.rounds(job, plan.kills, random.Random(plan.seed), scans=False, told=told)
+        await killing.rounds(job, plan.kills, random.Random(plan.seed), scans=False, on_kill=on_kill)
         await job.start()
     log = sum((await _ends(job.bootstrap, job.topics.source)).values())
     for _ in range(SETTLE_READS):

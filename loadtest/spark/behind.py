@@ -156,8 +156,8 @@ async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProce
     finally:
         if own is not None:
             await own.stop()
-    told = ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches())
-    print(f"batches: {told}; {left:,} records were left; JVM {resident >> 20:,} MiB at most")
+    batches = ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches())
+    print(f"batches: {batches}; {left:,} records were left; JVM {resident >> 20:,} MiB at most")
     return 0 if not with_it.harmed(alone) and left > 0 and code == 0 else 1
 
 

@@ -103,10 +103,10 @@ class Job:
 
     def most_resident(self) -> int:
         """Return the peak resident memory of its JVM, bytes (Linux)."""
-        told = [
+        peaks = [
             Path(f"/proc/{child}/status").read_text().partition("VmHWM:")[2].split()[0] for child in self._children()
         ]
-        return max(map(int, told)) * 1024
+        return max(map(int, peaks)) * 1024
 
     def _children(self) -> list[int]:
         assert self._process is not None

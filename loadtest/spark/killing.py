@@ -48,7 +48,7 @@ def moments(rng: random.Random, *, scans: bool) -> Iterator[Moment]:
         yield from rng.sample(kinds, len(kinds))
 
 
-async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, told: Callable[[int, str], None]) -> None:
+async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, on_kill: Callable[[int, str], None]) -> None:
     """Start and kill the job `kills` times.
 
     Args:
@@ -56,7 +56,7 @@ async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, told:
         kills: number of kills.
         rng: chooses the moments.
         scans: whether the job scans for rejects (`spark_sinks.reject_scanner`).
-        told: called with the number and the target of each kill.
+        on_kill: called with the number and the target of each kill.
     """
     took = FIRST_START_S
     for number, moment in zip(range(1, kills + 1), moments(rng, scans=scans), strict=False):
@@ -70,7 +70,7 @@ async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, told:
             await _changed(job.checkpoint, moment.place)
             await asyncio.sleep(rng.uniform(0, moment.within_s))
         await job.kill()
-        told(number, moment.name)
+        on_kill(number, moment.name)
 
 
 async def _changed(checkpoint: Path, place: str) -> None:

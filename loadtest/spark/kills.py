@@ -45,7 +45,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     ):
         sender = Sender(producer, topics.source)
 
-        def told(kill: int, moment: str) -> None:
+        def on_kill(kill: int, moment: str) -> None:
             print(
                 f"{plan.trigger}: kill {kill} of {plan.kills} ({moment}): {len(sender.expected):,} windows, "
                 f"{len(sender.late)} late",
@@ -53,7 +53,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             )
 
         async with beside(_send(sender, plan.rate, rng)):
-            await killing.rounds(job, plan.kills, rng, scans=True, told=told)
+            await killing.rounds(job, plan.kills, rng, scans=True, on_kill=on_kill)
             await job.start()
             await asyncio.sleep(5)
         await sender.flush()

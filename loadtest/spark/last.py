@@ -84,10 +84,10 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             beside(_send(producer, topics.source, plan.rate, rng)),
         ):
 
-            def told(kill: int, moment: str) -> None:
+            def on_kill(kill: int, moment: str) -> None:
                 print(f"last-known: kill {kill} of {plan.kills} ({moment})", flush=True)
 
-            await killing.rounds(job, plan.kills, rng, scans=True, told=told)
+            await killing.rounds(job, plan.kills, rng, scans=True, on_kill=on_kill)
             await job.start()
         verdict = await _settled(bootstrap, topics, plan.trigger)
         code = await job.stop()
@@ -99,25 +99,25 @@ async def _settled(bootstrap: str, topics: Topics, trigger: str) -> Verdict:
     """Return the verdict when nothing is missing, or after `SETTLE_S`."""
     newest: dict[bytes, Value] = {}
     async for record in stored(bootstrap, topics.source):
-        told = _value(record, CREATION_TIME, record.offset)
-        newest[_key(record)] = max(newest.get(_key(record), told), told)
+        position = _value(record, CREATION_TIME, record.offset)
+        newest[_key(record)] = max(newest.get(_key(record), position), position)
     deadline = time.monotonic() + SETTLE_S
     while True:
-        verdict = await _judge(bootstrap, topics, newest)
+        verdict = await _compare(bootstrap, topics, newest)
         if verdict.kept(trigger) or time.monotonic() > deadline:
             return verdict
         await asyncio.sleep(1)
 
 
-async def _judge(bootstrap: str, topics: Topics, newest: dict[bytes, Value]) -> Verdict:
+async def _compare(bootstrap: str, topics: Topics, newest: dict[bytes, Value]) -> Verdict:
     found: dict[bytes, Value] = {}
     results = back = 0
     async for record in stored(bootstrap, topics.target):
         key, headers = _key(record), dict(record.headers)
-        told = _value(record, ORIGIN_TIME, int(headers[ORIGIN_OFFSET]))
+        position = _value(record, ORIGIN_TIME, int(headers[ORIGIN_OFFSET]))
         results += 1
-        back += key in found and told < found[key]
-        found[key] = told
+        back += key in found and position < found[key]
+        found[key] = position
     missing = len(newest.keys() - found.keys())
     wrong = sum(key in found and found[key] != value for key, value in newest.items())
     return Verdict(len(newest), missing, wrong, results, back)

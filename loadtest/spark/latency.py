@@ -92,7 +92,7 @@ class Sender(asyncio.Protocol):
         self._transport.close()
 
 
-class Books:
+class Tally:
     """The time when each sensor's readings were sent, and when their results arrived."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProce
 async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, gateway: GatewayProcess | None) -> bool:
     assert gateway is not None
     topics = await make_topics(bootstrap)
-    books = Books()
+    tally = Tally()
     place = directory / trigger
     place.mkdir()
     options = ["--trigger", trigger]
@@ -147,37 +147,37 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
         options += ["--interval", plan.interval]
     async with Job(bootstrap, topics, place, *options, quick_start=False) as job:
         await job.start()
-        senders, subscriber = await _connect(gateway, topics, plan, books)
+        senders, subscriber = await _connect(gateway, topics, plan, tally)
         began, cpu = time.monotonic(), job.cpu()
-        sent = await _send(senders, books, topics.source, plan)
-        await _settled(senders, books)
+        sent = await _send(senders, tally, topics.source, plan)
+        await _settled(senders, tally)
         cpu_s, seconds = job.cpu() - cpu, time.monotonic() - began
         refused = sum(sender.refused + sender.unanswered for sender in senders) + subscriber.lost.done()
         subscriber.close()
         for sender in senders:
             sender.close()
         code = await job.stop()
-    p50, p99, p999, longest = (books.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
+    p50, p99, p999, longest = (tally.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
     print(
         f"{trigger}: {sent:,} readings of {plan.sensors:,} sensors at {sent / (plan.warm_up_s + plan.seconds):,.0f}/s, "
-        f"{books.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms, p99.9 {p999:.0f} ms, longest {longest:.0f} ms "
-        f"of {books.latencies.count:,}; "
-        f"not acknowledged {refused}, sensors without their last result {books.missing}; "
+        f"{tally.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms, p99.9 {p999:.0f} ms, longest {longest:.0f} ms "
+        f"of {tally.latencies.count:,}; "
+        f"not acknowledged {refused}, sensors without their last result {tally.missing}; "
         f"Spark {cpu_s / seconds:.2f} of a core",
         flush=True,
     )
     fast = trigger != "real-time" or (p50 <= plan.p50_ms and p99 <= plan.p99_ms)
-    return fast and books.latencies.count > 0 and not books.missing and not refused and code == 0
+    return fast and tally.latencies.count > 0 and not tally.missing and not refused and code == 0
 
 
 async def _connect(
-    gateway: GatewayProcess, topics: Topics, plan: Plan, books: Books
+    gateway: GatewayProcess, topics: Topics, plan: Plan, tally: Tally
 ) -> tuple[list[Sender], Subscriber]:
     """Connect the sensors last, since only their messages keep them alive, and the subscriber to the results."""
     loop = asyncio.get_running_loop()
     host, port = gateway.address("mqtt")
     _, subscriber = await loop.create_connection(
-        lambda: Subscriber("results", f"{topics.target}/#", 1, books.result), host, port
+        lambda: Subscriber("results", f"{topics.target}/#", 1, tally.result), host, port
     )
     senders = []
     for number in range(-(-plan.sensors // SENSORS_OF_A_CONNECTION)):
@@ -188,27 +188,27 @@ async def _connect(
     return senders, subscriber
 
 
-async def _settled(senders: list[Sender], books: Books) -> None:
+async def _settled(senders: list[Sender], tally: Tally) -> None:
     """Wait until everything is acknowledged and has arrived, for at most `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        if time.monotonic() > deadline or not (books.missing or any(sender.unanswered for sender in senders)):
+        if time.monotonic() > deadline or not (tally.missing or any(sender.unanswered for sender in senders)):
             return
         await asyncio.sleep(0.1)
 
 
-async def _send(senders: list[Sender], books: Books, topic: str, plan: Plan) -> int:
+async def _send(senders: list[Sender], tally: Tally, topic: str, plan: Plan) -> int:
     """Send evenly at the plan's rate; return the number of readings."""
     sent, began, counts = 0, time.monotonic(), False
     while (elapsed := time.monotonic() - began) < plan.warm_up_s + plan.seconds:
         if not counts and elapsed >= plan.warm_up_s:
             counts = True
-            books.count_from_now()
+            tally.count_from_now()
         now = int(time.time() * 1000)
         for number in range(sent, int(elapsed * plan.rate)):
             sensor = number % plan.sensors
             name = f"s{sensor}"
-            books.last[name] = now
+            tally.last[name] = now
             payload = b'{"temperature": %d, "time": %d, "sent": %d}' % (number % 61 - 20, now, now)
             senders[sensor // SENSORS_OF_A_CONNECTION].publish(f"{topic}/{name}", payload)
             sent += 1

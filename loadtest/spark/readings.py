@@ -91,20 +91,20 @@ def starts(at: int) -> range:
     return range(last, last - WINDOW_MS, -SLIDE_MS)
 
 
-async def judge(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
+async def compare(bootstrap: str, topics: Topics, sender: Sender) -> Verdict:
     """Compare the contents of the topics with the readings sent."""
     results: dict[tuple[str, int], tuple[float, int]] = {}
     async for record in stored(bootstrap, topics.target, "read_committed"):
         value = json.loads(record.value)
         results[value["sensor"], value["start"]] = value["maximum"], value["count"]
     letters = [(record.key or b"").decode() async for record in stored(bootstrap, topics.dead_letter)]
-    told = {sensor for sensor, _ in results} | set(letters)
+    seen = {sensor for sensor, _ in results} | set(letters)
     return Verdict(
         windows=len(sender.expected),
         missing=len(sender.expected.keys() - results.keys()),
         wrong=sum(key in results and results[key] != value for key, value in sender.expected.items()),
         late=len(sender.late),
-        vanished=len(sender.late - told),
+        vanished=len(sender.late - seen),
         letters=len(letters),
         late_letters_of_good=sum(not sensor.startswith(LATE) for sensor in letters),
     )
@@ -114,7 +114,7 @@ async def settled(bootstrap: str, topics: Topics, sender: Sender, limit_s: float
     """Repeat the check until nothing is missing or the time limit passes; return the last result."""
     deadline = time.monotonic() + limit_s
     while True:
-        verdict = await judge(bootstrap, topics, sender)
+        verdict = await compare(bootstrap, topics, sender)
         if verdict.kept or time.monotonic() > deadline:
             return verdict
         await asyncio.sleep(2)

@@ -52,7 +52,7 @@ class Origin(NamedTuple):
     offset: int
 
 
-class Was(NamedTuple):
+class Content(NamedTuple):
     """Original content of a record."""
 
     key: bytes
@@ -79,7 +79,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     print(
         f"the last run: {first['records']:,} records, {seconds:.1f} s, {cpu:.1f} CPU s; the next: {second['records']}"
     )
-    found, reordered, wrong = await _judge(bootstrap, topics.source, letters)
+    found, reordered, wrong = await _compare(bootstrap, topics.source, letters)
     everything = sum([1 async for record in stored(bootstrap, topics.source) if _replayed(record)])
     lost, double = len(letters.keys() - found.keys()), sum(count - 1 for count in found.values())
     print(
@@ -90,14 +90,14 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     return 0 if kept and found.total() == len(letters) else 1
 
 
-async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Was]:
+async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Content]:
     """Send twice as many records as letters, and a dead letter for every second record."""
-    letters: dict[Origin, Was] = {}
+    letters: dict[Origin, Content] = {}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20) as producer:
-        sent: list[tuple[Was, Any]] = []
+        sent: list[tuple[Content, Any]] = []
         for number in range(2 * count):
             key = b"s%d" % (number % DEVICES)
-            was = Was(key, b'{"n": %d}' % number, (("content-type", b"application/json"),), BEGIN_MS + number)
+            was = Content(key, b'{"n": %d}' % number, (("content-type", b"application/json"),), BEGIN_MS + number)
             headers = list(was.headers)
             future = await producer.send(topics.source, was.value, key, headers=headers, timestamp_ms=was.timestamp)
             sent.append((was, future))
@@ -151,7 +151,7 @@ def _replayed(record: Any) -> bool:
     return any(name == "origin.replay" for name, _ in record.headers)
 
 
-async def _judge(bootstrap: str, topic: str, letters: dict[Origin, Was]) -> tuple[Counter[Origin], int, int]:
+async def _compare(bootstrap: str, topic: str, letters: dict[Origin, Content]) -> tuple[Counter[Origin], int, int]:
     """Count the occurrences of each record, the records out of order, and the records that were changed."""
     found: Counter[Origin] = Counter()
     newest: dict[int, int] = {}
@@ -165,7 +165,7 @@ async def _judge(bootstrap: str, topic: str, letters: dict[Origin, Was]) -> tupl
         reordered += origin.offset < newest.get(origin.partition, -1)
         newest[origin.partition] = max(newest.get(origin.partition, -1), origin.offset)
         own = tuple(header for header in record.headers if not header[0].startswith("origin."))
-        same = letters.get(origin) == Was(record.key, record.value, own, record.timestamp)
+        same = letters.get(origin) == Content(record.key, record.value, own, record.timestamp)
         wrong += not (same and record.partition == origin.partition and headers["origin.topic"] == topic.encode())
     return found, reordered, wrong
 

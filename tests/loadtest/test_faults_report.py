@@ -72,7 +72,7 @@ def test_the_report_has_a_row_and_a_plot_for_each_fault_and_needs_nothing_else()
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     first, second = (dict(zip(cells[0], row, strict=True)) for row in cells[1:])
     assert first["acknowledged"] == "300"
-    assert first["told"] == "mqtt: PUBACK 0x83 x 3"
+    assert first["refusals"] == "mqtt: PUBACK 0x83 x 3"
     assert (first["back to 90 % after s"], second["back to 90 % after s"]) == ("0.5", "never")
     assert (first["problems"], second["problems"]) == ("0", "1")
 

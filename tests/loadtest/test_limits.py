@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from loadtest.scenarios.limits import PARTS, Passed, Plan, judge
+from loadtest.scenarios.limits import PARTS, Passed, Plan, check
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,4 +28,4 @@ async def test_every_part_passes_what_its_limit_lets(bootstrap: str, tmp_path: P
 def test_what_is_not_within_a_twentieth_is_told() -> None:
     plan = Plan(rate=1_000_000)
     found = [Passed("good", 951_000.0), Passed("too little", 949_000.0), Passed("too much", 1_051_000.0)]
-    assert [problem.partition(":")[0] for problem in judge(found, plan)] == ["too little", "too much"]
+    assert [problem.partition(":")[0] for problem in check(found, plan)] == ["too little", "too much"]

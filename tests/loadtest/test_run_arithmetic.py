@@ -21,7 +21,6 @@ from loadtest.clients.mqtt_wire import Splitter as Packeter
 from loadtest.clients.mqtt_wire import read_varint
 from loadtest.clients.pace import Pace
 from loadtest.numbering import Numbering
-from loadtest.run.books import Books
 from loadtest.run.compare import ratio
 from loadtest.run.generator import Runs
 from loadtest.run.knee import MOST_STEPS, Search, Step
@@ -29,6 +28,7 @@ from loadtest.run.saturation import Share
 from loadtest.run.scenario import rate, read, seconds
 from loadtest.run.shapes import DUE, LEAST_BYTES, MESSAGES, PROTOCOLS, Packets, Requests, Shape
 from loadtest.run.sizing import BUSY, Cost, Fleet, size
+from loadtest.run.tally import Tally
 
 RATES = st.floats(0.1, 1e6)
 
@@ -115,7 +115,7 @@ def test_the_knee_is_found_as_near_as_was_asked_for(knee: float, start: float, c
     search, tried = Search(start, close), []
     while (rate := search.next) is not None:
         tried.append(rate)
-        search.tell(good=rate <= knee)
+        search.report(good=rate <= knee)
     assert len(tried) <= MOST_STEPS
     if len(tried) < MOST_STEPS:
         assert search.good is None or search.good <= knee
@@ -308,14 +308,14 @@ def test_http_requests_say_their_length_and_are_json(messages: str, size: int, b
     st.lists(st.integers(0, 30), max_size=60), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=10)
 )
 def test_what_is_stored_is_held_against_what_was_acknowledged(stored: list[int], spans: list[tuple[int, int]]) -> None:
-    books, runs, told = Books({3: 40}), Runs(), set[int]()
+    tally, runs, told = Tally({3: 40}), Runs(), set[int]()
     for first, length in spans:
         if told.isdisjoint(range(first, first + length)):
             runs.add(first, first + length)
             told.update(range(first, first + length))
     for sequence in stored:
-        books.found(3, sequence, 0)
-    verdict = books.judge({3: runs.runs})
+        tally.found(3, sequence, 0)
+    verdict = tally.verdict({3: runs.runs})
     assert verdict.acknowledged == len(told)
     assert verdict.stored == len(set(stored))
     assert verdict.lost == len(told - set(stored))

@@ -14,7 +14,7 @@ from loadtest.scenarios import many_topics
 from loadtest.scenarios.fan_out import Fan, fan_out
 from loadtest.scenarios.idle import Idle, Plan
 from loadtest.scenarios.memory import Crowd, Scales, weigh
-from loadtest.scenarios.steady import Load, judge, send
+from loadtest.scenarios.steady import Load, send, verify_load
 from loadtest.verify import Ledger
 from tests.support.gateway import GatewayProcess
 
@@ -27,7 +27,7 @@ async def test_publishing_at_every_qos(gateway: GatewayProcess, bootstrap: str, 
     host, port = gateway.address("mqtt")
     load = Load("mqtt", f"{host}:{port}", topic, connections=3, window=20, messages=3000, qos=qos)
     measured = await send(load, numbering, ledger, gateway.pid)
-    verdict = await judge(bootstrap, load, numbering, ledger)
+    verdict = await verify_load(bootstrap, load, numbering, ledger)
     assert (measured.answered, measured.errors, measured.refused) == (3000, [], {})
     assert verdict.stored == 3000
     assert ledger.total == (3000 if qos else 3)

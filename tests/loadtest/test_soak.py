@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.scenarios.soak import MIB, Sample, judge
+from loadtest.scenarios.soak import MIB, Sample, check
 
 ROOT = Path(__file__).parents[2]
 SETTLE_S = 300.0
@@ -38,12 +38,12 @@ def samples(rss: Callable[[float], float], descriptors: Callable[[float], float]
     ],
 )
 def test_growth_is_told_from_movement(rss: Callable[[float], float], *, flat: bool) -> None:
-    _, problems = judge(samples(rss), SETTLE_S)
+    _, problems = check(samples(rss), SETTLE_S)
     assert (problems == []) is flat
 
 
 def test_descriptors_that_are_kept_are_told() -> None:
-    _, problems = judge(samples(lambda _: 100 * MIB, lambda at: 40 + at // 200), SETTLE_S)
+    _, problems = check(samples(lambda _: 100 * MIB, lambda at: 40 + at // 200), SETTLE_S)
     assert [problem.split()[0] for problem in problems] == ["descriptors"]
 
 

@@ -37,7 +37,7 @@ def judged(acknowledged: list[tuple[int, int]], arrived: list[tuple[int, int]]) 
         ledger.acknowledge(sender, sequence)
     for sender, sequence in arrived:
         arrivals.add(Number(sender, sequence))
-    verdict = arrivals.judge(ledger)
+    verdict = arrivals.verdict(ledger)
     assert verdict.honest == (verdict.lost == 0)
     return {name: value for name, value in verdict.row().items() if value and name not in {"acknowledged", "stored"}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.scenarios.windows import judge_windows
+from loadtest.scenarios.windows import check_windows
 
 
 def row(name: str, rate: float, milliseconds: float, **broken: int) -> dict[str, Any]:
@@ -16,11 +16,11 @@ FIXED = [row("fixed 100", 400, 10), row("fixed 1000", 1000, 100), row("fixed 500
 
 
 def test_as_fast_as_the_best_and_half_as_late_as_the_largest_is_good() -> None:
-    assert judge_windows([*FIXED, row("adaptive", 951, 249)]) == []
+    assert check_windows([*FIXED, row("adaptive", 951, 249)]) == []
 
 
 def test_what_is_too_slow_or_too_late_or_lost_is_said() -> None:
-    assert judge_windows([*FIXED, row("adaptive", 949, 251, lost=1)]) == [
+    assert check_windows([*FIXED, row("adaptive", 949, 251, lost=1)]) == [
         "slow, adaptive: lost 1",
         "slow: 949 per second; a fixed window reaches 1,000",
         "slow: p50 ms of 251 ms; that of a window of 5000 is 500 ms",

@@ -10,7 +10,7 @@ from loadtest.run.shapes import DUE
 from loadtest.verify import Verdict, stored
 
 
-class Books:
+class Tally:
     """Counts how often each message of a run was found in Kafka.
 
     Args:
@@ -33,21 +33,21 @@ class Books:
         else:
             self._highest[sender, partition] = sequence
 
-    def judge(self, acknowledged: Mapping[int, Iterable[Sequence[int]]]) -> Verdict:
+    def verdict(self, acknowledged: Mapping[int, Iterable[Sequence[int]]]) -> Verdict:
         """Return the verdict; `acknowledged` has ranges (first, end exclusive) of sequence numbers for each sender."""
         runs = [(self._counts[sender], run) for sender, some in acknowledged.items() for run in some]
-        told = sum(behind - first for _, (first, behind) in runs)
+        acknowledged_count = sum(behind - first for _, (first, behind) in runs)
         lost = sum(counts.count(0, first, behind) for counts, (first, behind) in runs)
         there = sum(len(counts) - counts.count(0) for counts in self._counts.values())
         again = sum(map(sum, self._counts.values())) - there
-        return Verdict(told, there, lost, again, self._reordered, there - (told - lost))
+        return Verdict(acknowledged_count, there, lost, again, self._reordered, there - (acknowledged_count - lost))
 
 
-async def read(bootstrap: str, topic: str, run: str, books: Books) -> None:
+async def read(bootstrap: str, topic: str, run: str, tally: Tally) -> None:
     """Count the run's messages in a topic."""
     wanted = run.encode()
     async with contextlib.aclosing(stored(bootstrap, topic)) as records:
         async for record in records:
             match = DUE.search(record.value or b"")
             if match is not None and match[1] == wanted:
-                books.found(int(match[2]), int(match[3]), record.partition)
+                tally.found(int(match[2]), int(match[3]), record.partition)

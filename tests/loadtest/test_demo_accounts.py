@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.demo import accounts as books
-from loadtest.demo import view
+from loadtest.demo import accounts, view
 from loadtest.demo.accounts import Accounts, Reading
 
 NOW = 1_800_000_000_300
@@ -159,7 +158,7 @@ def test_latency_is_that_of_the_first_result_with_a_reading(run: Run) -> None:
 
 
 def test_old_windows_are_forgotten_when_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "KEPT_WINDOWS", 100)
+    monkeypatch.setattr(accounts, "KEPT_WINDOWS", 100)
     run = Run()
     run.send("amqp", 1.0, NOW)  # never in a result
     run.accounts.received("amqp", {"sensor": "boiler", "latest": NOW}, NOW)
