@@ -57,7 +57,7 @@ def test_a_tombstone_stays_one_and_texts_are_bounded() -> None:
         ("dead", "dead", (), None),
         ("{topic}-dlq", "orders-dlq", (("dead-letter.topic", b"orders"),), None),
         ("{topic}-dlq", "orders-dlq", (), "orders-dlq-dlq"),
-        ("{topic}-dlq", "orders", (("dead-letter.topic", b"orders"),), "orders-dlq"),  # moved back to be tried again
+        ("{topic}-dlq", "orders", (("dead-letter.topic", b"orders"),), "orders-dlq"),  # moved back for a retry
         ("{topic}-dlq", "orders", (("dead-letter.topic", b"\xff"),), "orders-dlq"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_second_death_replaces_the_first() -> None:
 
 @pytest.mark.parametrize("sections_header", [False, True])
 def test_as_a_message(sections_header: bool) -> None:
-    """The bare message is what it was; the origin is told by annotations."""
+    """The bare message is unchanged; annotations have the origin."""
     source = Message(body=b"v", inferred=True, properties={"unit": "C"}, annotations=None)
     headers = (("amqp.sections", bytes(source.encode()[:-6])),) if sections_header else (("unit", b"C"),)
     letter = dead_letter(received(headers=headers), "orders-dlq", CAUSE)

@@ -56,7 +56,7 @@ names = st.text("ab._-", min_size=1, max_size=6)
 
 @given(st.lists(names, min_size=2, max_size=12), st.sampled_from(["", "a.{x}", "{x}.{y}", "{x}_a.{x}", "b"]))
 def test_no_two_kafka_topics_of_mqtt_collide(first_levels: list[str], template: str) -> None:
-    """Kafka takes names for one that differ in dots and underscores only (its metrics' names do)."""
+    """Kafka treats names that differ only in dots and underscores as one (its metrics' names do)."""
     mapped = [RuleText("{x}/{y}/rule", template)] if template else []
     rules = Rules(mapped, dotted=["a.b", "b_b.a"])
     kafka = {rules.destination(f"{one}/{other}/rule").topic for one in first_levels for other in first_levels}

@@ -20,7 +20,7 @@ from protocols.mqtt.topics import SubscriptionTrie, is_valid_filter, is_valid_na
 TENANCY: Final = Tenancy(True)
 RULES: Final = [RuleText("factory/{site}/#", "{site}"), RuleText("{a}/{b}/dot", "x.{a}", "{b}")]
 
-# Two tenants whose names begin alike, and what a client could try to get from one to the other with.
+# Two tenants whose names start with the same letters, and names with which a client could try to cross over.
 tenants = st.sampled_from(["a", "b", "a-b", "aa", "A", "-", "sensors", "mqtt"])
 pieces = st.sampled_from(
     ["a", "b", "aa", ".", "/", "-", "_", "a.b", "b.", MOUNT, "$tenants/b/", "$share/g/", "$share/", "$SYS/", "..", "__",
@@ -45,7 +45,7 @@ def grant(names: Names, *access: AccessRule) -> Grant:
 @settings(max_examples=400)
 @given(owners, owners, texts, texts)
 def test_two_tenants_have_no_topic_and_no_group_in_common(one: Names, other: Names, mine: str, theirs: str) -> None:
-    # Those without a tenant are kept from what is a tenant's by their rights: their names are whole ones.
+    # Rights keep clients without a tenant from tenants' topics: their names are whole ones.
     whole = one.topic(mine)
     if one.has(whole) and one != other:
         assert not other.has(whole)
@@ -72,7 +72,7 @@ def test_an_mqtt_topic_leads_to_the_tenants_own(one: Names, other: Names, text: 
 def test_what_is_in_a_topic_is_delivered_to_its_tenant_alone(  # noqa: PLR0917 - what is in a record
     one: Names, other: Names, text: str, key: bytes, said: str, mapping: TenantRules
 ) -> None:
-    """A record's key and headers come from whoever has written it, perhaps into Kafka itself."""
+    """Any client may have written a record's key and headers, perhaps directly into Kafka."""
     topic = one.topic(text)
     if not is_topic_name(topic) or not one.has(topic):
         return
@@ -127,7 +127,7 @@ def test_an_amqp_address_leads_to_the_tenants_own(one: Names, other: Names, text
 def test_no_rule_gives_a_right_on_what_is_another_tenants(
     one: Names, other: Names, text: str, rule: str, in_kafka: bool
 ) -> None:
-    """The second wall: an address that had come through as it is would be refused by the client's rights."""
+    """The second line of defence: the client's rights would refuse an address that was not translated."""
     access = [AccessRule(kafka=rule) if in_kafka else AccessRule(topic=rule), AccessRule(group="*")]
     whole = other.topic(text)
     if one == other or not other.has(whole):
@@ -167,7 +167,7 @@ def test_a_tenants_name_has_no_separator(name: str, good: bool) -> None:
 
 
 def test_a_key_or_a_header_brings_nobody_into_a_tenant() -> None:
-    """Of a record that a client without a tenant has written into the catch-all topic, or a Kafka client anywhere."""
+    """For a record from a client without a tenant in the catch-all topic, or from a Kafka client anywhere."""
     spoof = b"$tenants/b/x"
     assert TenantRules().mqtt_topic("mqtt", spoof) is None
     assert TenantRules().mqtt_topic("x", b"y", ((MQTT_TOPIC, spoof),)) is None
@@ -189,6 +189,6 @@ def test_a_catch_all_topic_of_a_tenants_is_refused() -> None:
 
 
 def test_tenants_rules_are_told_about_every_question() -> None:
-    """A question that `Rules` learns must be answered for tenants, too: these are told by whole names."""
+    """A method added to `Rules` must be overridden for tenants, whose names are whole ones."""
     same = {"destination", "is_target", "fixed_topics"}  # by `_find`, in own names, by `literal_topics`
     assert {name for name in vars(Rules) if not name.startswith("_")} <= vars(TenantRules).keys() | same

@@ -1,4 +1,4 @@
-"""The PROXY protocol's headers: good, broken, in parts of any size, and never a byte behind them."""
+"""PROXY headers: valid, malformed, in parts of any size, and never a byte behind them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked(rest: bytes) -> bytes:
 
 
 def parse(data: bytes, most: int = 1 << 20) -> tuple[ProxyHeader, bytes]:
-    """Read as a socket would: what is needed, or less. The header, and what is left."""
+    """Read at most `needed` bytes at a time. Returns the header and the rest."""
     parser, at = HeaderParser(), 0
     while parser.header is None:
         piece = data[at : at + min(parser.needed, most)]
@@ -147,4 +147,4 @@ def test_both_versions_say_the_same(address: object, port: int, rest: bytes) -> 
 
 
 def test_the_checksum() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # the check value that catalogues of checksums name
+    assert crc32c(b"123456789") == 0xE3069283  # the check value in catalogues of checksums

@@ -1,4 +1,4 @@
-"""A client's WebSocket frames: the same whatever the cuts, as wsproto writes and reads them, and faults by name."""
+"""A client's WebSocket frames: the same however they are split, as wsproto writes and reads them; and each fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = st.sampled_from([0, 1, 2, 3, 4, 5, 124, 125, 126, 127, 300, 65535, 65536
 
 
 def read(data: bytes, cuts: list[int]) -> tuple[bytes, list[bytes], bytes | None, Fault | None]:
-    """What a reader makes of `data` in pieces: the stream, each piece's newest ping, the end."""
+    """Read `data` in pieces; returns the stream, each piece's newest ping, and the end."""
     reader = FrameReader()
     stream, pings = b"", []
     places = [*sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]

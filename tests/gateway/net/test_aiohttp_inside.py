@@ -1,7 +1,7 @@
-"""What `gateway.net` knows of aiohttp's inside: these functions are called, overridden or relied on as they are.
+"""The private parts of aiohttp that `gateway.net` calls, overrides or relies on have not changed.
 
-When an upgrade changes one, this fails: read what changed beside `gateway/net/http_requests.py` and `http_server.py`,
-mend these where need be, and write the new digest down.
+When an upgrade of aiohttp changes one, this fails: read the change beside `gateway/net/http_requests.py` and
+`http_server.py`, adapt these if necessary, and update the digest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Alarms: never late, at most one slot early, nothing kept of what was cancelled, no turn of the loop too long."""
+"""Alarms: never late, at most one slot early, nothing left after a cancel, no turn of the loop too long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_each_is_woken_once_when_its_slot_begins() -> None:
     await wait_until(lambda: bool(woken))
     await wait_until(lambda: len(times) == 1)
     assert woken == [due]
-    times.cancel(now() + 100 - WIDTH_S * 2, late)  # another slot's: nothing happens
+    times.cancel(now() + 100 - WIDTH_S * 2, late)  # in another slot: nothing happens
     assert len(times) == 1
 
 

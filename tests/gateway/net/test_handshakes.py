@@ -1,4 +1,4 @@
-"""TLS handshakes under way: counted, bounded in time, and nothing is left of one that breaks off."""
+"""TLS handshakes in progress: counted, limited in time, and nothing is left of one that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"r" * 32
 
 
 class Served(asyncio.Protocol):
-    """What comes after the handshake."""
+    """The protocol behind the handshake."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -47,7 +47,7 @@ class Served(asyncio.Protocol):
 
 
 class Server:
-    """A TLS listener, what came in by it, and who is counted."""
+    """A TLS listener, its connections, and their strangers' count."""
 
     def __init__(self) -> None:
         self.strangers = Strangers(1 << 20)

@@ -156,11 +156,11 @@ async def test_a_body_that_looks_like_heads_costs_what_a_body_costs(server: Http
         began = time.process_time()
         assert await converse(server, head + before + body + after) == [(200, b"POST / 8000000\n")]
         costs.append(time.process_time() - began)
-    assert costs[1] < 10 * costs[0] + 0.5  # it was a hundred times as much, 0.1 s in each turn of the loop
+    assert costs[1] < 10 * costs[0] + 0.5  # it took a hundred times as long: 0.1 s in each turn of the loop
 
 
 async def test_a_slow_body_in_front_does_not_hold_back_what_is_wrong_behind(server: HttpServer) -> None:
-    """More than the parser keeps at once, and a body that is larger than what it buffers."""
+    """With more requests than the parser queues, and a body that is larger than its buffer."""
     large = b"POST /9 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000\r\n\r\n" + b"\r\n\r\n" * 100_000
     answers = await converse(server, large, GOOD % 1 * 100 + BROKEN[0])
     assert answers[0] == (200, b"POST /9 400000\n")

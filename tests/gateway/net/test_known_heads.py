@@ -1,4 +1,4 @@
-"""A head that is known is taken for what aiohttp's parser would read, and for nothing else."""
+"""A known head gives the same request that aiohttp's parser would read, and no other."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BODY = st.binary(max_size=30) | st.sampled_from([b"", b"\r\n\r\n", b"GET / HTTP/
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop that never runs: aiohttp wants one."""
+    """A loop that never runs: aiohttp needs one."""
     made = asyncio.new_event_loop()
     yield made
     made.close()
 
 
 def read(data: bytes, loop: asyncio.AbstractEventLoop) -> list[tuple[str, str, list[tuple[str, str]], bytes]] | None:
-    """The requests that aiohttp reads; None where it refuses, or has not read to the end of one."""
+    """The requests that aiohttp reads; None if it refuses them, or if one is incomplete."""
     parser: Any = HttpRequestParser(cast("Any", BaseProtocol(loop)), loop, 2**16, auto_decompress=False)
     try:
         messages, _, _ = parser.feed_data(data)
@@ -79,7 +79,7 @@ def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of
     learnt = request(line, fields, length, first, at)
     was = read(learnt, loop)
     if was is None or len(was) != 1:
-        return  # it was refused, and nothing is learnt of it
+        return  # it was refused and is not remembered
     known.remember(learnt[: learnt.find(b"\r\n\r\n") + 4], object())
     data = request(line, fields, length, second, at)
     if not keep:
@@ -140,7 +140,7 @@ def test_who_says_something_else_each_time_is_not_listened_to_for_ever() -> None
 
 @pytest.mark.parametrize(("count", "length"), [(0, 0), (6, 10), (5, 700), (1, 3800), (95, 1), (95, 30)])
 def test_what_is_counted_is_what_it_takes(loop: asyncio.AbstractEventLoop, count: int, length: int) -> None:
-    """A head, and what aiohttp has made of it, which is kept too."""
+    """The bytes of a head, and the objects that aiohttp has made of it."""
     budget = Budget(1 << 30, 1)
     data = head(1, b"".join(b"X-%d: %b\r\n" % (number, b"y" * length) for number in range(count))) + b"x"
     kept = []
@@ -164,7 +164,7 @@ def test_what_is_counted_is_what_it_takes(loop: asyncio.AbstractEventLoop, count
 
 
 def test_nobody_remembers_more_than_is_free() -> None:
-    """And what is not remembered is read: there is nothing to wait for."""
+    """A head that is not remembered is parsed: nothing waits for memory."""
     budget = Budget(100_000, 1)
     connections = [KnownHeads[object](budget) for _ in range(20)]
     for number in range(MAX_HEADS):

@@ -1,4 +1,4 @@
-"""Behind a load balancer of ours that says whose its connections are: all protocols, with TLS and without."""
+"""Behind a test's load balancer that sends PROXY headers: all protocols, with TLS and without."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def v2(host: str, name: bytes | None = None) -> bytes:
 async def balancer(
     gateway: GatewayProcess, protocol: str, header: bytes, *, source: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[str, int]]:
-    """What is connected to this address is connected to the gateway behind a header, from the address `source`."""
+    """Connections to this address are forwarded to the gateway with a header for the address `source`."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ class Fleet:
         return client, (await client.expect(packets.Connack)).reason_code
 
     async def amqp(self, address: tuple[str, int], mechanism: str, response: bytes) -> int:
-        """SASL's outcome."""
+        """The outcome of SASL."""
         client = WireClient(*await self.open(address))
         client.say(SASL)
         assert await client.header() == SASL
@@ -211,7 +211,7 @@ async def test_who_is_no_balancer_and_a_balancer_without_a_header_are_closed(fle
     assert await reader.read() == b""
     writer.close()
     _, silent = await asyncio.open_connection(*fleet.gateway.address("mqtt"))
-    silent.close()  # a check of the balancer's
+    silent.close()  # a health check of the balancer
     after = {name: await fleet.metric(f"trivium_proxy_protocol_{name}_total") for name in before}
     assert {name: after[name] - before[name] for name in before} == {"untrusted": 3, "broken": 7}
     assert "not from security.trusted_proxies" in fleet.gateway.log.read_text()

@@ -163,7 +163,7 @@ async def test_many_things_of_one_read_are_done_a_few_in_each_turn() -> None:
             together.append(len(events))
             until = time.thread_time() + 2 * LITTLE_S
             while time.thread_time() < until:
-                pass  # what came is much work, however little of it is handed over
+                pass  # the read is much work, however small the pieces are
             return handle(events)
 
         session.handle = work  # type: ignore[method-assign]
@@ -211,7 +211,7 @@ async def test_who_waits_for_what_is_written_waits_for_that_and_for_nothing_that
     asking = True
 
     class Again:
-        """Has more to write whenever it has written."""
+        """Has more to write after each write."""
 
         def flush_now(self) -> None:
             turns.append(len(turns))
@@ -223,11 +223,11 @@ async def test_who_waits_for_what_is_written_waits_for_that_and_for_nothing_that
         writes.add(cast("Pump", Again()))
     written = writes.written()
     await asyncio.sleep(0)
-    assert len(turns) == WRITES_PER_TURN  # others have their turn before the next
+    assert len(turns) == WRITES_PER_TURN  # the loop runs others before the next
     assert not written.done()
     await written
     assert many <= len(turns) < many + 2 * WRITES_PER_TURN
-    asking = False  # the loop is that of all tests
+    asking = False  # all tests share the loop
     await writes.written()
     assert len(turns) < 2 * many + 2 * WRITES_PER_TURN
     await Writes().written()  # nothing waits

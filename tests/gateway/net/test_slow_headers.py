@@ -1,4 +1,4 @@
-"""PROXY headers that come slowly, or never: bounded in time and memory, counted, and nobody else waits for them."""
+"""PROXY headers that come slowly or never: limited in time and memory, counted, and no other client waits for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAR = "2001:db8::7"
 
 
 class Served(asyncio.Protocol):
-    """What is behind the header."""
+    """The protocol behind the header."""
 
     def __init__(self) -> None:
         self.source: Source | None = None
@@ -101,7 +101,7 @@ async def test_who_never_says_it_or_byte_by_byte_is_closed_in_time(monkeypatch: 
 
 
 async def test_nobody_else_waits_for_them_and_their_memory_is_bounded() -> None:
-    """Over the limit the balancer's oldest ones are cut off: they wait longest for what should come at once."""
+    """Over the limit the balancer's oldest connections are aborted."""
     async with behind(limit_bytes=8 * BUFFER_BYTES) as gateway:
         waiting = [await gateway.connect(SIGNATURE) for _ in range(8)]
         await wait_until(lambda: gateway.proxies.statistics().waiting == 8)
@@ -113,7 +113,7 @@ async def test_nobody_else_waits_for_them_and_their_memory_is_bounded() -> None:
         assert gateway.proxies.statistics().waiting == 7
         for _, one in [*waiting, (None, writer)]:
             one.close()
-        await wait_until(lambda: gateway.listener.connections == 1)  # nobody tells the entrance of `Served`
+        await wait_until(lambda: gateway.listener.connections == 1)  # `Served` does not decrement the entrance's count
         assert gateway.proxies.statistics().broken_total == 7
 
 

@@ -1,4 +1,4 @@
-"""The opening handshake over real sockets, on a listener of its own, with the pump behind it."""
+"""The opening handshake over real sockets, on a separate listener, with the pump behind it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Server:
         return await asyncio.open_connection(host, int(port), **options)
 
     async def open(self, request: bytes = b"", **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A WebSocket by hand: the streams behind a good handshake."""
+        """Open a WebSocket by hand; returns the streams after a valid handshake."""
         reader, writer = await self.connect(**options)
         writer.write(request or handshake())
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         return reader, writer
 
     async def ask(self, request: bytes) -> tuple[int, dict[str, str]]:
-        """Status and fields (names in lower case) of the answer."""
+        """Return status and fields (names in lower case) of the answer."""
         reader, writer = await self.connect()
         writer.write(request)
         async with asyncio.timeout(60):
@@ -273,7 +273,7 @@ async def test_a_slow_handshake_times_out() -> None:
         async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()
-        reader, writer = await server.open()  # the time limit is the handshake's alone
+        reader, writer = await server.open()  # the time limit is only for the handshake
         loop = asyncio.get_running_loop()
         began = loop.time()
         await wait_until(lambda: loop.time() - began > 1.2)

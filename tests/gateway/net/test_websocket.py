@@ -1,4 +1,4 @@
-"""WebSocket under a stream protocol: frames of every kind and cut, the closing handshake, pauses, hostile frames."""
+"""WebSocket under a stream protocol: all frames, split anywhere, the closing handshake, pauses, hostile frames."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Wire(asyncio.Transport):
 
 
 class User(asyncio.Protocol):
-    """Keeps what it is told."""
+    """Keeps the calls that it gets."""
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []

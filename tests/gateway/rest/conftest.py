@@ -27,7 +27,7 @@ LOCAL = Address("127.0.0.1:0")
 
 
 class Gateway:
-    """What a test talks to."""
+    """The gateway of a test, and clients for it."""
 
     def __init__(self, listener: RestServer, log: Log, authenticator: Authenticator) -> None:
         self.listener = listener
@@ -58,7 +58,7 @@ async def running_gateway(
     tracing: Tracing | None = None,
     data_dir: Path | None = None,
 ) -> AsyncIterator[Gateway]:
-    """`data_dir`: who has the same one is the same gateway started again."""
+    """With the same `data_dir` it is the same gateway started again."""
     async with assembled(
         bootstrap,
         create=create,
@@ -81,7 +81,7 @@ async def running_gateway(
             await listener.stop(4.0)
 
 
-@pytest.fixture(scope="module")  # not the session: its loop stands still while others run, as in a freeze
+@pytest.fixture(scope="module")  # not the session: its loop does not run during other tests
 async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
     """One listener for all tests that do not need their own."""
     ready: asyncio.Queue[Gateway] = asyncio.Queue()

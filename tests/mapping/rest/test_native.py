@@ -1,4 +1,4 @@
-"""The records of HTTP bodies in C are those in Python, for every body. `make sanitize` runs this, too."""
+"""The C code maps every HTTP body to the same records as the Python code. `make sanitize` runs this, too."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ Outcome = tuple[list[Record], list[tuple[int, Any]]] | tuple[int, str]
 def entries_of(
     content: st.SearchStrategy[Any], others: dict[str, st.SearchStrategy[Any]] | None = None
 ) -> st.SearchStrategy[list[Any]]:
-    """Lists of entries, few of which say more than key and value."""
+    """Lists of entries, few of which have more than a key and a value."""
     usual = st.fixed_dictionaries({"value": content}, optional={"key": content})
     more = st.fixed_dictionaries({"value": content}, optional={"key": content, **MORE, **(others or {})})
     return st.lists(usual | usual | usual | more, max_size=4)
 
 
 def fate(records: Callable[..., list[Record]], entries: Sequence[Any], *last: bool) -> Outcome:
-    """The records, and what was left to `more`; or the refusal."""
+    """Return the records and the entries that were left to `more`; or the error."""
     left: list[tuple[int, Any]] = []
 
     def more(index: int, entry: Any) -> Record:
@@ -80,7 +80,7 @@ def test_json_has_the_same_fate(entries: list[Any], before: str, behind: str, as
 
 @given(entries_of(st.none() | WORD | BASE64 | DAMAGED), st.booleans())
 @example([{"key": "YQ==", "value": "YWI="}, {"key": "", "value": "YWJj"}], True)
-@example([{"value": "YR=="}, {"value": "YWJ="}], True)  # bits that mean nothing
+@example([{"value": "YR=="}, {"value": "YWJ="}], True)  # unused bits that are not zero
 @example([{"key": "YQ", "value": "YWI"}], True)
 @example([{"value": "===="}], True)
 @example([{"value": "="}], True)
@@ -96,9 +96,9 @@ def test_thousands_of_mutations_have_the_same_fate() -> None:
 
 
 def test_what_clients_send_is_not_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compact or with spaces; what says more is left, alone."""
+    """Compact or with spaces; only entries with further fields are left to Python."""
     entries: list[Any] = [{"key": f"sensor-{n}", "value": {"n": n, "text": "a b"}} for n in range(3)]
-    monkeypatch.setattr(msgspec.json, "format", None)  # what the Python code calls for each value
+    monkeypatch.setattr(msgspec.json, "format", None)  # the function that the Python code calls for each value
     for separators in ((",", ":"), (", ", ": ")):
         body = json.dumps({"records": entries}, separators=separators).encode()
         records, left = fate(_native.json_records, decode_json(body, 9))
@@ -130,7 +130,7 @@ def test_what_is_no_entry_is_an_error_and_no_crash(entries: Any) -> None:
 
 
 def test_nothing_is_kept() -> None:
-    """Thousands of bodies, of all kinds, leave no references behind."""
+    """Thousands of bodies of all kinds leak no references."""
     good = decode_json(
         b'{"records":[{"key":"a\\u00fc","value":{"a": 1}},{"value":1,"timestamp":1},{"key":null,"value":2}]}', 9
     )

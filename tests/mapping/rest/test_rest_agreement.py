@@ -1,4 +1,4 @@
-"""Produce requests are checked while they are read, not by the contract's schemas: both must say the same."""
+"""Produce requests are validated while they are decoded, not against the contract's schemas: both must agree."""
 
 import json
 from typing import Any
@@ -66,5 +66,5 @@ def test_the_fast_checks_and_the_contract_agree(
     contract = verdict(lambda: check_body(declared.media[RECORD_TYPES[embedded]], text))
     fast = verdict(read)
     assert (fast == 200) == (contract == 200)
-    # With several faults they may name different ones; with one alone they agree.
+    # With several faults they may name different ones; with a single one they agree.
     assert fast == contract or {fast, contract} == {400, 422}

@@ -66,7 +66,7 @@ def test_numbers_booleans_and_empty_values_are_values(value: Any) -> None:
         ("", b"", ""),
         ({"a": [1, 2]}, b'{"a":[1,2]}', {"a": [1, 2]}),
         ([1], b"[1]", [1]),
-        (42, b"42", "42"),  # a number's text: the type is not kept
+        (42, b"42", "42"),  # the text of a number: its type is not kept
         (None, None, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records as readers over HTTP see them: every record can be shown, and filters see what is stored."""
+"""Records in HTTP answers: every record can be shown, and filters match stored bytes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The live WebSocket without a socket: messages however they are cut, bad ones answered, broken frames ended."""
+"""The live WebSocket without a socket: messages split anywhere, bad messages answered, bad frames close it."""
 
 from __future__ import annotations
 

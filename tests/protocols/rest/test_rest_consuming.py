@@ -21,7 +21,7 @@ OPERATIONS = load_contract().operations
 
 
 def status_of(operation: str, decode: Any, body: Any) -> int:
-    """What a body is refused with, as it is judged: by the contract, then by what reads it."""
+    """Return the status of a refused body: by the contract first, then by its decoder."""
     declared = OPERATIONS[operation].body
     assert declared is not None
     text = json.dumps(body).encode()

@@ -44,7 +44,7 @@ def decode(coding: str, *parts: bytes) -> bytes:
 
 
 def boundaries(form: str) -> set[int]:
-    """Where a body of the form may end: behind a whole member or frame."""
+    """Where a body of this form may end: after a complete member or frame."""
     return {
         "gzip of two members": {len(gzip.compress(TEXT[:7]))},
         "zstd of two frames": {len(checked_zstd(TEXT[:7]))},
@@ -85,7 +85,7 @@ def test_a_body_with_damage_is_never_taken_for_another(form: str, data: st.DataO
     coding, make = FORMS[form]
     damaged = bytearray(make(TEXT))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
-    found = TEXT  # as it is where the damage is in a field that means nothing, as gzip's time
+    found = TEXT  # unchanged if the damage is in a field without effect, such as gzip's time
     with suppress(CodingError):
         found = decode(coding, bytes(damaged))
     assert found == TEXT

@@ -1,4 +1,4 @@
-"""The contract as a document, and as what requests are judged by."""
+"""The contract as a document, and the validation of requests against it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""JSON documents one behind the other, however the body is cut."""
+"""Concatenated JSON documents, however the body is split."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_document_that_is_too_large_ends_the_body(end: bytes, size: int) -> No
 
 
 def test_a_long_string_is_looked_at_once() -> None:
-    """Byte by byte it would take minutes if each part began again at the string's first byte."""
+    """Byte by byte it would take minutes if each part started again at the string's first byte."""
     body = b'{"a":"' + b"\\\\x" * 100_000 + b'"}'
     splitter = DocumentSplitter(1_000_000)
     found = [one for place in range(len(body)) for one in splitter.feed(body[place : place + 1])]

@@ -1,4 +1,4 @@
-"""What a refusal says can always be sent."""
+"""The text of an error can always be sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocols.rest.responses import encode_error
 
 
 def test_bytes_that_are_no_text_are_shown_and_not_sent() -> None:
-    """A header field that is no UTF-8 reaches us with lone surrogates (aiohttp's surrogateescape)."""
+    """A header field that is not UTF-8 reaches us with lone surrogates (aiohttp's surrogateescape)."""
     field = b"text/\xffplain".decode("utf-8", "surrogateescape")
     error = RestError(415, f"not served: {field}", validation_errors=(field,))
     assert json.loads(encode_error(error))["message"] == "not served: text/\\udcffplain"

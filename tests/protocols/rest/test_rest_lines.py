@@ -1,4 +1,4 @@
-"""Bodies of lines, cut in any way they may come in."""
+"""Bodies of lines, split in any way."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ LIMIT = 8
 
 
 def expected(body: bytes) -> list[bytes | None]:
-    """One entry for each line: its bytes, or None where it is too long."""
+    """One entry for each line: its bytes, or None if it is too long."""
     lines = body.split(b"\n")
     if not lines[-1]:
         lines.pop()

@@ -59,7 +59,7 @@ def test_a_body_is_of_a_type_that_its_operation_takes() -> None:
         ("*/*", "a/b"),
         ("c/d", "c/d"),
         ("a/b;q=0.1, c/*;q=0.5", "c/d"),
-        ("c/d, a/b", "a/b"),  # of equal weight: ours decides
+        ("c/d, a/b", "a/b"),  # for equal weights our order decides
         ("a/b;q=0, */*", "c/d"),
         ("x/y", None),
     ],

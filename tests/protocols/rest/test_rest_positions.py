@@ -1,4 +1,4 @@
-"""Positions: what clients are told as an event's id, and give back to go on behind it."""
+"""Positions: clients get them as an event's id, and send them back to continue there."""
 
 import contextlib
 

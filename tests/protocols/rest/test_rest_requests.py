@@ -109,7 +109,7 @@ jsons = st.recursive(
 def test_every_json_value_is_taken_as_it_is_written(value: Any) -> None:
     try:
         text = json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate is no text
+    except UnicodeEncodeError:  # a lone surrogate is not text
         return
     (record,) = decode_json(b'{"records":[{"value":' + text + b"}]}", LIMIT)
     assert bytes(record.value) == text

@@ -1,4 +1,4 @@
-"""Groups, lag, topics' configuration and deletion, against a real broker; and who may."""
+"""Groups, lag, topics' configuration and deletion against a real broker; and the rights for them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ async def test_a_topic_is_configured(http: aiohttp.ClientSession, new_topic: Any
     assert (await ask(http, "PATCH", path, change, headers=CONTROL))[0] == 204
     await until_it_is("retention.ms", before["value"])
     assert await entry("retention.ms") == before
-    assert (await entry("cleanup.policy"))["value"] == "compact"  # what is not named stays
+    assert (await entry("cleanup.policy"))["value"] == "compact"  # entries that are not named stay
     for wrong in ({"retention.ms": "soon"}, {"no.such.entry": "1"}, {"retention.ms": "1", "cleanup.policy": "x"}):
         assert (await ask(http, "PATCH", path, {"configs": wrong}, headers=CONTROL))[0] == 422
     assert await entry("retention.ms") == before

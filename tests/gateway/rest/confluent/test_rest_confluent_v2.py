@@ -1,7 +1,7 @@
-"""Confluent's REST proxy, version 2, and Karapace: their operations, statuses, numbers and bodies, by both ways in.
+"""Confluent's REST proxy version 2 and Karapace: their operations, statuses, error codes and bodies, at both paths.
 
-Every test runs below `/v2` of a gateway that speaks Strimzi's dialect, and at the bare paths of one that was told to
-speak this one.
+Every test runs below `/v2` of a gateway with Strimzi's dialect, and at the bare paths of one that is configured for
+this dialect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NewTopic = Callable[..., Any]
 
 
 class Way(NamedTuple):
-    """A way in: a client, and what stands before the dialect's paths."""
+    """A client, and the prefix of the dialect's paths."""
 
     session: aiohttp.ClientSession
     under: str
@@ -53,7 +53,7 @@ class Way(NamedTuple):
 
 @pytest.fixture(scope="module")
 async def told(bootstrap: str) -> AsyncIterator[Gateway]:
-    """A listener that was told to speak this dialect."""
+    """A listener that is configured for this dialect."""
     ready: asyncio.Queue[Gateway] = asyncio.Queue()
     over = asyncio.Event()
 
@@ -235,7 +235,7 @@ async def test_a_consumer_is_assigned_polled_committed_and_sought(way: Way, new_
     assert [record["value"] for record in records] == [0, 1, 2]
     assert records[0].keys() == {"topic", "key", "value", "partition", "offset", "timestamp"}  # no headers
 
-    # The offset in a commit is that of the last record: Kafka is told the next one.
+    # The offset in a commit is that of the last record: Kafka gets the next one.
     done = {"offsets": [{"topic": topic, "partition": 1, "offset": 0}]}
     assert (await way.ask("POST", f"{path}/offsets", done, JSON_RECORDS))[0] == 204
     committed = {"topic": topic, "partition": 1, "offset": 1, "metadata": ""}
@@ -270,7 +270,7 @@ async def test_a_seek_by_time_finds_the_first_record_that_is_not_older(way: Way,
 
     assert await sought("2023-11-14T22:13:20.001Z") == 204
     assert [record["value"] for record in (await way.ask("GET", f"{path}/records"))[1]] == [1, 2]
-    assert await sought("2099-01-01T00:00:00+01:00") == 204  # nothing is as new: the end
+    assert await sought("2099-01-01T00:00:00+01:00") == 204  # no record is as new: the end
     assert (await way.ask("GET", f"{path}/records?timeout=0"))[1] == []
     assert await sought("2023-11-14T22:13:20") == 422
     assert await sought("yesterday") == 422
@@ -287,7 +287,7 @@ async def test_a_subscription_shows_its_topics(way: Way, new_topic: NewTopic) ->
     assert (status, body["error_code"]) == (409, 40903)
     assert body["message"].startswith("IllegalStateError: You must choose only one way to configure your consumer: ")
     await way.ask("POST", f"/topics/{topic}", {"records": [{"value": 1}]}, JSON_RECORDS)
-    # The poll says no time to wait: the consumer's setting holds.
+    # The poll has no timeout: the consumer's setting is used.
     assert [record["value"] for record in (await way.ask("GET", f"{path}/records"))[1]] == [1]
     assert (await way.ask("DELETE", f"{path}/subscription"))[0] == 204
     assert await way.ask("GET", f"{path}/subscription") == (200, {"topics": []})

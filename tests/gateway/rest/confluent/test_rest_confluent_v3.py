@@ -1,4 +1,4 @@
-"""Confluent's REST API, version 3: records streamed in and reported meanwhile, batches, clusters and topics."""
+"""Confluent's REST API version 3: streamed produce requests and their reports, batches, clusters and topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_REGISTRY = "Error: 42206 : Payload error. Schema Registry must be configured 
 
 
 def documents(body: bytes) -> list[Any]:
-    """JSON documents one behind the other."""
+    """Concatenated JSON documents."""
     decoder, text, place = json.JSONDecoder(), body.decode().rstrip(), 0
     found = []
     while place < len(text):

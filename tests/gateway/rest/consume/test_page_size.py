@@ -1,4 +1,4 @@
-"""A page has half of what is free for receivers at most, and everybody gets one."""
+"""A page has at most half of what is free for receivers, and every client gets one."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ async def test_nothing_holds_a_commit_or_a_deletion_while_a_poll_waits(
     await consumer.read(3)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         poll = group.create_task(consumer.poll(timeout=60_000))
-        second = group.create_task(consumer.poll(timeout=50))  # waits for its turn no longer than it may
+        second = group.create_task(consumer.poll(timeout=50))  # waits for its turn no longer than its timeout
         assert await second == (200, [])
         assert await consumer.post("offsets") == (204, None)
         assert await committed(admin, consumer.group) == {TopicPartition(topic, 0): 3}
@@ -286,7 +286,7 @@ async def test_only_what_an_earlier_poll_gave_is_committed_by_itself(
         await send(http, topic, *range(6))
         consumer = await new_consumer(http, topic, **{"enable.auto.commit": True})
         first = await consumer.read(1, max_bytes=1)
-        second = await consumer.read(1, max_bytes=1)  # shows that the first has arrived
+        second = await consumer.read(1, max_bytes=1)  # shows that the first one has arrived
         assert [first[0]["value"], second[0]["value"]] == [0, 1]
     # The gateway went; nobody asked for more after the second.
     assert await committed(admin, consumer.group) == {TopicPartition(topic, 0): 1}
@@ -410,7 +410,7 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
 
 
 async def test_a_consumer_that_reads_no_answers_is_abandoned_too(bootstrap: str, new_topic: Any) -> None:
-    """Its group gets what it was given. Who asks on another connection is answered: the one that is not read is cut."""
+    """Its group gets the records again. A poll on another connection is answered: the unread connection is aborted."""
     topic = await new_topic(partitions=1)
     values = [f"{number:065536d}" for number in range((SOCKET_TAKES + 2**21) // 2**16)]
     async with (
@@ -440,7 +440,7 @@ async def test_a_consumer_that_reads_no_answers_is_abandoned_too(bootstrap: str,
 async def unread_polls(
     gateway: Gateway, consumer: Consumer, count: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """So many polls at once, on a connection that takes little, until an answer is not read."""
+    """Send polls on a connection with small buffers until an answer is not read."""
     host, _, port = str(gateway.listener.bound).rpartition(":")
     reader, writer = await connect_little((host, int(port)))
     accept = consumer.accept["Accept"]
@@ -451,7 +451,7 @@ async def unread_polls(
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
-    """What the kernel had when the connection was cut."""
+    """Return the bytes that the kernel had when the connection was aborted."""
     found = bytearray()
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(65536):
@@ -498,7 +498,7 @@ async def test_the_list_of_topics_is_kafkas_at_this_moment(
     assert all(topic in names for _, names in listed)
     await admin.delete_topics([topic])
     await until_gone(admin, topic)
-    # The answer itself is no news to the gateway: nobody waits for its own look at Kafka, every 5 minutes.
+    # No test waits for the gateway's own check of Kafka, every 5 minutes.
     assert topic not in (await ask(http, "GET", "/topics"))[1]
 
 

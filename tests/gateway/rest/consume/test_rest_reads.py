@@ -1,4 +1,4 @@
-"""Stateless reads: pages from any place, each telling where the next begins, and nothing kept in between."""
+"""Stateless reads: pages from any position, each with the position of the next, and no state in between."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Strimzi bridge's operations, one row for each and its outcomes: requests, statuses and bodies as it has them.
+"""The Strimzi bridge's operations, one row for each result: requests, statuses and bodies are the bridge's.
 
-Where we answer otherwise on purpose the row says so (`differs`) and docs/http-differences.md says why. The operations
+Where we differ on purpose, the row says so (`differs`) and docs/http-differences.md says why. The operations
 of its management port are in tests/gateway/observe. TOPIC and SOURCE have three partitions, SOURCE with a
 record in each. There are consumers that are fresh, subscribed and assigned, each in a group of its own.
 """
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     headers: dict[str, str] = NO_TYPE
     answer: Any = None  # a value, a type, or an object or list of such
     media: str | None = V2
-    differs: str = ""  # what Strimzi answers, where it is something else
+    differs: str = ""  # Strimzi's answer, if it differs
 
 
 def said(status: int, message: str, *lines: str) -> dict[str, Any]:
@@ -416,7 +416,7 @@ KINDS = {named_type(kind): kind for kind in (int, str, bool, dict, list)}
 
 
 def check(content: Any, wanted: Any) -> None:
-    """`content` has what is wanted: a value, or any of a type; objects have all the fields and no other."""
+    """Check `content` against a value or a type; objects must have exactly these fields."""
     if isinstance(wanted, str) and wanted in KINDS:
         assert isinstance(content, KINDS[wanted])
     elif isinstance(wanted, dict):

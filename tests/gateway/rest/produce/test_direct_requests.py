@@ -1,4 +1,4 @@
-"""A produce request whose head is known is answered byte for byte as one that is parsed, in its turn, and only then."""
+"""A produce request with a known head gets the same bytes as an answer as a parsed one, in its turn."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Client:
 
     @classmethod
     async def connect(cls, gateway: Gateway, known: bytes | None = None) -> Client:
-        """`known`: a request that is sent and answered first, so that its head is known."""
+        """Connect; `known` is a request that is sent and answered first, so that its head is known."""
         host, _, port = gateway.listener.bound.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         ours = writer.get_extra_info("sockname")
@@ -67,11 +67,11 @@ class Client:
 
     @property
     def parsed(self) -> int:
-        """How many requests went through aiohttp's parser."""
+        """The number of requests that aiohttp has parsed."""
         return self.served._request_count
 
     async def ask(self, *parts: bytes) -> bytes:
-        """One answer; each part is one read of the gateway."""
+        """Return one answer; each part is one read of the gateway."""
         for part in parts:
             self.served.data_received(part)
         return await self.answer()
@@ -84,7 +84,7 @@ class Client:
             return head + await self.reader.readexactly(int(length[1]))
 
     async def gone(self) -> bytes:
-        """What comes until the gateway closes."""
+        """Return all bytes until the gateway closes."""
         async with asyncio.timeout(60):
             return await self.reader.read()
 
@@ -93,7 +93,7 @@ class Client:
 
 
 def plain(answer: bytes) -> bytes:
-    """Without what no two answers have in common."""
+    """Remove the parts that differ in every answer."""
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"Content-Encoding: gzip" in head:
         body, head = gzip.decompress(body), re.sub(rb"Content-Length: \d+", b"", head)
@@ -104,7 +104,7 @@ def plain(answer: bytes) -> bytes:
 
 
 async def both(gateway: Gateway, topic: str, body: bytes, fields: str = "") -> tuple[bytes, bytes]:
-    """The answers to a request that is parsed, and to the same one whose head is known."""
+    """Return the answers to a parsed request, and to the same request with a known head."""
     answers = []
     for known in (None, request(topic, fields=fields)):
         client = await Client.connect(gateway, known)
@@ -259,7 +259,7 @@ async def test_a_login_is_asked_for_anew(bootstrap: str, tmp_path: Path, new_top
         client = await Client.connect(gateway, ann)
         assert (await client.ask(ann)).startswith(b"HTTP/1.1 200 ")
         assert client.parsed == 1
-        assert await gateway.authenticator.reload()  # the same: it is only asked for again
+        assert await gateway.authenticator.reload()  # the same one: it is only requested again
         assert (await client.ask(ann)).startswith(b"HTTP/1.1 200 ")
         assert client.parsed == 2
         passwords.write_text(f"ann:{hasher.hash('another')}\n")

@@ -1,4 +1,4 @@
-"""Kafka stopped, clients gone, the gateway going: only what is stored is acknowledged, nothing is left behind."""
+"""Kafka down, clients gone, the gateway stopping: only stored records are acknowledged, nothing is left behind."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(
     ):
         async with asyncio.timeout(60):
             while (await ask(http, "POST", "/topics/late", BODY, headers=JSON_RECORDS))[0] != 200:
-                pass  # on a busy machine the topic is not there before the delivery timeout
+                pass  # on a busy machine the topic does not exist before the delivery timeout
         freeze(stoppable.pid)
         try:
             async with http.post("/topics/late", json=BODY, headers=JSON_RECORDS) as response:
@@ -165,14 +165,14 @@ async def made_consumer(http: aiohttp.ClientSession, group: str) -> str:
     settings = {"name": "c", "format": "json", "auto.offset.reset": "earliest"}
     path = f"/consumers/{group}/instances/c"
     while (made := await ask(http, "POST", f"/consumers/{group}", settings, headers=control))[0] == 503:
-        continue  # Kafka goes on after a pause
+        continue  # Kafka continues after a pause
     assert made[0] == 200
     assert (await ask(http, "POST", f"{path}/subscription", {"topics": ["outage"]}, headers=control))[0] == 204
     return path
 
 
 async def test_a_deletion_that_is_asked_for_again_is_the_same_one(stoppable: EmbeddedBroker) -> None:
-    """As clients do whose connection was cut while Kafka does not answer."""
+    """As clients do whose connection broke while Kafka did not answer."""
     async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         path = await made_consumer(http, "deleted-twice")
         freeze(stoppable.pid)
@@ -188,7 +188,7 @@ async def test_a_consumer_that_does_not_end_well_is_deleted_all_the_same(
     stoppable: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def cancelled(consumer: Any, timeout: float) -> None:
-        """As aiokafka lets out what it has cancelled itself."""
+        """As aiokafka lets the cancellation of its own tasks escape."""
         await close_consumer(consumer, timeout)
         raise asyncio.CancelledError
 

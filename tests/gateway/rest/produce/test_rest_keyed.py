@@ -62,7 +62,7 @@ async def test_the_answer_to_a_request_that_kafka_refuses_is_kept_too(
 async def test_what_an_attempt_left_unfinished_is_finished(
     bootstrap: str, new_topic: Any, tmp_path: Path, stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway dies when `stored` of the records are stored, and before its answer is."""
+    """The gateway crashes when `stored` records are stored, before its answer is."""
     topic = await new_topic(partitions=2)
     body = json.dumps(RECORDS).encode()
     send = KeyedRequests._send
@@ -92,7 +92,7 @@ async def test_what_an_attempt_left_unfinished_is_finished(
         aiohttp.ClientSession(gateway.url) as http,
         http.post(f"/topics/{topic}", data=body, headers=keyed("k")) as waiting,
     ):
-        assert waiting.status == 409  # the first may be alive
+        assert waiting.status == 409  # the first attempt may still run
         assert int(waiting.headers["Retry-After"]) > 60
     async with running_gateway(bootstrap, data_dir=tmp_path) as gateway, aiohttp.ClientSession(gateway.url) as http:
         status, answer = await ask(http, "POST", f"/topics/{topic}", body, headers=keyed("k"))

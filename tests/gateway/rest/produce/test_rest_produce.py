@@ -243,12 +243,12 @@ async def test_too_many_requests_at_once_are_refused(bootstrap: str) -> None:
         host, _, port = gateway.listener.bound.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 25\r\n\r\n"
-        writer.write(head)  # its body never comes
+        writer.write(head)  # its body is never sent
         await wait_until(lambda: gateway.listener.statistics().produce.active == 1)
         async with aiohttp.ClientSession(gateway.url) as http:
             body = {"records": [{"value": 1}]}
             assert (await ask(http, "POST", "/topics/one-slot", body, headers=JSON_RECORDS))[0] == 503
-            writer.close()  # gone in the middle of its upload
+            writer.close()  # disconnected in the middle of its upload
             await wait_until(lambda: gateway.listener.statistics().produce.active == 0)
             assert (await ask(http, "POST", "/topics/one-slot", body, headers=JSON_RECORDS))[0] == 200
 

@@ -40,7 +40,7 @@ class Conversation:
         self.writer.write(b"%x\r\n%b\r\n" % (len(data), data) if data else b"0\r\n\r\n")
 
     async def line(self) -> Any:
-        """The next line of the answer; None behind the last one."""
+        """The next line of the answer; None after the last one."""
         async with asyncio.timeout(60):
             if not self.head:
                 self.head = await self._reader.readuntil(b"\r\n\r\n")

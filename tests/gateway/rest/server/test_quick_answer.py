@@ -1,4 +1,4 @@
-"""Quick answers say the same as aiohttp's own, whatever is asked of them."""
+"""Quick answers are the same as aiohttp's own, whatever is changed in them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CASES = [
 
 
 class Server:
-    """Answers `/quick/CHANGE` by a quick answer and any other path by aiohttp's own."""
+    """Answers `/quick/CHANGE` with a quick answer and any other path with aiohttp's own."""
 
     def __init__(self) -> None:
         self.http = HttpServer(
@@ -67,7 +67,7 @@ class Server:
         return answer
 
     async def ask(self, method: str, path: str, version: str, fields: str) -> list[bytes]:
-        """What is answered to a request, and to one behind it that closes the connection; sorted lines but the time."""
+        """Return the answers to a request and to a second one that closes; sorted lines without the time."""
         host, _, port = self.http.bound.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         last = "GET /plain/none HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What every operation gets from the application: its contract's checks, streams both ways, errors in its own words."""
+"""The common behaviour of operations: validation by the contract, streams in both directions, error bodies."""
 
 import asyncio
 import time

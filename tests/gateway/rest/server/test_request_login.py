@@ -1,4 +1,4 @@
-"""Who may come in by HTTP and what they may do there."""
+"""Logins over HTTP, and the rights of clients."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""Bodies that break off or are damaged, in every coding and at every operation that reads one, over real sockets."""
+"""Truncated and damaged bodies, in every coding and for every operation that reads one, over real sockets."""
 
 import asyncio
 import gzip
@@ -96,7 +96,7 @@ async def test_a_body_cut_at_any_byte_stores_nothing(
 
 @pytest.mark.parametrize("coding", CODED)
 async def test_a_large_body_that_is_cut_is_not_stored_in_part(gateway: Gateway, new_topic: Any, coding: str) -> None:
-    """What was found: 1,000,000 bytes became 493,823 in the topic, with 200."""
+    """The bug was: 1,000,000 bytes became 493,823 in the topic, with 200."""
     topic = await new_topic(partitions=1)
     whole = CODED[coding](bytes(number * number % 251 for number in range(1_000_000)))
     status, _ = await post(

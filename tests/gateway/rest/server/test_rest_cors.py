@@ -1,4 +1,4 @@
-"""Pages of other origins: what a browser asks before and looks at afterwards."""
+"""CORS: preflight requests, and the fields that a browser checks in answers."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +21,7 @@ QUESTION = {
 
 @pytest.fixture
 async def locked(bootstrap: str, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """It wants a login, and knows one origin."""
+    """A gateway that requires a login and allows one origin."""
     path = tmp_path / "passwords"
     path.write_text(f"ann:{Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1).hash('secret')}\n")
     security = SecurityConfig(allow_anonymous=False, password_file=path)
@@ -58,7 +58,7 @@ async def test_another_page_is_told_nothing(locked: Gateway) -> None:
 async def asked_from(http: aiohttp.ClientSession, origin: str) -> None:
     async with http.options("/topics/t", headers={**QUESTION, "Origin": origin}) as answer:
         assert answer.status == 403
-        assert "CORS Rejected - Invalid origin" in await answer.text()  # what the Strimzi bridge's tests look for
+        assert "CORS Rejected - Invalid origin" in await answer.text()  # the Strimzi bridge's tests check it
         assert "Access-Control-Allow-Origin" not in answer.headers
         assert "Access-Control-Allow-Methods" not in answer.headers
     async with http.get("/topics", headers={"Origin": origin}) as answer:

@@ -1,4 +1,4 @@
-"""Every operation with nothing where it takes something: empty lists, objects, texts, null. None of it is our fault."""
+"""Every operation with empty lists, objects, strings and null in its body: never a 500."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ EMPTY: tuple[Any, ...] = ([], {}, "", None, [None], [{}], [[]], 0, -1, False)
 
 
 def emptied(whole: Any) -> Iterator[Any]:
-    """The body with each of its parts, itself too, replaced by each kind of nothing, or left out."""
+    """Yield the body with each of its parts, or the whole, replaced by each empty value or left out."""
     yield from EMPTY
     parts = whole.items() if isinstance(whole, dict) else enumerate(whole) if isinstance(whole, list) else ()
     for place, part in parts:
@@ -67,7 +67,7 @@ def emptied(whole: Any) -> Iterator[Any]:
 async def test_nothing_where_there_is_something(gateway: Gateway, new_topic: Any, number: int) -> None:
     method, path, headers, body = OPERATIONS[number]
     topic = await new_topic(partitions=1)
-    connector = aiohttp.TCPConnector(force_close=True)  # what is refused may close it behind the answer
+    connector = aiohttp.TCPConnector(force_close=True)  # a refused request may close it after the answer
     async with aiohttp.ClientSession(gateway.url, connector=connector) as http:
         cluster = ""
         if "CLUSTER" in path:

@@ -1,4 +1,4 @@
-"""Expect: 100-continue over raw sockets: who is refused has sent no body."""
+"""Expect: 100-continue over raw sockets: a client that is refused has sent no body."""
 
 import asyncio
 from typing import Any

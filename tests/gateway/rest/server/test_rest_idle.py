@@ -1,4 +1,4 @@
-"""Consumers that wait: they cost next to nothing, wake when something is stored, and miss nothing by sleeping."""
+"""Waiting consumers: they cost next to nothing, wake when a record is stored, and miss no record while they sleep."""
 
 import asyncio
 import uuid
@@ -68,7 +68,7 @@ async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_a
 async def test_what_is_stored_while_a_poll_falls_asleep_is_delivered(
     http: aiohttp.ClientSession, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each record is sent at another moment around the one when the poll gives up fetching."""
+    """Records are sent at different moments around the one when the poll stops fetching."""
     monkeypatch.setattr(member, "RECHECK_S", 1000.0)
     monkeypatch.setattr(member, "QUIET_S", 0.05)
     topic = await new_topic(partitions=1)
@@ -92,7 +92,7 @@ async def test_polls_that_do_not_wait_get_what_is_fetched_between_them(
     async with asyncio.timeout(60):
         while not got:
             got = await poll(http, path, timeout=0)
-            await asyncio.sleep(0.3)  # longer than fetching goes on
+            await asyncio.sleep(0.3)  # longer than the poll fetches
     assert got == [1]
 
 
@@ -113,7 +113,7 @@ async def test_a_poll_that_sleeps_is_ended_by_a_deletion_and_its_consumer_is_for
 async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(
     http: aiohttp.ClientSession, bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The live reader sees committed records only; a consumer that reads uncommitted ones looks by itself."""
+    """The live reader sees only committed records; a consumer that reads uncommitted ones checks the log itself."""
     monkeypatch.setattr(member, "RECHECK_S", 0.5)
     monkeypatch.setattr(member, "QUIET_S", 0.1)
     topic = await new_topic(partitions=1)
@@ -132,7 +132,7 @@ async def test_a_look_at_what_the_tail_knows_wakes_nobody(
     http: aiohttp.ClientSession, gateway: Gateway, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member, "RECHECK_S", 0.1)
-    looks: list[tuple[bool, int]] = []  # with how often somebody had fallen asleep before
+    looks: list[tuple[bool, int]] = []  # with the number of earlier sleepers
     falls: list[Any] = []
     look, fall_asleep = Arrivals.may_have_more, Arrivals.wait_for
 
@@ -152,7 +152,7 @@ async def test_a_look_at_what_the_tail_knows_wakes_nobody(
     assert await poll(http, path) == [0]
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(poll(http, path))
-        # The first looks may come before the live reader's first fetch, which wakes it once.
+        # The first checks may come before the live reader's first fetch, which wakes it once.
         await wait_until(lambda: looks[-6:] == [(False, len(falls))] * 6, timeout=60)
         await send(http, topic, 1)
         assert await asyncio.wait_for(answer, 60) == [1]
@@ -168,7 +168,7 @@ async def test_a_pattern_is_followed(
     assert subscribed == (200, {"topics": [first], "partitions": [{first: [0]}]})
     await send(http, first, 1)
     assert await poll(http, path) == [1]
-    assert await ask(http, "POST", f"{path}/offsets") == (204, None)  # else it comes again when the group shares anew
+    assert await ask(http, "POST", f"{path}/offsets") == (204, None)  # else it comes again after a rebalance
     body = {"topics": [first]}
     assert (await ask(http, "POST", f"{path}/subscription", body, headers=CONTROL))[0] == 409
     later = f"{first}-later"

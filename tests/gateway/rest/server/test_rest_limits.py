@@ -1,4 +1,4 @@
-"""What one client may take, and what is said to who wants more; mostly over raw sockets."""
+"""The limits of one client, and the answers over a limit; mostly over raw sockets."""
 
 import asyncio
 import json
@@ -40,13 +40,13 @@ async def test_heads_that_are_too_large(bootstrap: str, request_head: bytes, sta
 
 
 async def test_a_body_that_trickles_is_given_up(bootstrap: str) -> None:
-    """Each byte in time, all of them too slow: the average counts."""
+    """Each byte comes in time, but all of them are too slow: the average counts."""
     limits = {"header_timeout_s": 0.3, "min_upload_rate": 1000}
     async with running_gateway(bootstrap, http=limits) as gateway:
         host, _, port = gateway.listener.bound.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(HEAD + b"Content-Length: 5000\r\n\r\n")
-        # To its end, not the connection's: a byte of ours that crosses with the answer resets that.
+        # To the answer's end, not the connection's: a byte that crosses with the answer resets the connection.
         answer = asyncio.create_task(reader.readuntil(b"}"))
         async with asyncio.timeout(60):
             while not answer.done():
@@ -84,7 +84,7 @@ async def test_too_many_records_in_a_request(bootstrap: str) -> None:
 
 
 async def hold(gateway: Gateway, count: int, fields: bytes = b"") -> list[asyncio.StreamWriter]:
-    """Requests that stay in work, because their bodies do not come."""
+    """Requests that stay in progress, because their bodies do not come."""
     host, _, port = gateway.listener.bound.rpartition(":")
     held = []
     before = gateway.listener.statistics().load.active

@@ -1,4 +1,4 @@
-"""Trace context through the gateway, and spans where they are wanted."""
+"""Trace context through the gateway, and spans if they are enabled."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,7 @@ async def test_a_request_and_what_it_publishes_are_spans(bootstrap: str, new_top
 
         async with asyncio.timeout(60):
             spans_of_it: tuple[ReadableSpan, ...] = ()
-            while len(spans_of_it) < 2:  # the first ones may not come to publish: their topics are not there yet
+            while len(spans_of_it) < 2:  # the first ones may not publish: their topics do not exist yet
                 kept.clear()
                 status, _ = await ask(http, "POST", "/requests/nobody%2Fthere?timeout=100", b"?", headers=CONTEXT)
                 assert status == 504

@@ -1,4 +1,4 @@
-"""Live WebSockets: every message is answered, records come within credit, and what was not acknowledged comes again."""
+"""Live WebSockets: every message is answered, records respect the credit, and unacknowledged records come again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Talk:
         return [await self.hear("record") for _ in range(count)]
 
     async def is_silent(self) -> bool:
-        """Whether nothing comes before the answer to a message that is always answered at once."""
+        """Whether nothing comes before the answer to a message that is always answered immediately."""
         await self.say("unsubscribe", "nothing")
         return bool((await self.hear())["id"] == "nothing")
 
@@ -209,7 +209,7 @@ async def test_what_a_member_of_a_group_does_not_acknowledge_comes_again(
         await client.say("subscribe", "g", **ask_for)
         await client.hear("subscribed")
         again: set[int] = set()
-        while not again >= {2, 4, 5}:  # 3 comes too, since what is committed ends before 2
+        while not again >= {2, 4, 5}:  # 3 comes too, since the committed offset is before 2
             (record,) = await client.records(1)
             again.add(record["record"]["value"])
             await client.say("ack", "g", deliveries=[record["delivery"]])
@@ -250,7 +250,7 @@ async def test_byte_by_byte_through_the_pump(gateway: Gateway, new_topic: NewTop
     assert rest == b""
     assert frames[-1] == (CLOSE, b"\x03\xe8")
     heard = [json.loads(payload) for kind, payload in frames if kind == TEXT]
-    # The close may overtake the answer, which is stored all the same.
+    # The close may overtake the answer; the record is stored anyway.
     assert heard in ([], [{"type": "produced", "id": "b", "offsets": [{"partition": 0, "offset": 0}]}])
 
 
@@ -322,7 +322,7 @@ async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic
 
 async def test_a_token_in_the_query_is_believed_where_tokens_are(gateway: Gateway, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
-    async with aiohttp.ClientSession(gateway.url) as http:  # no tokens here: as any scheme that is not served
+    async with aiohttp.ClientSession(gateway.url) as http:  # no tokens here: like any unsupported scheme
         for path in (f"/topics/{topic}/stream?duration=0&access_token=x", "/stream?access_token=x"):
             assert (await ask(http, "GET", path))[0] == 401
         async with http.get(f"/topics/{topic}/records?access_token=x") as response:

@@ -1,4 +1,4 @@
-"""Server-sent events: nothing is missed, doubled or dropped, whoever reads slowly, leaves or comes back."""
+"""Server-sent events: no record is missed, repeated or dropped if clients read slowly, disconnect or reconnect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
-    """What comes, without the comments; an event without data too, since it moves the position."""
+    """Yield events without comments; also events without data, since they update the position."""
     fields: dict[str, str] = {}
     async for line in response.content:
         text = line.decode().rstrip("\n")
@@ -145,7 +145,7 @@ async def test_a_slow_listener_misses_nothing_and_holds_up_nobody(
     async with stream(http, topic) as quick:
         fell_behind = gateway.live_reader.statistics().fell_behind
         sent = 0
-        while gateway.live_reader.statistics().fell_behind == fell_behind:  # as much as the sockets' buffers hold
+        while gateway.live_reader.statistics().fell_behind == fell_behind:  # as many as the sockets' buffers hold
             await store(http, topic, ["x" * 60_000] * 10)
             assert len(await some(quick, 10)) == 10
             sent += 10
@@ -298,7 +298,7 @@ async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory, tmp_path: Pa
             async with stream(http, topic, "from=beginning&limit=50") as response:
                 assert len(await some(response, 50)) == 50
                 assert await asyncio.wait_for(response.read(), 60) == b""
-            for first in (0, 20):  # what was settled in the first does not come again
+            for first in (0, 20):  # records settled in the first do not come again
                 async with stream(http, topic, f"group={topic}-group&from=beginning&limit=20") as response:
                     found = await some(response, 20)
                     assert found[0].data["offset"] == first
