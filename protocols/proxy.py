@@ -52,7 +52,7 @@ class HeaderParser:
         self.needed = len(SIGNATURE)  # bytes that certainly belong to the header; 0 once it is complete
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether any byte was received."""
         return bool(self._data)
 
@@ -137,7 +137,7 @@ def _read_block(kind: int, data: bytes) -> ProxyHeader:
         if tag == _CRC32C:
             _check(data, start, stop)
         elif tag == _SSL:
-            common_name = _certified(data, start, stop)
+            common_name = _common_name(data, start, stop)
     return ProxyHeader(source, common_name)
 
 
@@ -155,7 +155,7 @@ def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _certified(data: bytes, start: int, stop: int) -> str | None:
+def _common_name(data: bytes, start: int, stop: int) -> str | None:
     """Return the common name in PP2_TYPE_SSL, if the client's certificate was verified (section 2.2.5)."""
     if stop - start < 5:
         raise ProxyError("truncated TLS TLV")

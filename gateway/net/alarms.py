@@ -45,7 +45,7 @@ class Alarms:
         number = int(at / WIDTH_S)
         slot = self._slots.get(number)
         if slot is None:
-            timer = asyncio.get_running_loop().call_at(number * WIDTH_S, self._ring, number)
+            timer = asyncio.get_running_loop().call_at(number * WIDTH_S, self._fire, number)
             slot = self._slots[number] = _Slot(set(), timer)
         slot.sleepers.add(sleeper)
 
@@ -59,7 +59,7 @@ class Alarms:
                 slot.timer.cancel()
                 del self._slots[number]
 
-    def _ring(self, number: int) -> None:
+    def _fire(self, number: int) -> None:
         """Wake a slot's sleepers, at most `WAKES_PER_TURN` in each event loop iteration."""
         slot = self._slots.get(number)
         if slot is None:  # all were cancelled between two iterations
@@ -75,6 +75,6 @@ class Alarms:
                         failures.report("timer", error)
         finally:
             if sleepers:
-                asyncio.get_running_loop().call_soon(self._ring, number)
+                asyncio.get_running_loop().call_soon(self._fire, number)
             else:
                 self._slots.pop(number, None)

@@ -75,14 +75,14 @@ class Descriptors:
     def _pause(self) -> None:
         for listener in self.listeners:
             listener.pause()
-        self._look_again()
+        self._check_later()
 
-    def _look_again(self) -> None:
-        asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+    def _check_later(self) -> None:
+        asyncio.get_running_loop().call_later(RETRY_S, self._check_again)
 
-    def _try_again(self) -> None:
+    def _check_again(self) -> None:
         if self._reserve_is_touched():
-            self._look_again()
+            self._check_later()
             return
         self.paused = False
         assert self._spawn is not None

@@ -52,10 +52,10 @@ Refuse = Callable[[int, str], web.StreamResponse]
 """Makes the answer to a malformed HTTP request, from a status and one line of text."""
 
 
-class Direct(Protocol):
+class DirectHandler(Protocol):
     """Serves requests that have one known head (`gateway.net.known_heads`)."""
 
-    def take(self, connection: HttpConnection, body: bytes) -> bool:
+    def serve(self, connection: HttpConnection, body: bytes) -> bool:
         """Serve one request, starting with `connection.begin_direct`. Never raises.
 
         False means that nothing was done and the request must be parsed.
@@ -110,7 +110,7 @@ class HttpConnection(RequestsInTurn):
         self._last = b""  # the last bytes that were parsed: the end of a head may arrive in parts
         self._rest = b""  # not parsed yet, because enough requests are queued
         self._direct = self._leaves_at = None
-        self._known: KnownHeads[Direct] | None = None  # None while no head is remembered
+        self._known: KnownHeads[DirectHandler] | None = None  # None while no head is remembered
         self._whole_request: tuple[object, bytes] | None = None  # the last request that came in one read, and its head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,10 +216,10 @@ class HttpConnection(RequestsInTurn):
                 break
         self._last = (self._last + data[max(0, start - 3) : start])[-3:]
 
-    def _serve_directly(self, known: KnownHeads[Direct], data: bytes) -> bool:
+    def _serve_directly(self, known: KnownHeads[DirectHandler], data: bytes) -> bool:
         """Serve a request with a known head if `data` is exactly that request. False means: parse it."""
         found = known.find(data) if self.is_idle else None
-        return found is not None and found[0].take(self, found[1])
+        return found is not None and found[0].serve(self, found[1])
 
     def begin_direct(self, request: Abandonable) -> None:
         """A request is served directly; its client has logged in with an earlier one."""
@@ -231,7 +231,7 @@ class HttpConnection(RequestsInTurn):
         self._handled()
         super().end_direct()
 
-    def remember(self, request: web.BaseRequest, direct: Direct) -> None:
+    def remember(self, request: web.BaseRequest, direct: DirectHandler) -> None:
         """Let `direct` serve later requests with the current request's head, if that request came in one read."""
         whole = self._whole_request
         if whole is not None and whole[0] is cast("Request", request).message:

@@ -179,13 +179,13 @@ class Listener:
 
 def listener_statistics(listeners: Iterable[Listener]) -> ListenerStatistics:
     """Return the counts so far."""
-    told = ListenerStatistics({}, {}, {})
+    counts = ListenerStatistics({}, {}, {})
     for one in listeners:
         protocol = one.settings.protocol
-        told.connections[one.name] = {protocol: one.connections}
-        told.connections_total[one.name] = {protocol: one.accepted}
-        told.refused_total[one.name] = {protocol: one.refused}
-    return told
+        counts.connections[one.name] = {protocol: one.connections}
+        counts.connections_total[one.name] = {protocol: one.accepted}
+        counts.refused_total[one.name] = {protocol: one.refused}
+    return counts
 
 
 class _Closed(asyncio.Protocol):

@@ -179,7 +179,7 @@ class ProxiedSocket(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The balancer has closed; if it sent nothing, this was its health check."""
-        if self._parser.begun:
+        if self._parser.started:
             self._refuse("truncated")
         return False
 

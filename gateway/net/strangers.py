@@ -39,7 +39,7 @@ class Stranger:
 
     def received(self, size: int) -> bool:
         """Count received bytes. False means that the connection was aborted for them."""
-        return self._strangers.take(self, size)
+        return self._strangers.count(self, size)
 
     def leave(self) -> None:
         """Stop counting: the peer has logged in or disconnected."""
@@ -68,7 +68,7 @@ class Strangers:
         """Register a new connection; `address` is from `address_of`, `drop` aborts the connection."""
         return Stranger(self, address, drop)
 
-    def take(self, stranger: Stranger, size: int) -> bool:
+    def count(self, stranger: Stranger, size: int) -> bool:
         """Count bytes of a connection; over the limit, abort the oldest connections of the address with most bytes."""
         share = stranger.share
         if share is None:

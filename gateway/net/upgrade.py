@@ -66,13 +66,13 @@ class WebSocketEndpoint:
         if server.stopped:
             raise UpgradeError(503, "The gateway is shutting down", RETRY_AFTER)
 
-        def take(transport: asyncio.Transport, received: bytes) -> None:
+        def take_over(transport: asyncio.Transport, received: bytes) -> None:
             offer.connection.leave_limits()  # the subprotocol's login has limits of its own
             pump = server.accept(entrance)
             pump.source = offer.connection.source
             WebSocket(transport, pump, server).start(received)
 
-        return offer.accept(subprotocol, take)
+        return offer.accept(subprotocol, take_over)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -89,10 +89,10 @@ class Offer(msgspec.Struct, frozen=True):
                 return name
         raise UpgradeError(400, f"Sec-WebSocket-Protocol must name one of: {', '.join(ours)}")
 
-    def accept(self, subprotocol: str, take: TakeOver) -> web.StreamResponse:
-        """Return the answer; after its last byte `take` gets the socket."""
+    def accept(self, subprotocol: str, take_over: TakeOver) -> web.StreamResponse:
+        """Return the answer; after its last byte `take_over` gets the socket."""
         self.connection.accept_upgrade()
-        return _SwitchingProtocols(self.connection, self.key, subprotocol, take)
+        return _SwitchingProtocols(self.connection, self.key, subprotocol, take_over)
 
 
 def check_upgrade(request: web.BaseRequest) -> Offer:
@@ -118,18 +118,18 @@ def check_upgrade(request: web.BaseRequest) -> Offer:
 class _SwitchingProtocols(web.StreamResponse):
     """The 101 answer. After its last byte the socket is handed over, and the request's task ends."""
 
-    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take: TakeOver) -> None:
+    def __init__(self, connection: HttpConnection, key: str, subprotocol: str, take_over: TakeOver) -> None:
         super().__init__(status=101, headers=(*UPGRADE, ("Server", SERVER)))
         self.headers["Sec-WebSocket-Accept"] = accept_token(key)
         self.headers["Sec-WebSocket-Protocol"] = subprotocol  # [MQTT-6.0.0-4]
         self._connection = connection
-        self._take = take
+        self._take_over = take_over
 
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
         released = self._connection.release()
         if released is not None:
-            self._take(*released)
+            self._take_over(*released)
 
 
 class Statistics(msgspec.Struct, frozen=True):

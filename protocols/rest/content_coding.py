@@ -77,7 +77,7 @@ class BodyDecoder:
                     yield from stream.pieces(left)
                     left = b""
                     if stream.ended:
-                        left = stream.behind
+                        left = stream.unused
                         self._stream = None
         except (zlib.error, zstd.ZstdError) as error:
             raise CodingError(self._broken(str(error))) from error
@@ -102,7 +102,7 @@ class _Zlib:
         return self._object is not None and self._object.eof
 
     @property
-    def behind(self) -> bytes:
+    def unused(self) -> bytes:
         return b"" if self._object is None else self._object.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
@@ -132,7 +132,7 @@ class _Zstd:
         return self._object.eof
 
     @property
-    def behind(self) -> bytes:
+    def unused(self) -> bytes:
         return self._object.unused_data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:

@@ -50,7 +50,7 @@ class LineSplitter:
             if len(block) <= self._limit:
                 found.append(block)
             else:
-                self._sift(block, found)
+                self._split_long_lines(block, found)
         if data:
             self._parts.append(data)
             self._held += len(data)
@@ -65,7 +65,7 @@ class LineSplitter:
         """Return the last line if the body does not end with a line end."""
         return [b"".join(self._parts)] if self._parts else []
 
-    def _sift(self, block: bytes, found: list[bytes | None]) -> None:
+    def _split_long_lines(self, block: bytes, found: list[bytes | None]) -> None:
         """Check lines one by one for their length; consecutive good lines stay in one block."""
         good: list[bytes] = []
         for line in [line + _FEED for line in block.split(_FEED)[:-1]]:

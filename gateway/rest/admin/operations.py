@@ -114,7 +114,7 @@ class Administration(OperationSet):
             )
             for member in view.members
         ]
-        if not _is_whole(call.grant, group):
+        if not _sees_everything(call.grant, group):
             members = [member for member in members if member.partitions]
         if not members:
             await self._committed(call.grant, group, known=view.state != DEAD)
@@ -182,7 +182,7 @@ class Administration(OperationSet):
             for partition, offset in (await self._admin.committed(group)).items()
             if visible(partition.topic)
         }
-        if not committed and not _is_whole(grant, group):
+        if not committed and not _sees_everything(grant, group):
             raise forbidden("inspect this group")
         if not committed and not known and (await self._admin.group(group)).state == DEAD:
             raise not_found(f"Group {group[:64]} does not exist")
@@ -199,5 +199,5 @@ def _visible(grant: Grant, group: str) -> Callable[[str], bool]:
     )
 
 
-def _is_whole(grant: Grant, group: str) -> bool:
+def _sees_everything(grant: Grant, group: str) -> bool:
     return grant.group("admin", group) is True or grant.admin.whole(_EVERYTHING)

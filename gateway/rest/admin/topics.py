@@ -158,10 +158,10 @@ class TopicOperations(OperationSet):
     async def _ask(self, question: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> Any:
         """Return Kafka's answer; Refused if Kafka does not answer or does not allow it."""
 
-        async def asked() -> Any:
+        async def query() -> Any:
             return await question(await self._admin.open())
 
-        return await self._admin.run(asked)
+        return await self._admin.run(query)
 
 
 def _view(partition: dict[str, Any]) -> PartitionView:

@@ -200,7 +200,7 @@ class KeyedRequests:
         for index, record in enumerate(records):
             stored = found.get(index)
             if stored is not None:
-                ticket.found(index, stored)
+                ticket.stored_before(index, stored)
             else:
                 header = (GW_REQUEST, f"{name}/{index}".encode())
                 missing.append((index, msgspec.structs.replace(record, headers=(*record.headers, header))))

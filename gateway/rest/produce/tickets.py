@@ -50,7 +50,7 @@ class Results:
             self.failed += len(tokens)
             self._settled(len(tokens))
 
-    def found(self, index: int, stored: Stored) -> None:
+    def stored_before(self, index: int, stored: Stored) -> None:
         """Note a record that an earlier attempt has stored."""
         self.results[index] = stored
         self._settled(1)

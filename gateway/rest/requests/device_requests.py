@@ -82,7 +82,7 @@ class Replies:
         return ()
 
     @contextmanager
-    def ask(self) -> Iterator[PendingRequest]:
+    def expect_answer(self) -> Iterator[PendingRequest]:
         """Open a request during the block. Await `listen` before sending it, or its answer may be missed."""
         pending = PendingRequest(self._random_id(), asyncio.get_running_loop().create_future())
         self._open[pending.correlation_id] = pending
@@ -159,13 +159,13 @@ class DeviceRequests(OperationSet):
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
         replies = self._replies_for(names)
-        with replies.ask() as pending:
+        with replies.expect_answer() as pending:
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
                 body = await self._bodies.read(call.request)
                 slot.count_records(1, len(body))
-                asked = replies.address, pending.correlation_id
-                record = self._request_record(call, destination, body, asked, timeout_ms)
+                reply = replies.address, pending.correlation_id
+                record = self._request_record(call, destination, body, reply, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -203,9 +203,9 @@ class DeviceRequests(OperationSet):
         return RestError(504, f"No answer within {timeout_ms} ms")
 
     def _request_record(
-        self, call: Call, destination: Record, body: bytes, asked: tuple[str, str], timeout_ms: int
+        self, call: Call, destination: Record, body: bytes, reply: tuple[str, str], timeout_ms: int
     ) -> Record:
-        reply_to, correlation_id = asked
+        reply_to, correlation_id = reply
         fields = call.request.headers
         headers = request_headers(
             fields.items(),

@@ -43,12 +43,12 @@ class RequestLimits:
             wait_s = math.ceil(exceeded.wait_s)
             raise too_many(f"{str(exceeded).capitalize()}; try again", wait_s, close=True) from None
 
-    def check_publishing(self, connection: HttpConnection, who: str) -> Pace | None:
+    def check_publishing(self, connection: HttpConnection, label: str) -> Pace | None:
         """Return the limits for publishing, None if there are none; RestError 429 if the client is over its rate."""
         limits = connection.limits
         pace = None if limits is None else limits.incoming
         if pace is not None:
-            self._check(pace, who, "published")
+            self._check(pace, label, "published")
         return pace
 
     def check_reading(self, connection: HttpConnection) -> Pace | None:
@@ -59,13 +59,13 @@ class RequestLimits:
             self._check(pace, subject("http", limits.identity.name, connection.peer), "read")
         return pace
 
-    def _check(self, pace: Pace, who: str, done: str) -> None:
+    def _check(self, pace: Pace, label: str, done: str) -> None:
         wait_s, brake = pace.owed()
         if wait_s > 0:
             self._limits.refused += 1
             again_s = math.ceil(wait_s)
-            pauses.begin(brake.reason, who, who)
-            asyncio.get_running_loop().call_later(again_s, pauses.end, brake.reason, who)
+            pauses.begin(brake.reason, label, label)
+            asyncio.get_running_loop().call_later(again_s, pauses.end, brake.reason, label)
             message = f"You have {done} more than the {brake.reason} allows; try again"
             raise too_many(message, again_s, _fields(brake.limit, again_s))
 

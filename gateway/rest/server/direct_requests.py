@@ -18,7 +18,7 @@ from gateway.rest.server.answers import CONTROL_HEAD, control_answer
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
-from gateway.rest.server.quick_answer import COPIED
+from gateway.rest.server.quick_answer import MAX_COPIED_BYTES
 from gateway.rest.server.request_login import RequestLogin
 from gateway.security.authorization import Grant
 
@@ -56,7 +56,7 @@ class Dispatcher(Protocol):
 
 
 class KnownRequest:
-    """All requests with one head (`net.http_server.Direct`)."""
+    """All requests with one head (`net.http_server.DirectHandler`)."""
 
     __slots__ = ("accepts_coding", "authorization", "dispatcher", "message", "name", "operation")
 
@@ -69,8 +69,8 @@ class KnownRequest:
         self.dispatcher = dispatcher
         self.operation = operation
 
-    def take(self, connection: HttpConnection, body: bytes) -> bool:
-        """See `net.http_server.Direct`."""
+    def serve(self, connection: HttpConnection, body: bytes) -> bool:
+        """See `net.http_server.DirectHandler`."""
         dispatcher = self.dispatcher
         if dispatcher.draining or connection.leaving or not self.operation.accepts(len(body)):
             return False
@@ -111,8 +111,8 @@ class DirectRequest:
         dispatcher = known.dispatcher
         coded = known.accepts_coding and len(body) >= dispatcher.compress_from
         leaving = dispatcher.draining or (self._connection is not None and self._connection.leaving)
-        if coded or leaving or len(body) > COPIED:
-            self.answer_by(_given(body))
+        if coded or leaving or len(body) > MAX_COPIED_BYTES:
+            self.answer_by(_returning(body))
             return
         connection = self._end()
         if connection is not None:
@@ -129,7 +129,7 @@ class DirectRequest:
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
-        self.answer_by(_raised(error))
+        self.answer_by(_raising(error))
 
     def abandon(self) -> None:
         """The client has disconnected; records that were submitted to Kafka are still stored."""
@@ -147,14 +147,14 @@ class DirectRequest:
         return connection
 
 
-def _given(body: bytes) -> Callable[[], Awaitable[web.StreamResponse]]:
+def _returning(body: bytes) -> Callable[[], Awaitable[web.StreamResponse]]:
     async def run() -> web.StreamResponse:
         return control_answer(body)
 
     return run
 
 
-def _raised(error: Exception) -> Callable[[], Awaitable[web.StreamResponse]]:
+def _raising(error: Exception) -> Callable[[], Awaitable[web.StreamResponse]]:
     async def run() -> web.StreamResponse:
         nonlocal error
         try:

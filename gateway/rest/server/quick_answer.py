@@ -17,7 +17,7 @@ from aiohttp.compression_utils import MAX_SYNC_CHUNK_SIZE
 from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
-COPIED: Final = 64 * 1024
+MAX_COPIED_BYTES: Final = 64 * 1024
 """The longest body that is copied behind its head; a longer one would be in memory twice until it is read."""
 
 
@@ -79,7 +79,7 @@ class QuickAnswer(web.Response):
             or self._cookies
             or self._eof_sent
             or self._payload_writer is not None
-            or len(body) > COPIED
+            or len(body) > MAX_COPIED_BYTES
             or not request.keep_alive
             or request.version != HttpVersion11
             or request.method == "HEAD"

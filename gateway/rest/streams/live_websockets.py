@@ -258,7 +258,7 @@ class LiveSession:
             audit_denied(self.pump, self.grant, error.message)
         self.send(failed(name, error))
 
-    def dropped(self, subscription: Subscription, error: RestError) -> None:
+    def drop_subscription(self, subscription: Subscription, error: RestError) -> None:
         """Remove a subscription that failed, and answer it with an error."""
         if self._subscriptions.get(subscription.name) is subscription:
             del self._subscriptions[subscription.name]
@@ -319,9 +319,9 @@ class LiveSession:
         try:
             await subscription.join()
         except RestError as error:
-            self.dropped(subscription, error)
+            self.drop_subscription(subscription, error)
         except Refused as refused:
-            self.dropped(subscription, refusal(refused))
+            self.drop_subscription(subscription, refusal(refused))
 
     def _credit(self, message: Credit) -> None:
         self._subscription(message.id).grant(message.credit)
@@ -349,7 +349,7 @@ class LiveSession:
         for subscription in tuple(self._subscriptions.values()):
             if subscription.is_refused:
                 subscription.leave()
-                self.dropped(subscription, forbidden("keep this subscription: the rights have changed"))
+                self.drop_subscription(subscription, forbidden("keep this subscription: the rights have changed"))
 
     # the end
 
@@ -456,7 +456,7 @@ class Live(OperationSet):
         if len(self._sessions) >= config.max_streams:
             raise busy("There are too many streams; try again")
 
-        def take(transport: asyncio.Transport, received: bytes) -> None:
+        def take_over(transport: asyncio.Transport, received: bytes) -> None:
             connection = LiveConnection(config.max_body_bytes, config.stream_heartbeat_s)
             session = LiveSession(self, call.grant, connection, call.expires_ms, call.connection.limits)
             services = self.services
@@ -478,7 +478,7 @@ class Live(OperationSet):
             if received:
                 pump.data_received(received)
 
-        return offer.accept(subprotocol, take)
+        return offer.accept(subprotocol, take_over)
 
     def _rights_changed(self, changed: AbstractSet[Grant]) -> None:
         for session in self.departing():
