@@ -13,10 +13,10 @@ from mapping.rest.plain import compact_json, from_base64
 from protocols.rest.confluent_v3 import Data, DataReport, Produced, to_epoch
 from protocols.rest.errors import unprocessable
 from protocols.rest.media import Format
+from protocols.rest.positions import LARGEST_PARTITION
 from protocols.rest.requests import HeaderField
 from protocols.rest.responses import RecordItem
 
-LARGEST_PARTITION: Final = 2**31 - 1
 _STRING: Final = msgspec.json.Decoder(str)
 _NULL: Final = b"null"
 

@@ -26,6 +26,7 @@ from mapping.record import (
 from mapping.rest.plain import from_base64, from_text, json_key, json_value
 from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
+from protocols.rest.positions import LARGEST_PARTITION
 from protocols.rest.requests import (
     HeaderField,
     JsonRecord,
@@ -49,7 +50,6 @@ CONTENT_TYPES: Final = {
     Format.BINARY: b"application/octet-stream",
     Format.TEXT: b"text/plain",
 }
-LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIMESTAMP: Final = 2**63 - 1
 
 _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)

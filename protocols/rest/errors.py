@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
+INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
+SHUTTING_DOWN: Final = "The gateway is shutting down"
 RETRY_AFTER_S: Final = 1
 """The usual `Retry-After`: the state of a stalled broker is checked again within this time."""
 TOPIC_LIMIT_RETRY_AFTER_S: Final = 60

@@ -46,7 +46,7 @@ from protocols.rest.consuming import (
     decode_offsets,
     poll_limits,
 )
-from protocols.rest.errors import Fault, RestError, busy, not_found, too_many
+from protocols.rest.errors import SHUTTING_DOWN, Fault, RestError, busy, not_found, too_many
 from protocols.rest.forwarded import base_uri, client_path, group_path, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.responses import encode
@@ -235,7 +235,7 @@ class Consumers(OperationSet):
         self._instances[key] = instance
         if self._draining:  # the shutdown started meanwhile
             await self._close(instance, delivered=False)
-            raise busy("The gateway is shutting down", close=True)
+            raise busy(SHUTTING_DOWN, close=True)
         self._counts.created_total += 1
         self._presence.consumer(instance, call.connection.peer)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
@@ -409,7 +409,7 @@ class Consumers(OperationSet):
 
     def _check_open(self, instance: Instance) -> None:
         if self._draining:
-            raise busy("The gateway is shutting down", close=True)
+            raise busy(SHUTTING_DOWN, close=True)
         if instance.closed:
             raise not_found(NO_CONSUMER, Fault.CONSUMER)
 

@@ -32,7 +32,7 @@ from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Received, Record
-from protocols.rest.errors import RestError, busy, unprocessable
+from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, unprocessable
 from protocols.rest.responses import ErrorBody, Stored, encode_error, encode_results
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class KeyedRequests:
             outcome = error
         except Exception as error:  # contained, so that the client gets an answer
             failures.report("request", error, "with a key")
-            outcome = RestError(500, "The request failed inside the gateway; its log says why", close=True)
+            outcome = RestError(500, INTERNAL_ERROR, close=True)
         finally:
             self._running.discard(name)
         if not done.done():  # it is cancelled if the client has disconnected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from aiohttp import StreamReader, web
@@ -20,14 +20,12 @@ from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
 from mapping.rest.incoming import from_lines, standard_headers
-from protocols.rest.errors import RestError, busy
+from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
 from protocols.rest.media import Format
 from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
 
 Kind = TypeVar("Kind", bound=Upload)
-
-ENDED: Final = "The gateway is shutting down"
 
 
 class UploadsStatistics(msgspec.Struct):
@@ -61,7 +59,7 @@ class Uploads(OperationSet):
     async def drain(self) -> None:
         """Stop reading uploads; report the records that were read, then end each upload with an error."""
         for content in self._active:
-            content.set_exception(busy(ENDED, close=True))
+            content.set_exception(busy(SHUTTING_DOWN, close=True))
 
     async def upload(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}/records`."""

@@ -30,7 +30,7 @@ from mapping.outcomes import ANSWERS, Outcome
 from mapping.tenants import Names
 from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract, Operation
-from protocols.rest.errors import Fault, RestError, busy, not_found, retry_after
+from protocols.rest.errors import INTERNAL_ERROR, SHUTTING_DOWN, Fault, RestError, busy, not_found, retry_after
 from protocols.rest.routes import Router
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,6 @@ CONSUMING: Final = frozenset({"poll", "v2Poll", "streamRecords"})
 """Operations that consume records. HEAD is safe (RFC 9110 section 9.2.1), so it must not run them."""
 NAME_PARAMETERS: Final = frozenset({"topicname", "groupid"})
 """Path parameters that name a topic or a consumer group."""
-INTERNAL_ERROR: Final = "The request failed inside the gateway; its log says why"
 
 
 class _RequestState:
@@ -215,7 +214,7 @@ class RequestDispatcher:
     def _path(self, request: web.BaseRequest) -> str:
         """Return the path, still percent-encoded; RestError for a request that no operation can serve."""
         if self.draining:
-            raise busy("The gateway is shutting down", close=True)
+            raise busy(SHUTTING_DOWN, close=True)
         if request.version < (1, 0):
             raise RestError(505, "HTTP/1.1 is required", close=True)
         if request.method == "CONNECT":

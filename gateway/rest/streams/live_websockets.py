@@ -43,7 +43,7 @@ from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
 from mapping.rest.incoming import standard_headers, to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
-from protocols.rest.errors import RestError, busy
+from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
 from protocols.rest.live_connection import LiveConnection
 from protocols.rest.live_messages import (
     SUBPROTOCOL,
@@ -310,7 +310,7 @@ class LiveSession:
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise RestError(422, f"A connection has at most {MOST_SUBSCRIPTIONS} subscriptions")
         if self._draining:
-            raise busy("The gateway is shutting down")
+            raise busy(SHUTTING_DOWN)
         subscription = Subscription(self, self.grant, self.live.readers, message)
         self._subscriptions[message.id] = subscription
         self.pump.spawn(self._join(subscription))

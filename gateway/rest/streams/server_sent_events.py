@@ -39,7 +39,7 @@ from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
 from mapping.tenants import Names
-from protocols.rest.errors import RestError, busy, unprocessable
+from protocols.rest.errors import SHUTTING_DOWN, RestError, busy, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import BEGINNING, END, wanted
 from protocols.rest.responses import encode
@@ -353,7 +353,7 @@ class EventStreams(OperationSet):
                     partition=start.partition,
                 )
             if self._draining:
-                raise busy("The gateway is shutting down", close=True)
+                raise busy(SHUTTING_DOWN, close=True)
             answer = await begin_stream(call, EVENT_TYPE, retry(RETRY_MS), stream.socket)
             stream.limits = call.connection.limits
         except BaseException:
