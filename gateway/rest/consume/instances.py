@@ -94,23 +94,8 @@ class Instance:
     """One consumer that a client created."""
 
     __slots__ = (
-        "answered",
-        "closed",
-        "consumers",
-        "created_ms",
-        "embedded",
-        "grant",
-        "group",
-        "last_commit",
-        "member",
-        "name",
-        "owner",
-        "pattern",
-        "polls",
-        "unread",
-        "used",
-        "users",
-        "wait_ms",
+        "answered", "closed", "consumers", "created_ms", "embedded", "grant", "group", "last_commit", "member",
+        "name", "owner", "pattern", "polls", "unread", "used", "users", "wait_ms",
     )  # fmt: skip
 
     socket = None  # its requests may come through any connection
