@@ -60,10 +60,6 @@ class ProtocolServer(PumpServer, abc.ABC):
     def departing(self) -> Iterable[Departing]:
         """Return every connection, to be closed when the gateway stops."""
 
-    def stop_accepting(self) -> None:
-        """Stop accepting; a subclass also refuses accepted clients that have not logged in."""
-        self.stop_accepting()
-
     def _handlers(self) -> Iterator[Handler]:
         # A handler knows its pump only when the TLS handshake is done, for which a client may let us wait.
         return (pump.handler for pump in self.pumps if pump.transport is not None)

@@ -159,10 +159,6 @@ class WebSocketServer(HttpServer):
         """Return none: after the upgrade, connections belong to the subprotocol's server."""
         return ()
 
-    def stop_accepting(self) -> None:
-        """Close the listening sockets."""
-        self.stop_accepting()
-
     def stop_receiving(self) -> None:
         """Close the listening sockets; the subprotocol's own server stops the open WebSockets."""
         self.stop_accepting()

@@ -149,10 +149,6 @@ class RestServer(HttpServer):
         connections = (cast("HttpConnection", one) for one in self.connections)
         return [*connections, *self._events.departing(), *self._live.departing()]
 
-    def stop_accepting(self) -> None:
-        """Stop accepting connections; requests on the open ones are served until each is asked to leave."""
-        self.stop_accepting()
-
     def stop_receiving(self) -> None:
         """Close the listening sockets, answer new requests with 503, and end long operations such as polls.
 
