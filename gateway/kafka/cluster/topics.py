@@ -7,7 +7,6 @@ topics, which also finds new and deleted topics for wildcard subscriptions.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final
 
@@ -25,8 +24,6 @@ from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
-
-log = logging.getLogger(__name__)
 
 WATCHED_REFRESH_S: Final = 5.0
 """Refresh period while there are watchers: a wildcard subscriber sees a new topic within it."""

@@ -8,7 +8,6 @@ one batch in flight, so each moves to the new producer with its next batch; batc
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -23,9 +22,6 @@ from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.publish.batch import Batch
 from gateway.spawn import Spawn
-
-log = logging.getLogger(__name__)
-
 
 METADATA_POLL_S: Final = 0.1
 METADATA_POLLS: Final = 10

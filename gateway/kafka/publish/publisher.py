@@ -8,7 +8,6 @@ future, task or log line per record.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,8 +32,6 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 from mapping.tenants import NO_TENANTS, Tenancy
-
-log = logging.getLogger(__name__)
 
 
 class Publisher:
