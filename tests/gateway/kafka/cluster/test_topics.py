@@ -132,7 +132,7 @@ def test_only_new_brokers_choose_the_replication_factor():
     assert version(BROKERS_DEFAULT, 7) == 4
     assert version(3, 7) == 4
     assert version(3, 2) == 2, "an old broker accepts an explicit number"
-    with pytest.raises(IncompatibleBrokerVersion, match="how many copies"):
+    with pytest.raises(IncompatibleBrokerVersion, match="replication factor"):
         version(BROKERS_DEFAULT, 3)
 
 
