@@ -1,7 +1,6 @@
-"""Fixtures that every test shares: one broker for the whole run, topics of each test's own, uvloop as in production.
+"""Fixtures for all tests: one broker for the whole run, new topics for each test, uvloop as in production.
 
-With CI set in the environment a skipped test is a failed one: there everything must have run, but for what needs data
-that is not part of the repository.
+With CI set in the environment a skipped test counts as failed, except a test whose data is not part of the repository.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ NewTopicFactory = Callable[..., Awaitable[str]]
 NewBroker = Callable[..., EmbeddedBroker]
 
 BOOTSTRAP = "TRIVIUM_TEST_BOOTSTRAP"
-# An example may take its time, as where CI is set: the first one pays for what it imports, and the machine is busy.
+# No deadline for an example, as with CI set: the first one pays for its imports, and the machine is busy.
 SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("unhurried", hypothesis.settings(), deadline=None, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("unhurried")
-# Every Java machine of the tests lives for seconds, in which a second compiler costs more than it gains.
+# Each JVM of the tests lives only for seconds. In that time the C2 compiler costs more than it gains.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-# A run starts more than a hundred Python processes. Each would compile every module anew, for about two seconds, in an
-# environment that forbids to keep what was compiled, as images of containers do.
+# A run starts more than a hundred Python processes. Where bytecode is not written, as in container images, each would
+# compile all modules again, for about two seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Jobs that tests start are not listed among the user's; workers inherit the variable."""
+    """Keep the jobs that tests start out of the user's list of jobs; workers inherit the variable."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         state = tempfile.TemporaryDirectory()
         config.add_cleanup(state.cleanup)
@@ -59,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is collected is kept until the end: looking through it again and again is an eighth of the time it takes."""
+    """Turn garbage collection off, which would take an eighth of the time; the items live until the end anyway."""
     gc.disable()
     try:
         return (yield)
@@ -103,7 +102,7 @@ def fail_if_skipped(report: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """With `-n`: one broker for all workers, who find its address in the environment that they inherit."""
+    """With `-n`, start one broker for all workers; they inherit its address in the environment."""
     if BOOTSTRAP in os.environ:
         return
     directory = tempfile.TemporaryDirectory()
@@ -127,7 +126,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def make_broker(directory: Path, **options: Any) -> EmbeddedBroker:
-    """A broker that keeps what a test stores with a time long ago; Kafka looks for such records every five minutes."""
+    """Make a broker that keeps records with old timestamps; Kafka deletes expired records every five minutes."""
     settings = {"log.retention.ms": "-1", **options.pop("settings", {})}
     java, jars = find_java(), ensure_jars("kafka")
     archive = archive_options(archive_path("kafka", java, jars, cache_directory()))
@@ -143,7 +142,7 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield given
         return
     broker = make_broker(tmp_path_factory.mktemp("broker"))
-    # A loop of its own: the fixture serves tests with and without a loop.
+    # Runs in a separate loop, because tests with and without a loop use this fixture.
     with asyncio.Runner(loop_factory=hung.Loop) as runner:
         runner.run(broker.start())
         yield broker.bootstrap_servers
@@ -171,7 +170,7 @@ async def _stoppable(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 async def _serves(bootstrap: str) -> bool:
-    """Whether a broker leads what is made now; one that was frozen for long is fenced for a moment."""
+    """Return whether the broker leads new topics; a broker that was frozen for long is fenced for a moment."""
     host, _, port = bootstrap.rpartition(":")
     if not await broker_answers(host, int(port)):
         return False
@@ -188,9 +187,9 @@ async def _serves(bootstrap: str) -> bool:
 
 @pytest.fixture
 async def stoppable(_stoppable: EmbeddedBroker) -> EmbeddedBroker:
-    """A broker that the test may stop, kill or freeze; it serves when a test begins, however the one before has ended.
+    """A broker that the test may stop, kill or freeze; it serves again when the next test starts.
 
-    It is shared by the tests that do so, one after the other: topics and groups need names of the test's own.
+    The tests that use it share it, one after the other, so each test needs unique names of topics and groups.
     """
     if _stoppable.is_running:
         os.kill(_stoppable.pid, signal.SIGCONT)
@@ -204,9 +203,10 @@ async def stoppable(_stoppable: EmbeddedBroker) -> EmbeddedBroker:
 
 @pytest.fixture
 async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
-    """Make brokers of the test's own, on free ports, where `stoppable` does not do; not started yet.
+    """Make brokers for one test, on free ports and not started yet; for tests for which `stoppable` is not enough.
 
-    `new_broker(name="a", **options of EmbeddedBroker)`: the same name is the same data. All are killed at the end.
+    `new_broker(name="a", **options of EmbeddedBroker)`: brokers with the same name share their data. All are killed at
+    the end.
     """
     made: list[EmbeddedBroker] = []
 
@@ -225,7 +225,7 @@ EVERY_TEST = "[kafka]\ncreate_topics = true\nmax_topics = 20000\nmax_topics_per_
 
 @pytest.fixture(scope="session")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """One gateway for all tests that only talk to it; it creates unknown topics, as with the embedded broker."""
+    """One gateway for all tests that neither stop nor configure it; it creates unknown topics, as `trivium up` does."""
     directory = tmp_path_factory.mktemp("gateway")
     options = ("--mqtt-websocket", "127.0.0.1:0", "--amqp-websocket", "127.0.0.1:0")
     process = GatewayProcess(directory, bootstrap, *options, config=EVERY_TEST)
@@ -236,7 +236,7 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 @pytest.fixture
 async def new_gateway(tmp_path: Path) -> AsyncIterator[Callable[..., GatewayProcess]]:
-    """Make gateways of the test's own (`new_gateway(bootstrap, *options, config=TOML)`); not started yet."""
+    """Make gateways for one test (`new_gateway(bootstrap, *options, config=TOML)`); not started yet."""
     made: list[GatewayProcess] = []
 
     def make(bootstrap: str | None, *options: str, config: str = "", name: str = "gateway") -> GatewayProcess:

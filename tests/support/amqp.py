@@ -1,4 +1,4 @@
-"""proton's blocking client in a thread of its own, for tests that live in an event loop."""
+"""proton's blocking client in a separate thread, for tests that run in an event loop."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def data(body: bytes, **fields: Any) -> Message:
 
 
 def body_of(message: Message) -> bytes:
-    """The bytes of its Data section."""
+    """Return the bytes of a message's Data section."""
     found = message.body
     assert isinstance(found, memoryview | bytes)
     return bytes(found)
 
 
 def until_drained(connection: BlockingConnection, *receivers: Any) -> None:
-    """Wait until the credit is used up and its messages were handed over.
+    """Wait until the credit is used up and all its messages have arrived.
 
     proton may have processed the end of a drain while events of messages before it are still queued.
     """
@@ -53,7 +53,7 @@ def until_drained(connection: BlockingConnection, *receivers: Any) -> None:
 
 
 class ThreadedSender:
-    """A sender link to one topic; proton must be used in one thread only."""
+    """A sender link to one topic, used in one thread as proton requires."""
 
     def __init__(self, address: str, topic: str) -> None:
         self._address = address
@@ -81,7 +81,7 @@ class ThreadedSender:
 
         def work() -> str:
             delivery = self._sender.link.send(Message(body=body))
-            # The outcome and the connection's end may be in one segment; then proton reports the end first.
+            # The outcome and the close may arrive in one segment; then proton reports the close first.
             with contextlib.suppress(ConnectionException):
                 self._connection.wait(lambda: delivery.settled, timeout=WAIT_S)
             return str(getattr(delivery.remote_state, "name", delivery.remote_state))
@@ -93,7 +93,7 @@ class ThreadedSender:
         await self._call(lambda: self._connection.create_sender(topic, name=f"{topic}-2"))
 
     async def end(self) -> str | None:
-        """Wait until the gateway closes the connection, and return its condition."""
+        """Wait until the gateway closes the connection; return the error condition."""
 
         def work() -> str | None:
             with contextlib.suppress(ConnectionException):
@@ -108,7 +108,7 @@ class ThreadedSender:
         return ended
 
     def info(self) -> dict[str, Any]:
-        """The condition's description and info, after `end`."""
+        """Return the error condition's description and info, after `end`."""
         return {str(name): value for name, value in (self._info or {}).items()}
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Hand-packed AMQP frames, and a socket client that sends only these."""
+"""Hand-packed AMQP frames, and a socket client that sends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 
 class Frames:
-    """A client's performatives, packed here and not by our encoder, so that its mistakes are not repeated."""
+    """A client's performatives, packed without the gateway's encoder so that its mistakes are not repeated."""
 
     NULL, TRUE, FALSE = b"\x40", b"\x41", b"\x42"
 
@@ -44,7 +44,7 @@ class Frames:
 
     @classmethod
     def begin(cls) -> bytes:
-        """Header, open and begin, all at once."""
+        """Return header, open and begin in one buffer."""
         return (
             cls.HEADER
             + cls.frame(cls.performative(0x10, cls.string("scripted"), cls.string("localhost"), cls.uint(65536)))
@@ -101,7 +101,7 @@ class Frames:
 
     @staticmethod
     def parse(data: bytes) -> list[tuple[int, bytes]]:
-        """(descriptor, frame body) of each frame of a server's answer, headers left out."""
+        """Return (descriptor, frame body) of each frame in a server's answer, without protocol headers."""
         found: list[tuple[int, bytes]] = []
         at = 0
         while at < len(data):
@@ -117,7 +117,7 @@ class Frames:
 
 
 class WireClient:
-    """A client that sends a test's own frames, and reads the gateway's frame by frame."""
+    """A client that sends the frames of a test, and reads the gateway's one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -136,7 +136,7 @@ class WireClient:
         return await self._reader.readexactly(8)
 
     async def frame(self, *, empty: bool = False) -> tuple[int, bytes]:
-        """The next frame as (descriptor, body); (0, b"") for an empty one, which is passed over unless asked for."""
+        """Return the next frame as (descriptor, body); `empty` also returns empty frames, as (0, b"")."""
         while True:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             rest = await self._reader.readexactly(size - 4)
@@ -145,14 +145,14 @@ class WireClient:
                 return (body[2] if body else 0), body
 
     async def until(self, code: int) -> bytes:
-        """The next frame with this descriptor."""
+        """Skip to the next frame with this descriptor and return its body."""
         while True:
             found, body = await self.frame()
             if found == code:
                 return body
 
     async def end(self) -> bytes:
-        """Read everything up to the end."""
+        """Read until the connection is closed."""
         return await self._reader.read()
 
     async def close(self) -> None:

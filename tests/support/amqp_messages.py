@@ -1,6 +1,6 @@
-"""AMQP messages of every shape, as hypothesis strategies: hand-packed sections, to include unusual encodings.
+"""Hypothesis strategies for AMQP messages of every shape, packed by hand to include unusual encodings.
 
-Values are encoded here instead of by our own encoder where that has only one form for them.
+Values are encoded here where the gateway's encoder knows only one of their encodings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ null = st.just(primitives.NULL)
 
 
 def wide_binary(value: bytes) -> bytes:
-    """A binary with a size of four bytes, however short it is."""
+    """Encode a binary with a size of four bytes, even if it is short."""
     return b"\xb0" + len(value).to_bytes(4, "big") + value
 
 
@@ -40,7 +40,7 @@ def wide_list(items: list[bytes]) -> bytes:
 
 
 def flat(pairs: list[tuple[bytes, bytes]]) -> list[bytes]:
-    """Keys and values in turn."""
+    """Return keys and values alternately."""
     return [item for pair in pairs for item in pair]
 
 
@@ -164,7 +164,7 @@ symbol_field = null | st.sampled_from(["text/plain", "application/json"]).map(pr
 
 
 def property_fields(now_ms: int, user: str) -> st.SearchStrategy[tuple[bytes, ...]]:
-    """The 13 fields of properties (part 3.2.4) that are not expired at `now_ms` and sent by `user`."""
+    """The 13 fields of properties (part 3.2.4) of a message from `user` that is not expired at `now_ms`."""
     return st.tuples(
         null | ids, null | st.just(primitives.binary(user.encode())), string_field, string_field, string_field,
         null | ids, symbol_field, symbol_field, null | st.just(primitives.timestamp(now_ms + 10**9)),
@@ -231,7 +231,7 @@ header_lists = st.sampled_from(
 
 
 def messages_of(now_ms: int, user: str = "ann") -> st.SearchStrategy[tuple[bytes, ...]]:
-    """(header, message annotations, properties, application properties, body, footer), each perhaps empty."""
+    """(header, message annotations, properties, application properties, body, footer); each may be empty."""
     nothing = st.just(b"")
     return st.tuples(
         nothing | sections(0x70, header_lists),

@@ -1,4 +1,4 @@
-"""proton's own transactions, for tests that live in an event loop: `Container.declare_transaction`, in a thread."""
+"""proton's transactions (`Container.declare_transaction`) in a thread, for tests that run in an event loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class Ends(TransactionHandler):
-    """proton's events of a transaction.
+    """Handles proton's events of a transaction.
 
     Attributes:
-        told: the last event: `declared`, `committed`, `aborted`, or `declare failed`, `commit failed`.
-        condition: of a refusal.
+        event: the last one: `declared`, `committed`, `aborted`, `declare failed` or `commit failed`.
+        condition: the error condition after a failure.
     """
 
     def __init__(self) -> None:
@@ -52,19 +52,19 @@ class Ends(TransactionHandler):
 
 
 class Transacted:
-    """A transaction of a client, used in the client's thread.
+    """A client's transaction, used in the client's thread.
 
     Attributes:
-        ends: its events.
+        ends: the handler of its events.
     """
 
     def __init__(self, connection: BlockingConnection, *, settles: bool = True, wait_s: float = WAIT_S) -> None:
-        """Declare it.
+        """Declare the transaction.
 
         Args:
-            connection: proton's.
-            settles: settle accepted deliveries immediately, as JMS does, and not with the discharge.
-            wait_s: how long any answer may take.
+            connection: proton's connection.
+            settles: settle accepted deliveries immediately, as JMS does, instead of with the discharge.
+            wait_s: time limit for each answer.
         """
         self._connection = connection
         self._wait_s = wait_s
@@ -75,11 +75,11 @@ class Transacted:
         self.wait(lambda: bool(self.ends.told))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Let proton work until a condition holds."""
+        """Run proton until the condition is true."""
         self._connection.wait(condition, timeout=self._wait_s)
 
     def post(self, sender: Any, message: Message) -> Delivery:
-        """Send a message in it, without waiting."""
+        """Send a message in the transaction, without waiting."""
         return self.transaction.send(sender.link, message)
 
     def outcome(self, delivery: Delivery) -> tuple[int, str]:
@@ -98,7 +98,7 @@ class Transacted:
         return message
 
     def end(self, *, commit: bool = True) -> str:
-        """Discharge it and wait for the answer."""
+        """Discharge the transaction and wait for the answer."""
         self.ends.told = ""
         (self.transaction.commit if commit else self.transaction.abort)()
         self.wait(lambda: bool(self.ends.told))
@@ -106,10 +106,10 @@ class Transacted:
 
 
 class TransactedClient:
-    """A connection in a thread of its own."""
+    """A connection with its own thread."""
 
     def __init__(self, address: str, **options: Any) -> None:
-        """`address` of the gateway, host:port."""
+        """`address` is the gateway's, as host:port."""
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._address = address
         self._options = options
@@ -125,7 +125,7 @@ class TransactedClient:
         return self
 
     async def close(self, patience: float = WAIT_S) -> None:
-        """Close it in any state; proton waits `patience` seconds for an answer."""
+        """Close the connection in any state; proton waits `patience` seconds for an answer."""
 
         def work() -> None:
             self.connection.timeout = patience
@@ -142,5 +142,5 @@ class TransactedClient:
         await self.close()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do something in the connection's thread."""
+        """Run `work` in the connection's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

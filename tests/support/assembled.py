@@ -1,4 +1,4 @@
-"""The parts of a gateway in the test's own process, made by `gateway.assembly` as the application makes them."""
+"""The parts of a gateway in the test's process, made by `gateway.assembly` as in the application."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.spawn import Tasks
 
 
 class WatchedTasks(Tasks):
-    """Whose jobs may not fail; in the application a failure is contained where it belongs."""
+    """Background tasks that must not fail; in the application the part that started a task handles its failure."""
 
     def __init__(self) -> None:
         self.failures: list[BaseException] = []
@@ -34,7 +34,7 @@ class WatchedTasks(Tasks):
 
 
 class Assembled(NamedTuple):
-    """All of a gateway but its listeners."""
+    """A gateway without its listeners."""
 
     process: Process
     security: ListenerSecurity
@@ -42,7 +42,7 @@ class Assembled(NamedTuple):
     state: State
 
     def check(self) -> None:
-        """Nothing in the background has failed."""
+        """Raise if a background task has failed."""
         assert isinstance(self.process.tasks, WatchedTasks)
         self.process.tasks.check()
 
@@ -54,11 +54,11 @@ async def assembled(
     """Start everything, and stop it in reverse order.
 
     Args:
-        bootstrap: of Kafka.
-        create: whether unknown topics are made.
-        wait: until what the gateway keeps in Kafka is loaded.
-        data_dir: who has the same one after another is the same gateway; None: one of its own.
-        settings: tables of the configuration, and keys of `kafka`, as dictionaries.
+        bootstrap: Kafka's address.
+        create: whether unknown topics are created.
+        wait: wait until the gateway's state in Kafka is loaded.
+        data_dir: the same directory makes it the same gateway again. None means a new one.
+        settings: tables of the configuration, as dictionaries; `kafka` is merged with the keys above.
     """
     tasks = WatchedTasks()
     async with contextlib.AsyncExitStack() as stack:

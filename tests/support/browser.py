@@ -1,4 +1,4 @@
-"""A real browser, driven by WebDriver (W3C Recommendation) over HTTP: Chromium and its driver, as Debian has them."""
+"""A real browser, driven by WebDriver (W3C Recommendation) over HTTP: Debian's Chromium and its driver."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ class Browser:
             return value
 
     async def cdp(self, command: str, **parameters: Any) -> Any:
-        """A command of Chrome's DevTools protocol."""
+        """Run a command of Chrome's DevTools protocol."""
         return await self._do("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     async def resize(self, width: int, height: int = 900) -> None:
-        """The page's own size, as on a telephone where it is narrow: a window has 500 pixels at least."""
+        """Set the page's size; it can be as narrow as a phone's, while a window has at least 500 pixels."""
         mobile = width < 500
         await self.cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )
 
     async def scheme(self, name: str) -> None:
-        """`light` or `dark`, as the user prefers."""
+        """Set the user's preferred color scheme, `light` or `dark`."""
         await self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     async def open(self, url: str) -> None:
         await self._do("POST", "/url", {"url": url})
 
     async def run(self, script: str, *arguments: Any) -> Any:
-        """What a script returns: the body of a function."""
+        """Run the body of a JavaScript function and return its result."""
         return await self._do("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     async def until(self, script: str, timeout: float = 60.0) -> Any:
-        """Wait in the page until an expression is true; what it is."""
+        """Wait in the page until an expression is true, and return its value."""
         waits = (
             "const done = arguments[0]; const look = () => { const found = (" + script + ");"
             " if (found) done(found); else requestAnimationFrame(look); }; look();"
@@ -68,24 +68,24 @@ class Browser:
         return await self._do("POST", "/execute/async", {"script": waits, "args": []})
 
     async def press(self, *keys: str) -> None:
-        """Press keys one after the other, wherever the focus is."""
+        """Press keys one after the other, in the focused element."""
         steps = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         await self._do("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": steps}]})
 
     async def complaints(self) -> list[str]:
-        """What the browser's console has said since the last call that is no mere information."""
+        """Return the warnings and errors in the browser's console since the last call."""
         said = await self._do("POST", "/se/log", {"type": "browser"})
         return [entry["message"] for entry in said if entry["level"] in ("SEVERE", "WARNING")]
 
     async def picture(self, path: Path) -> None:
-        """A picture of the page, all of it."""
+        """Save a screenshot of the whole page."""
         found = await self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(found["data"]))
 
 
 @asynccontextmanager
 async def browser(directory: Path) -> AsyncIterator[Browser]:
-    """Start one; where it is not installed the test is skipped."""
+    """Start a browser; the test is skipped where none is installed."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (Debian: apt-get install chromium chromium-driver)")

@@ -1,4 +1,4 @@
-"""How a run with several workers (`-n`) is divided: by files, or folders whose files share fixtures; longest first."""
+"""Distributes a run over workers (`-n`) by file, or by folder where files share fixtures; the longest first."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LONGEST = (
 
 
 class ByFile(LoadScopeScheduling):
-    """Hands out a file at a time, or a folder whose files share what is dear to start."""
+    """Assigns one file at a time, or one folder whose files share an expensive fixture."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # by the number of tests: it says nothing about their length
+        config.option.loadscopereorder = False  # it sorts by the number of tests, not by duration
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
@@ -32,5 +32,5 @@ class ByFile(LoadScopeScheduling):
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort, so that no worker begins something long while the others have nothing left."""
+    """Sort the tests so that no worker starts a long file while the others have nothing left."""
     items.sort(key=lambda item: next((n for n, start in enumerate(LONGEST) if item.nodeid.startswith(start)), 99))

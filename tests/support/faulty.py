@@ -1,14 +1,14 @@
-"""Runs `trivium` with a switch beside it: an unexpected exception in any background task, as a test asks for it.
+"""Runs `trivium` with a switch by which a test raises an unexpected exception in any background task.
 
 `python -m tests.support.faulty PIPE up ...` reads commands from a named pipe, line by line, and answers each with a
 line of JSON in the named pipe `PIPE.out`:
 
-- `names`: the qualified names of all coroutines of ours that were ever started as tasks, and how many live now;
-- `fail NAME`: raise in every task of that name that lives, at the point where it waits; tells in how many. Where none
-  lives, the next one will fail, after its first wait or at its end;
-- `break MODULE:CLASS.METHOD`: the next call of it raises.
+- `names`: the qualified names of all the gateway's coroutines that were ever started as tasks, and how many live now;
+- `fail NAME`: raise in every live task of that name, at the point where it waits, and return their number. If none is
+  live, the next one fails, after its first wait or at its end;
+- `break MODULE:CLASS.METHOD`: the next call of the method raises.
 
-The gateway itself knows nothing of it: each coroutine is wrapped by the loop's task factory.
+The gateway does not know about it: the loop's task factory wraps each coroutine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway import spawn
 
 
 class InjectedError(Exception):
-    """Nobody foresees it."""
+    """An exception that no code of the gateway expects."""
 
 
 class Faulty(Coroutine[Any, Any, Any]):
@@ -68,7 +68,7 @@ class Faulty(Coroutine[Any, Any, Any]):
 
 
 class Switch:
-    """Knows all tasks by name."""
+    """Finds all tasks by name."""
 
     def __init__(self) -> None:
         self.started: collections.Counter[str] = collections.Counter()
@@ -77,8 +77,8 @@ class Switch:
         self.wanted: set[str] = set()
 
     def factory(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-        """The loop's task factory: ours are wrapped, those of libraries are not."""
-        code = getattr(work, "cr_code", None)  # none: the loop closes a generator of a job that was cut off
+        """Create tasks, as the loop's task factory; wrap the gateway's coroutines, but not those of libraries."""
+        code = getattr(work, "cr_code", None)  # none when the loop closes the generator of a cancelled task
         if code is None or not code.co_filename.startswith(str(Path(spawn.__file__).parent)):
             return asyncio.Task(work, loop=loop, **options)
         name = _name(work)
@@ -110,7 +110,7 @@ class Switch:
 
 
 def break_once(place: str) -> int:
-    """Let the next call of a method raise; 1."""
+    """Make the next call of a method raise; return 1."""
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -127,7 +127,7 @@ def break_once(place: str) -> int:
 
 
 def _name(work: Any) -> str:
-    """Its qualified name; of what `keep_running` keeps going, that of the part."""
+    """Return the coroutine's qualified name, or that of the part that `keep_running` restarts."""
     found: str = work.__qualname__
     part = (work.cr_frame.f_locals if work.cr_frame is not None else {}).get("work")
     if found == "keep_running" and part is not None:
@@ -137,7 +137,7 @@ def _name(work: Any) -> str:
 
 
 def listen(path: Path, switch: Switch) -> None:
-    """Obey; in a thread."""
+    """Execute the commands from the pipe; runs in a thread."""
     out = path.with_name(path.name + ".out")
     with path.open() as lines, out.open("w") as answers:
         for line in lines:
@@ -148,7 +148,7 @@ def listen(path: Path, switch: Switch) -> None:
                 orders = {"fail": switch.fail, "break": break_once, "names": lambda _: switch.names()}
                 try:
                     found.set_result(orders[command](name))
-                except Exception as error:  # there is no such place: the test is told
+                except Exception as error:  # the method does not exist: report it to the test
                     found.set_result({"error": repr(error)})
 
             assert switch.loop is not None
@@ -158,7 +158,7 @@ def listen(path: Path, switch: Switch) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run `trivium` with the switch."""
     from gateway import app
     from gateway.cli import app as command
 

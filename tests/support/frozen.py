@@ -1,4 +1,4 @@
-"""A process that SIGSTOP has reached: the signal comes when it comes, and to each thread for itself."""
+"""Freezing a process with SIGSTOP, which takes effect with a delay and in each thread separately."""
 
 import os
 import signal

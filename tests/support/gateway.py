@@ -14,10 +14,10 @@ from tests.support.waiting import wait_until
 
 
 class GatewayProcess:
-    """One `trivium up`; addresses come from its ready file.
+    """One `trivium up` process; its ready file contains its addresses.
 
     Attributes:
-        program: what is started, before `up`.
+        program: the command line before `up`.
     """
 
     program: tuple[str, ...] = ("-m", "gateway")
@@ -35,7 +35,7 @@ class GatewayProcess:
                 self._argv += [f"--{listener}", "127.0.0.1:0"]
         if bootstrap is not None:
             self._argv += ["--bootstrap-servers", bootstrap]
-        # No balancer is in front; a test of its own says otherwise.
+        # There is no load balancer in front; a test of it configures its own.
         self._environment = {**({} if "lead_s" in config else {"TRIVIUM_DRAIN__LEAD_S": "0"}), **os.environ}
         if config:
             path = directory / "trivium.toml"
@@ -69,7 +69,7 @@ class GatewayProcess:
         return self.process.pid
 
     async def stop(self, timeout: float = 60) -> int:
-        """SIGTERM; the exit code."""
+        """Stop the process with SIGTERM; return its exit code."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
@@ -80,7 +80,7 @@ class GatewayProcess:
             raise
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill the process with SIGKILL, like a crash."""
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()

@@ -1,7 +1,7 @@
-"""A test that hangs fails alone, and says where it hung; the event loop goes on for those that follow.
+"""A test that hangs fails and shows where it hung; the event loop keeps running for the tests that follow.
 
-pytest-timeout ends a test by an exception out of a signal handler. In an event loop that waits, uvloop runs the handler
-as a callback, and only logs what it raises: the test would hang for ever.
+pytest-timeout ends a test by raising in a signal handler. While the event loop waits, uvloop runs the handler as a
+callback and only logs its exception, so the test would hang forever.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GRACE_S: Final = 10.0
 
 
 class Loop(uvloop.Loop):
-    """uvloop's, for a runner that is interrupted by `set_timer`.
+    """uvloop's event loop, which `set_timer` can interrupt.
 
     Attributes:
-        failed: a test has; what is left open at the end may be its, and is only told.
+        failed: whether a test has failed. Transports that are open at the end may be its, and are only reported.
     """
 
     failed = False
@@ -40,7 +40,7 @@ class Loop(uvloop.Loop):
         """Run a future.
 
         Raises:
-            TimeoutError: it was interrupted.
+            TimeoutError: the run was interrupted.
         """
         self._main = main = asyncio.ensure_future(future, loop=self)
         try:
@@ -54,13 +54,13 @@ class Loop(uvloop.Loop):
             if self._stopped:
                 self._stopped = False
                 self.stop()
-                self.run_forever()  # a stop that came too late is not left for the next run
+                self.run_forever()  # consume a late stop, which would end the next run
 
     def interrupt(self) -> bool:
-        """Cancel what is run; the second time the loop is stopped, with its tasks left as they are.
+        """Cancel the running future; the second call stops the loop and leaves its tasks as they are.
 
         Returns:
-            False the second time.
+            False for the second call.
         """
         if self._interrupted is self._main:
             self._stopped = True
@@ -74,11 +74,11 @@ class Loop(uvloop.Loop):
     def close(self) -> None:
         """Close the loop.
 
-        uvloop warns of each transport that is still open, and then closes it. A warning that is an error keeps it from
-        doing so, and it would wait for ever.
+        uvloop warns about each open transport and then closes it. If the warning is an error, uvloop does not close the
+        transport and waits forever.
 
         Raises:
-            ResourceWarning: something was left open, though no test has failed; with its addresses and its protocol.
+            ResourceWarning: a transport is open although no test has failed; names its addresses and protocol.
         """
         left = list(_connections())
         with warnings.catch_warnings(record=True) as caught:
@@ -92,7 +92,7 @@ class Loop(uvloop.Loop):
 
 
 def _connections() -> Iterator[str]:
-    """The TCP connections of all loops that are not closing."""
+    """Describe the TCP connections of all loops that are not closing."""
     for one in gc.get_objects():
         if type(one).__name__ == "TCPTransport" and not one.is_closing():
             ends = one.get_extra_info("sockname"), one.get_extra_info("peername")
@@ -100,7 +100,7 @@ def _connections() -> Iterator[str]:
 
 
 def set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's timer, for tests and fixtures that wait in a `Loop`; elsewhere it does what it does."""
+    """Set the timer for tests and fixtures that wait in a `Loop`; for others, leave it to pytest-timeout."""
     if threading.current_thread() is not threading.main_thread():
         return None
 
@@ -124,7 +124,7 @@ def set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 
 def print_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """What each task of a loop waits for, on standard error."""
+    """Print to standard error where each task of a loop waits."""
     for task in asyncio.all_tasks(loop):
         print(f"{task.get_name()}:", file=sys.stderr)
         waiting: Any = task.get_coro()

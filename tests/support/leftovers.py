@@ -1,6 +1,6 @@
-"""What a failed test leaves open is closed with it: freed later, its complaint would fail whichever test runs then.
+"""Closes what a failed test leaves open; freed later, its ResourceWarning would fail another test.
 
-The frames of its traceback keep clients, sockets and sessions, and pytest keeps the traceback until another test fails.
+The traceback's frames hold clients, sockets and sessions, and pytest keeps the traceback until another test fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 def forget(error: BaseException) -> None:
-    """Let go of everything that the frames of an error hold, and of the errors that it came from, without a warning."""
+    """Clear the frames of an error and of its causes, without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for each in _with_causes(error, set()):

@@ -1,4 +1,4 @@
-"""A protocol of lines, and a session that answers each: what the pump and its transports are tried with."""
+"""A protocol of lines and a session that answers each line, to test the pump and its transports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocols.connection import ConnectionFailed
 
 
 class Lines:
-    """A protocol of lines; `bye` is its close, silence of `patience` seconds its fault."""
+    """A protocol of lines; `bye` closes it, and silence of `patience` seconds is a protocol error."""
 
     def __init__(self, patience: float | None = None) -> None:
         self.out = bytearray()
@@ -56,9 +56,9 @@ class Lines:
 
 
 class Echo:
-    """Answers each line; `wait` holds the rest until `go` is set; `bye` closes; `boom` fails in a task.
+    """Answers each line; `wait` holds later lines until `go` is set; `bye` closes; `boom` fails in a task.
 
-    `full` is enough for now.
+    `full` pauses reading.
     """
 
     def __init__(self, lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""Listeners of the test's own for servers that no configuration has made."""
+"""Listeners for servers that a test makes without a configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL = Address("127.0.0.1:0")
 
 
 def entrance(authenticator: Authenticator, *logins: Any, name: str = "test") -> Entrance:
-    """One that takes these logins; none: whatever the authenticator does."""
+    """Make an entrance that allows these logins, or all of the authenticator's if none are given."""
     return Entrance(name, authenticator, logins or get_args(LoginMethod), lambda identity, _: identity)
 
 
@@ -32,12 +32,12 @@ def one_listener(
     proxies: Proxies | None = None,
     **options: Any,
 ) -> Listener:
-    """A listener whose sockets `accept` makes the protocols of; `options` are its settings."""
+    """Make a listener that calls `accept` for the protocol of each socket; `options` are its settings."""
     settings = ListenerSettings(**{"name": "test", "protocol": "mqtt", "address": address, "key": "test"} | options)
     door = entrance(Authenticator(SecurityConfig()), *settings.logins, name=settings.name)
     return Listener(settings, door, accept, tls=tls, strangers=strangers, proxies=proxies)
 
 
 def listening(server: Server, address: Address = LOCAL, **options: Any) -> None:
-    """Give a server one more listener, which listens when the server starts."""
+    """Add a listener to a server; it starts with the server."""
     server.add(one_listener(server.accept, address, **options))

@@ -1,4 +1,4 @@
-"""Clients for tests: paho, driven from an event loop, and one that sends and shows every single packet."""
+"""Clients for tests: paho, driven from an event loop, and a client that sends and receives single packets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PahoClient:
         """Subscribe and wait; return SUBACK's reason code."""
         _, mid = self.paho.subscribe(topic_filter, qos)
         assert mid is not None
-        # `#` asks for the end of every topic of the whole run.
+        # The subscription `#` has to find the end of every topic of the whole run.
         await wait_until(lambda: mid in self.subacks or self.disconnected is not None, 90)
         return self.subacks[mid][0].value
 
@@ -76,9 +76,9 @@ class PahoClient:
 
 
 class RawClient:
-    """One connection, packet by packet: it answers nothing by itself, and sends any packet, legal or not.
+    """One connection, packet by packet; it sends any packet, legal or not, and answers nothing by itself.
 
-    Packets are decoded by the product's decoder, whose own tests compare it with bytes typed by hand.
+    It decodes packets with the gateway's decoder, which has its own tests against bytes typed by hand.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: Version) -> None:
@@ -91,13 +91,13 @@ class RawClient:
 
     @classmethod
     async def open(cls, address: tuple[str, int], version: int = 5) -> RawClient:
-        """Connect the socket only."""
+        """Connect the socket, without sending CONNECT."""
         reader, writer = await asyncio.open_connection(*address)
         return cls(reader, writer, Version(version))
 
     @classmethod
     async def connect(cls, address: tuple[str, int], client_id: str | None = None, **options: Any) -> RawClient:
-        """Connect, and have CONNACK in `connack`; `options` are fields of `packets.Connect` and its properties."""
+        """Connect and store CONNACK in `connack`; `options` are fields of `packets.Connect` and its properties."""
         client = await cls.open(address, options.pop("version", 5))
         names = packets.Connect.__struct_fields__
         fields = {name: options.pop(name) for name in list(options) if name in names}
@@ -175,7 +175,7 @@ class RawClient:
             return said
 
     async def subscribe(self, *filters: str | packets.Subscription, **properties: Any) -> packets.Suback:
-        """Subscribe, QoS 2 unless told otherwise, and wait for SUBACK."""
+        """Subscribe, at QoS 2 unless the filter says otherwise, and wait for SUBACK."""
         subscriptions = tuple(
             one if isinstance(one, packets.Subscription) else packets.Subscription(one, 2) for one in filters
         )
@@ -203,7 +203,7 @@ class RawClient:
         return pubrec.reason_code
 
     async def message(self, timeout: float = 60) -> packets.Publish:
-        """Wait for the next packet, which must be a message, and acknowledge it to the end."""
+        """Wait for the next packet, which must be a message, and complete its acknowledgement."""
         message = await self.expect(packets.Publish, timeout)
         if message.qos == 1:
             self.send(packets.Puback(message.packet_id))
@@ -233,5 +233,5 @@ class RawClient:
         self._writer.write_eof()
 
     def drop(self) -> None:
-        """Vanish without a close, as a broken network does."""
+        """Drop the connection without DISCONNECT, as a broken network does."""
         self._writer.transport.abort()

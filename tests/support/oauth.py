@@ -1,4 +1,4 @@
-"""An issuer of tokens for tests: its keys, its key set, and tokens good and bad."""
+"""A token issuer for tests: its keys, its key set, and valid and invalid tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS: Final[dict[str, tuple[Any, str]]] = {
 
 
 def public_jwk(kid: str, key: Any = None, **fields: Any) -> dict[str, Any]:
-    """The public half of a key as an entry of a key set."""
+    """Return the public half of a key as an entry of a key set."""
     private = key if key is not None else KEYS[kid][0]
     public = private.public_key()
     if isinstance(private, rsa.RSAPrivateKey):
@@ -37,12 +37,12 @@ def public_jwk(kid: str, key: Any = None, **fields: Any) -> dict[str, Any]:
 
 
 def key_set(*kids: str) -> bytes:
-    """A key set of these keys; of all of them when none is named."""
+    """Return a key set of these keys, or of all keys if none is named."""
     return json.dumps({"keys": [public_jwk(kid) for kid in kids or KEYS]}).encode()
 
 
 def token(kid: str = "ec", *, expires_s: float = NOW_MS / 1000 + 3600, header: Any = None, **claims: Any) -> str:
-    """A token for ann, signed by `kid`; a claim of None is left out."""
+    """Return a token for ann, signed by `kid`; a claim of None is omitted."""
     key, algorithm = KEYS[kid]
     said = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": expires_s, **claims}
     payload = {name: value for name, value in said.items() if value is not None}
@@ -50,6 +50,6 @@ def token(kid: str = "ec", *, expires_s: float = NOW_MS / 1000 + 3600, header: A
 
 
 def oauth_options(path: Path, **options: Any) -> dict[str, Any]:
-    """A section `security.oauth` that believes the key set in `path`, which is written."""
+    """Write the key set to `path`; return a `security.oauth` section that trusts it."""
     path.write_bytes(key_set())
     return {"jwks_file": path, "issuer": ISSUER, "audience": (AUDIENCE,), **options}

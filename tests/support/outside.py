@@ -1,4 +1,4 @@
-"""Data of others that tests use where it lies beside the repository, and that is not copied into it."""
+"""Third-party data that tests use if it lies beside the repository; it is not copied into the repository."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from typing import Final
 
 SHARED: Final = Path(__file__).parents[3] / "shared"
 NOT_HERE: Final = "not part of the repository"
-"""Why such a test is skipped elsewhere; the one reason that CI accepts."""
+"""The reason for skipping a test without this data; the only one that CI accepts."""

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process."""
+"""Facts about a process from the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publisher with everything it needs, an owner that notes what it is told, and a reader of whole topics."""
+"""A publisher with its dependencies, an owner that records its calls, and a reader of whole topics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 
 class Recorder:
-    """An owner: notes each call and each token's fate; a second settle of a token fails the test."""
+    """An owner that records each call and each token's outcome; settling a token twice fails the test."""
 
     def __init__(self, budget: Any = None) -> None:
         self.budget = budget
@@ -55,13 +55,13 @@ class Recorder:
 
 
 class Kit:
-    """What a test of the publisher works with."""
+    """The publisher and its dependencies, for a test."""
 
     def __init__(self, publisher: Publisher, topics: Topics, ahead: list[float], slept: list[float]) -> None:
         self.publisher = publisher
         self.topics = topics
-        self.ahead = ahead  # its only element: how far the clock of `topics` is ahead of the loop's
-        self.slept = slept  # its only element: for how long the process seems to have stood still, to the publisher
+        self.ahead = ahead  # one element: how far the clock of `topics` is ahead of the loop's
+        self.slept = slept  # one element: how long the process was stopped, as the publisher sees it
         self.until = wait_until
         self.recorders: list[Recorder] = []
 
@@ -113,7 +113,7 @@ async def open_kit(
 
 @pytest.fixture
 def kit() -> Callable[..., contextlib.AbstractAsyncContextManager[Kit]]:
-    """`async with kit(bootstrap, create=..., **KafkaConfig options) as k:`; at the end nothing may be in flight."""
+    """`async with kit(bootstrap, create=..., **KafkaConfig options) as k:`; at the end no record may be in flight."""
     return open_kit
 
 

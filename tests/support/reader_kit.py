@@ -1,4 +1,4 @@
-"""Readers over a real broker: subscribers with as much capacity as a test gives them, and waiting with a deadline."""
+"""Readers of a real broker, subscribers with a given capacity, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 
 class Sink:
-    """A subscriber: takes up to `capacity` records more, and all when `capacity` is None."""
+    """A subscriber that accepts `capacity` more records, or all if `capacity` is None."""
 
     def __init__(self, capacity: int | None = None, *, lossy: bool = False) -> None:
         self.capacity = capacity
@@ -39,7 +39,7 @@ class Sink:
         return True
 
     def offer_run(self, records: Sequence[Received], context: object) -> int:
-        """What a lossy one is offered."""
+        """Accept as many of the records as fit; this is how a lossy subscriber is offered records."""
         return sum(1 for _ in itertools.takewhile(self.offer_nowait, records))
 
     @property
@@ -57,14 +57,14 @@ class Sink:
         return offsets
 
     def check_complete(self, count: int) -> None:
-        """Exactly `count` records, in order and without a hole in every partition."""
+        """Assert that exactly `count` records came, in order and without a gap in each partition."""
         assert len(self.got) == count
         for partition, offsets in self.by_partition().items():
             assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), partition
 
 
 class Holder(Sink):
-    """A subscriber of a group: holds what it took until the test settles it."""
+    """A subscriber of a group that holds the records it accepted until the test settles them."""
 
     def __init__(self, capacity: int | None = None) -> None:
         super().__init__(capacity)
@@ -78,7 +78,7 @@ class Holder(Sink):
         return True
 
     def settle(self, count: int | None = None) -> list[Received]:
-        """Settle the oldest `count` held records (all) and make as much capacity again."""
+        """Settle the oldest `count` held records, or all, and add their number to the capacity."""
         settled = self.held[:count]
         del self.held[: len(settled)]
         for record in settled:
@@ -103,7 +103,7 @@ class Fan:
 
 
 class Shell:
-    """The readers of one gateway process, wired as the application does it, and the names above for the tests."""
+    """The readers of one gateway process, wired as in the application, and the classes above for the tests."""
 
     Sink, Holder, Fan, wait_until = Sink, Holder, Fan, staticmethod(wait_until)
 
@@ -123,7 +123,7 @@ class Shell:
         return task
 
     def another(self, **options: Any) -> Shell:
-        """A second process on the same broker; the test stops it."""
+        """Make a second process on the same broker; the test must stop it."""
         return Shell(self.bootstrap, **options)
 
     async def stop(self) -> None:
@@ -131,7 +131,7 @@ class Shell:
         await self.live_reader.stop()
         await self.catch_up_reader.stop()
         await self.lookup.stop()
-        if self.tasks:  # what was cancelled while it connected goes on to its end by itself
+        if self.tasks:  # a task that was cancelled while it connected finishes by itself
             await asyncio.wait(self.tasks, timeout=60)
         for task in self.tasks:
             assert task.done(), task

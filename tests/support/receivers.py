@@ -1,4 +1,4 @@
-"""Receivers of every protocol on bare sockets, which read and acknowledge when they are told to, and not before."""
+"""Receivers of every protocol on bare sockets; they read and acknowledge only when a test calls them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LITTLE: Final = 4096  # bytes of a receiver's buffers
 
 
 def numbered(number: int, size: int) -> bytes:
-    """A message that every protocol carries as it is."""
+    """Make a message that every protocol carries unchanged."""
     return b'"#%06d#%b"' % (number, b"x" * size)
 
 
 async def connect_little(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that takes little before it is read."""
+    """Connect with small buffers, which are full soon if nothing is read."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE)
     own.setblocking(False)
@@ -37,11 +37,11 @@ async def connect_little(address: tuple[str, int]) -> tuple[asyncio.StreamReader
 
 
 class Receiver:
-    """One that asks for everything in a topic, or for its share of a group's.
+    """A receiver of a whole topic, or a member of a group.
 
     Attributes:
-        numbers: of the messages that have come, in this order.
-        window: how many may be on their way to it, where its protocol lets it say so; None: what its socket takes.
+        numbers: the numbers of the messages received, in order.
+        window: the maximum of messages in flight, in protocols that have one. None means as many as the socket takes.
     """
 
     protocol: ClassVar[str]
@@ -69,27 +69,27 @@ class Receiver:
 
     @property
     def address(self) -> str:
-        """Its own."""
+        """The receiver's address, as the gateway sees it."""
         host, port = self._writer.get_extra_info("sockname")
         return f"{host}:{port}"
 
     def leave(self) -> None:
-        """Without a close."""
+        """Abort the connection, without a close."""
         self._writer.transport.abort()
 
     async def read(self, count: int) -> list[int]:
-        """Read and acknowledge until so many have come; all that have."""
+        """Read and acknowledge until `count` messages have come; return all numbers."""
         async with asyncio.timeout(WAIT_S):
             while len(self.numbers) < count:
                 self._came(await self._some())
         return self.numbers
 
     async def read_byte(self) -> None:
-        """One, of which nothing is noted."""
+        """Read one byte and ignore it."""
         assert await self._reader.read(1)
 
     async def read_on(self) -> None:
-        """Read and acknowledge for ever."""
+        """Read and acknowledge forever."""
         while True:
             self._came(await self._some())
 
@@ -102,7 +102,7 @@ class Receiver:
         return data
 
     def _came(self, data: bytes) -> None:
-        """Note the numbers in what came, wherever it was cut."""
+        """Record the numbers in the received bytes, which may end anywhere."""
         data = self._rest + data
         found = list(NUMBER.finditer(data))
         self.numbers += [int(number[1]) for number in found]
@@ -110,7 +110,7 @@ class Receiver:
 
 
 class Mqtt(Receiver):
-    """At QoS 1; in a group by a shared subscription."""
+    """A subscriber at QoS 1; a group is a shared subscription."""
 
     protocol = "mqtt"
     qos = 1
@@ -137,7 +137,7 @@ class Mqtt(Receiver):
 
 
 class MqttAtMostOnce(Mqtt):
-    """At QoS 0: what it has no room for is lost."""
+    """A subscriber at QoS 0, which loses messages when its buffers are full."""
 
     qos = 0
     lossless = False
@@ -174,7 +174,7 @@ class Amqp(Receiver):
 
 
 class AmqpSettled(Amqp):
-    """What it is sent is settled."""
+    """A link whose deliveries are sent settled."""
 
     settled = True
 
@@ -219,16 +219,16 @@ class Live(Receiver):
 
 
 class Asking(Receiver):
-    """One that asks again and again, and gets what there is: the next request leaves when an answer has come whole.
+    """A receiver that polls: it sends the next request when an answer is complete.
 
-    It begins at the beginning; message 0, which made the topic, is not noted.
+    It starts at the first record; message 0, which created the topic, is not recorded.
     """
 
     protocol = "http"
-    ahead: ClassVar[int] = 1  # requests that are not answered yet
+    ahead: ClassVar[int] = 1  # unanswered requests
 
     async def _request(self, method: str, path: str, content: dict[str, object]) -> Any:
-        """A request that is answered before anything else is asked."""
+        """Send a request and wait for its answer."""
         body = json.dumps(content).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.v2+json\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -243,7 +243,7 @@ class Asking(Receiver):
             self._poll(b"")
 
     def _poll(self, head: bytes) -> None:
-        """Ask for more; `head` is that of the answer before."""
+        """Send the next request; `head` is the header of the previous answer."""
         raise NotImplementedError
 
     def _came(self, data: bytes) -> None:
@@ -262,10 +262,10 @@ class Asking(Receiver):
 
 
 class Poll(Asking):
-    """A consumer instance, which commits nothing; of a group of its own where none is given.
+    """A consumer instance that commits nothing, in a new group unless one is given.
 
     Attributes:
-        path: of the instance.
+        path: the instance's path.
     """
 
     max_bytes: ClassVar[int] = 64 * 1024 * 1024
@@ -285,13 +285,13 @@ class Poll(Asking):
 
 
 class PollAhead(Poll):
-    """It asks for a hundred answers before it has read one."""
+    """A consumer that sends a hundred requests before it reads an answer."""
 
     ahead = 100
 
 
 class Pages(Asking):
-    """Pages of the log, one after the other."""
+    """Reads pages of the log, one after the other."""
 
     async def _ask(self, topic: str, group: str | None) -> None:
         assert group is None
@@ -305,7 +305,7 @@ class Pages(Asking):
 
 
 class FirstPage(Pages):
-    """The same page again and again, asked for a hundred times ahead."""
+    """Requests the same page again and again, a hundred requests ahead."""
 
     lossless = False
     ahead = 100
@@ -318,7 +318,7 @@ class Sender:
         self._reader, self._writer = reader, writer
         self._topic, self._size = topic, size
         self._packets = mqtt_wire.Splitter()
-        self._sent, self._answers = 0, -1  # one of which is CONNACK
+        self._sent, self._answers = 0, -1  # -1 for CONNACK, which is counted too
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -332,7 +332,7 @@ class Sender:
             sender._writer.transport.abort()
 
     async def publish(self, count: int) -> None:
-        """So many more, until all are acknowledged; at most a hundred at a time."""
+        """Publish `count` more, at most a hundred unacknowledged, and wait until all are acknowledged."""
         for _ in range(count):
             self._writer.write(
                 mqtt_wire.publish_packet(f"{self._topic}/x", numbered(self._sent, self._size), 1, self._sent + 1)

@@ -1,4 +1,4 @@
-"""One broker that asks who everybody is, with the ACLs that the gateway needs; and an endpoint that issues tokens."""
+"""A broker that requires authentication, with the ACLs that the gateway needs, and an endpoint that issues tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _text(value: str) -> bytes:
 
 
 class Acls:
-    """Makes and deletes ACLs over the plain listener, and waits until the broker goes by them."""
+    """Creates and deletes ACLs over the plain listener, and waits until the broker applies them."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient(bootstrap_servers=bootstrap)
@@ -83,7 +83,7 @@ class Acls:
         return count(acl in there for acl in acls)
 
     async def all(self) -> list[Acl]:
-        """All that the broker goes by."""
+        """Return all ACLs that the broker applies."""
         return read_acls(await self._admin.request(all_acls(), self._node))
 
 
@@ -92,7 +92,7 @@ def none(found: Iterator[bool]) -> bool:
 
 
 async def allow_gateway(bootstrap: str) -> None:
-    """Grant what `NEEDS` lists and no more, over the plain listener."""
+    """Grant only the ACLs in `NEEDS`, over the plain listener."""
     needed = [
         Acl(*PLACES[need.resource], f"User:{USER}", "*", int(operation), True)
         for need in NEEDS
@@ -104,7 +104,7 @@ async def allow_gateway(bootstrap: str) -> None:
 
 @pytest.fixture(scope="session")
 def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One broker with all listeners."""
+    """Start one broker with all listeners."""
     lifetime = {"listener.name.sasl.scram-sha-256.connections.max.reauth.ms": str(REAUTHENTICATE_MS)}
     cluster = new_cluster(tmp_path_factory.mktemp("secured"), settings=lifetime, nodes=(1,), secured=True)
     with asyncio.Runner(loop_factory=hung.Loop) as runner:
@@ -115,13 +115,13 @@ def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 
 def secured_of(cluster: Cluster) -> Secured:
-    """Its keys and passwords."""
+    """Return the cluster's keys and passwords."""
     assert cluster.secured is not None
     return cluster.secured
 
 
 class TokenEndpoint:
-    """Issues tokens to client `a:b` with the secret `s s+s`; does as `answer` says, if that is set."""
+    """Issues tokens to client `a:b` with the secret `s s+s`, or gives the answer in `answer` if that is set."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -1,4 +1,4 @@
-"""State topics of one process, on a real Kafka, for tests."""
+"""The state topics of one gateway process on a real Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mapping.record import Received
 
 
 class StateProcess:
-    """What a gateway process has of it: topics, publisher, state topics."""
+    """The parts of a gateway process that state topics need."""
 
     def __init__(self, group: asyncio.TaskGroup, bootstrap: str, *, create: bool, partitions: int) -> None:
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class StateProcess:
 
 @contextlib.asynccontextmanager
 async def state_process(bootstrap: str, *, create: bool = False, partitions: int = 4) -> AsyncIterator[StateProcess]:
-    """A process's state topics, not started; everything is stopped at the end."""
+    """Make a process with its state topics, not started; everything is stopped at the end."""
     async with asyncio.TaskGroup() as group:
         process = StateProcess(group, bootstrap, create=create, partitions=partitions)
         refreshing = group.create_task(process.topics.run())
@@ -72,7 +72,7 @@ async def state_process(bootstrap: str, *, create: bool = False, partitions: int
 
 
 class Table:
-    """The simplest table: the last value of each key, and every record that came."""
+    """The simplest table: the last value of each key, and every received record."""
 
     def __init__(self, process: StateProcess, name: str) -> None:
         self.seen: list[Received] = []
@@ -89,7 +89,7 @@ class Table:
 
 
 class Answers:
-    """An owner: the fate of each token."""
+    """An owner that records the outcome of each token."""
 
     def __init__(self) -> None:
         self.outcomes: dict[Any, Outcome] = {}

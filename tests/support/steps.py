@@ -1,4 +1,4 @@
-"""Work counted in steps, where a time would depend on the machine."""
+"""Counts work in steps, because a duration depends on the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(work: Callable[[], object]) -> int:
-    """How many lines of Python `work` takes; each turn of a loop or a comprehension is one at least."""
+    """Return how many lines of Python `work` executes; each turn of a loop or comprehension is at least one."""
     count = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:

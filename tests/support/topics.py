@@ -1,4 +1,4 @@
-"""Topics that can be used when they are there."""
+"""Creates, deletes, reads and writes topics, and waits until Kafka has applied each change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 
 async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **configs: str) -> str:
-    """Make a topic with a name of its own, and wait until it can be used; `configs` have `_` for each dot."""
+    """Create a topic with a unique name and wait until it can be used; `configs` have `_` for each dot."""
     name = f"t-{uuid.uuid4().hex[:12]}"
     topic_configs = {key.replace("_", "."): value for key, value in configs.items()}
     await _make(admin, NewTopic(name, partitions, 1, topic_configs=topic_configs))
@@ -23,9 +23,9 @@ async def create_topic(admin: AIOKafkaAdminClient, partitions: int = 3, **config
 
 
 async def _make(admin: AIOKafkaAdminClient, topic: NewTopic) -> None:
-    """Raises what Kafka answers, which aiokafka does not look at.
+    """Create a topic, and raise the error in Kafka's answer, which aiokafka ignores.
 
-    A broker whose heartbeat was late is fenced for a moment, and there is no place for any replica: it is asked again.
+    A broker whose heartbeat was late is fenced for a moment and cannot take a replica; then try again.
     """
     codes: list[int] = []
 
@@ -40,7 +40,7 @@ async def _make(admin: AIOKafkaAdminClient, topic: NewTopic) -> None:
 
 
 async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
-    """A new topic needs a moment until the broker that is asked knows it and its leaders."""
+    """Wait until the broker knows a new topic and the leaders of its partitions."""
 
     async def is_led() -> bool:
         (topic,) = await admin.describe_topics([name])
@@ -50,7 +50,7 @@ async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
 
 
 async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
-    """Delete a topic and make it again."""
+    """Delete a topic and create it again."""
     await admin.delete_topics([topic])
     while True:
         try:
@@ -62,7 +62,7 @@ async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> Non
 
 
 async def until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
-    """A deleted topic is there for a moment longer."""
+    """Wait until a deleted topic is no longer listed."""
     async with asyncio.timeout(60):
         while topic in await admin.list_topics():
             pass
@@ -70,7 +70,7 @@ async def until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:
 
 async def read_all(bootstrap: str, topic: str, **options: Any) -> list[Any]:
     """Every record of a topic, partition by partition; `options` of the consumer."""
-    # Not `seek_to_beginning`: a reset to the end that is on its way may come after it.
+    # Not `seek_to_beginning`: a pending reset to the end may take effect after it.
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", **options)
     await consumer.start()
     try:
@@ -90,7 +90,7 @@ async def read_all(bootstrap: str, topic: str, **options: Any) -> list[Any]:
 
 
 async def read_committed(bootstrap: str, topic: str, count: int) -> list[Any]:
-    """Every committed record of a topic, once there are so many: Kafka answers a commit before readers see it."""
+    """Wait for `count` committed records and return all; Kafka answers a commit before readers see it."""
     found: list[Any] = []
     async with asyncio.timeout(60):
         while len(found) < count:

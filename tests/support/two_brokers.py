@@ -1,4 +1,4 @@
-"""A second broker of a cluster: without it, the partitions that it leads have no leader."""
+"""A second broker of a cluster; when it is down, its partitions have no leader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def second_broker(new_broker: Callable[..., EmbeddedBroker], first: Embedd
 
 
 async def until_leaderless(admin: AIOKafkaAdminClient, topic: str) -> None:
-    """The controller misses a broker after some seconds without a heartbeat."""
+    """Wait until a partition has no leader: the controller fences a broker some seconds after its last heartbeat."""
     leaders: list[int] = []
 
     async def look() -> None:

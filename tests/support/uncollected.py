@@ -1,4 +1,4 @@
-"""A gateway whose collector is off, and that says on SIGUSR1 what the collector would have found since it said so last.
+"""A gateway without garbage collection that reports, on SIGUSR1, the garbage since its previous report.
 
 `python -m tests.support.uncollected FILE up ...`: the counts by type go to FILE, as JSON, moved into place.
 """
@@ -22,11 +22,11 @@ from tests.support.gateway import GatewayProcess
 from tests.support.waiting import wait_until
 
 NAMED = (dict, list, tuple, set, types.CellType, types.FunctionType, types.MethodType, types.TracebackType)
-"""Types that say little: what they belong to tells more."""
+"""Types that are too common to identify garbage; the types beside them say more."""
 
 
 class Uncollected(GatewayProcess):
-    """One such `trivium up`."""
+    """One such `trivium up` process."""
 
     def __init__(self, directory: Path, bootstrap: str | None, *options: str, config: str = "") -> None:
         super().__init__(directory, bootstrap, *options, config=config)
@@ -35,7 +35,7 @@ class Uncollected(GatewayProcess):
         self._argv[at : at + 1] = ["tests.support.uncollected", str(self.found)]
 
     async def garbage(self) -> dict[str, int]:
-        """Objects in cycles since the last call, by type."""
+        """Return the number of objects in cycles since the last call, by type."""
         self.found.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
         await wait_until(self.found.exists, 60)
@@ -44,7 +44,7 @@ class Uncollected(GatewayProcess):
 
 
 def tell(path: Path) -> None:
-    """Write what the collector finds now."""
+    """Write the garbage that the collector finds now."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
@@ -52,14 +52,14 @@ def tell(path: Path) -> None:
     gc.garbage.clear()
     counted = collections.Counter(name(one) for one in found)
     del found
-    gc.collect()  # saved, they were not freed
+    gc.collect()  # DEBUG_SAVEALL did not free them
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(dict(counted.most_common())))
     temporary.replace(path)
 
 
 def name(one: Any) -> str:
-    """What an object is, with the place of a function's code, and the keys of a small dictionary."""
+    """Describe an object: its type, where a function is defined, or some keys of a dictionary."""
     kind = type(one)
     text = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces."""
+"""Waiting for a condition by polling."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 
 PAUSE_S: Final = 0.005
 QUESTION_PAUSE_S: Final = 0.02
-"""After a question to a gateway or to Kafka, which costs both sides."""
+"""The pause after a condition that sends a request to a gateway or to Kafka, which costs both sides."""
 
 
 async def wait_until(condition: Callable[[], Any], timeout: float = 60) -> float:
-    """Wait until a function, or a coroutine function, says yes; the seconds it took. TimeoutError: it has not."""
+    """Wait until a function or coroutine function returns true; return the seconds it took, or raise TimeoutError."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:

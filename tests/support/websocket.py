@@ -1,4 +1,4 @@
-"""WebSocket by hand (RFC 6455 sections 4.1 and 5.2), for tests that say what no client library lets them say."""
+"""WebSocket frames by hand (RFC 6455 sections 4.1 and 5.2), for tests that send what no client library allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = base64.b64encode(b"sixteen  letters").decode()
 
 
 def frame(payload: bytes = b"", opcode: int = BINARY, *, fin: bool = True, masked: bool = True) -> bytes:
-    """One frame, masked as a client's must be."""
+    """Encode one frame, masked as a client's must be."""
     size = len(payload)
     mask_bit = 0x80 if masked else 0
     if size < 126:
@@ -32,7 +32,7 @@ def close_frame(code: int, reason: str = "") -> bytes:
 
 
 def parse(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    """A server's frames as (opcode, payload), and the rest that is no whole frame yet."""
+    """Return a server's frames as (opcode, payload), and the rest, which is an incomplete frame."""
     frames = []
     while len(data) >= 2:
         size, at = data[1], 2
@@ -50,7 +50,7 @@ def parse(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
 
 
 def handshake(path: str = "/", **fields: str | None) -> bytes:
-    """A good opening handshake for subprotocol `mqtt`; `fields` replace its own (`_` for `-`), None leaves one out."""
+    """Make an opening handshake for subprotocol `mqtt`; `fields` replace headers (`_` for `-`), None removes one."""
     headers: dict[str, str | None] = {
         "Host": "gateway",
         "Upgrade": "websocket",
