@@ -1,4 +1,4 @@
-"""Three brokers for the tests of this directory, which are left out of the default run."""
+"""Three brokers for the tests of this directory, which the default run excludes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import hung
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers for the run; a test that hurts one starts it again (`Cluster.start`)."""
+    """Three brokers for the run; a test that stops one must start it again (`Cluster.start`)."""
     cluster = new_cluster(tmp_path_factory.mktemp("cluster"))
     with asyncio.Runner(loop_factory=hung.Loop) as runner:
         runner.run(cluster.start())

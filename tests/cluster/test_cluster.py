@@ -1,4 +1,4 @@
-"""`make cluster`: three brokers that can be lost and come back, and leave nothing behind."""
+"""`make cluster` starts three brokers, restarts a killed one on request, and leaves no process behind."""
 
 from __future__ import annotations
 

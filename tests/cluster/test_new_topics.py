@@ -1,4 +1,4 @@
-"""A topic that one broker knows is there, though another one has not heard of it yet."""
+"""A new topic is found although not all brokers know it yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_no_new_topic_is_unknown(cluster: Cluster, cluster_admin: AIOKafka
 
         async def made_and_found(name: str) -> str:
             await cluster_admin.create_topics([NewTopic(name, 3, 3)])
-            await until_led(cluster_admin, name)  # by whichever broker is asked
+            await until_led(cluster_admin, name)  # on the broker that answers
             return (await k.topics.get(name)).name
 
         names = [f"new-{uuid.uuid4().hex}" for _ in range(TOPICS)]

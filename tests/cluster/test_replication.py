@@ -1,4 +1,4 @@
-"""The topics that the gateway makes have as many copies as the cluster gives by default."""
+"""The topics that the gateway creates have the cluster's default replication factor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 
 async def copies(admin: AIOKafkaAdminClient, prefix: str) -> dict[str, set[int]]:
-    """How many copies each topic has whose name begins so, by its partitions."""
+    """Return the numbers of replicas of the partitions of each topic with this prefix."""
     names = [name for name in await admin.list_topics() if name.startswith(prefix)]
     described = await admin.describe_topics(names)
     return {topic["topic"]: {len(part["replicas"]) for part in topic["partitions"]} for topic in described}

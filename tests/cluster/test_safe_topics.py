@@ -1,4 +1,4 @@
-"""Topics of which one broker alone may hold what is acknowledged: told, and refused where they must be safe."""
+"""Topics whose acknowledged records may be on one broker only: logged, or refused with `require_safe_topics`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def new_topic(admin: AIOKafkaAdminClient, copies: int, in_sync: int) -> st
 
 
 async def by_mqtt(gateway: GatewayProcess, topic: str) -> tuple[int, str]:
-    """A publish at QoS 1; PUBACK's reason code and reason string."""
+    """Publish at QoS 1; return PUBACK's reason code and reason string."""
     client = await RawClient.connect(gateway.address("mqtt"))
     client.send(packets.Publish(f"{topic}/a", b"1", 1, False, False, 1))
     answer = await client.answer(packets.Puback, 1)
@@ -45,7 +45,7 @@ async def by_mqtt(gateway: GatewayProcess, topic: str) -> tuple[int, str]:
 
 
 async def by_amqp(gateway: GatewayProcess, topic: str) -> str:
-    """A message; the outcome, or the condition of a rejection."""
+    """Send a message; return the outcome, or the condition of a rejection."""
 
     def run() -> str:
         connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=60)
@@ -60,7 +60,7 @@ async def by_amqp(gateway: GatewayProcess, topic: str) -> str:
 
 
 async def by_http(gateway: GatewayProcess, topic: str) -> int:
-    """A record; the status."""
+    """Produce a record; return the status."""
     url = f"http://{gateway.addresses['http']}/topics/{topic}"
     async with (
         aiohttp.ClientSession() as session,
@@ -78,7 +78,7 @@ async def test_what_must_be_safe_is_refused_by_each_protocol_until_it_is(
     in_sync: int,
 ) -> None:
     config = "[kafka]\nrequire_safe_topics = true\nmetadata_max_age_s = 0.5\n"
-    gateway = await new_gateway(cluster.bootstrap_servers, config=config).start()  # its own topics are safe
+    gateway = await new_gateway(cluster.bootstrap_servers, config=config).start()  # the gateway's topics are safe
     topic, safe = await new_topic(cluster_admin, copies, in_sync), await new_topic(cluster_admin, 3, 2)
     code, reason = await by_mqtt(gateway, topic)
     assert code == NOT_ACCEPTED
@@ -103,7 +103,7 @@ async def test_what_must_be_safe_is_refused_by_each_protocol_until_it_is(
         await cluster_admin.alter_configs(
             [ConfigResource(ConfigResourceType.TOPIC, topic, {"min.insync.replicas": "1"})]
         )
-        async with asyncio.timeout(60):  # and the other way round
+        async with asyncio.timeout(60):  # and back again
             while await by_http(gateway, topic) == 200:
                 await asyncio.to_thread(lambda: None)
 

@@ -1,4 +1,4 @@
-"""Three brokers that ask who everybody is: a gateway logs in to all of them, and reads from the nearest."""
+"""With three brokers that require authentication, a gateway logs in to all of them and reads from the nearest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def config_of(cluster: Cluster, **more: str) -> KafkaConfig:
 
 @pytest.mark.parametrize("sessions", [False, True])
 async def test_records_come_from_the_copy_in_the_same_rack(secured: Cluster, sessions: bool) -> None:
-    """By both of the gateway's fetchers; what one broker leads is fetched from another when that is nearer."""
+    """Both of the gateway's fetchers read a partition from a follower that is nearer than its leader."""
     topic = await new_topic(secured, f"rack-{sessions}")
     tasks = Tasks(lambda _: None)
     consumer = log_consumer(consumer_settings(config_of(secured, rack="rack-2"), "tail"))

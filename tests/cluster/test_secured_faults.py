@@ -1,4 +1,4 @@
-"""`python -m loadtest faults --secured` in short: a leader is lost, and the gateway has to log in anew."""
+"""A short `python -m loadtest faults --secured`: a leader is lost, and the gateway has to log in again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.faults.proxy import Proxy
 
 pytestmark = pytest.mark.cluster
 PLAN = Plan(connections=2, window=10, rate=50, before=4, after=0.1, short=0.5, patience=120)
-"""`before`: half of it gives the usual throughput; of a quarter of a second that was up to half more than the rate."""
+"""Half of `before` measures the usual throughput; a quarter of a second measured up to 1.5 times the rate."""
 
 
 @pytest.mark.timeout(400)

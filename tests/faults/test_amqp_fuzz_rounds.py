@@ -1,4 +1,4 @@
-"""Damaged AMQP conversations against a running gateway; `python -m loadtest fuzz` in short."""
+"""A short `python -m loadtest fuzz`: damaged AMQP conversations with a running gateway."""
 
 from __future__ import annotations
 

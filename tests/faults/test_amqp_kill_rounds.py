@@ -1,4 +1,4 @@
-"""The gateway is killed with AMQP consumers in groups: `python -m loadtest kills --protocol amqp` in short."""
+"""A short `python -m loadtest kills --protocol amqp`: the gateway is killed under AMQP consumers in groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, AmqpRound, Plan
 async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_again(
     bootstrap: str, tmp_path: Path
 ) -> None:
-    # Much grace: the script that has the machine to itself judges how soon a commit follows.
+    # A long grace period: only the script, which runs alone on a machine, measures how soon a commit follows.
     plan = Plan(kills=3, senders=1, rate=100, window=20, between=0.3, early=0.3, patient=0.34, grace=15, seed=7)
     gateway = GatewayProcess(tmp_path, bootstrap)
     try:
@@ -26,5 +26,5 @@ async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_aga
     assert outcome.accepted == outcome.sent > 100
     assert (outcome.lost_in_kafka, outcome.missing, outcome.again_below_the_commit) == (0, 0, 0)
     assert outcome.oldest_again_s <= COMMIT_INTERVAL_S + plan.grace
-    assert outcome.reconnects >= 2 * 5  # two senders, four groups: somebody was served at most kills
+    assert outcome.reconnects >= 2 * 5  # two senders, four groups: clients were connected at most of the kills
     assert gateway.starts == 4

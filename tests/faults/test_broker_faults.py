@@ -1,4 +1,4 @@
-"""Kafka frozen under a flood: memory stays within the budget. Other faults of Kafka: `test_fault_bench.py`."""
+"""While Kafka is frozen, a flood stays within the memory budget. Other faults of Kafka: `test_fault_bench.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_flood_into_a_frozen_kafka_is_held_back_by_tcp_within_the_budget
         reader, writer = await asyncio.open_connection(*gateway.address("mqtt"))
         writer.write(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x02\x00\x00\x02f%d" % number)  # keep alive 2 s
         assert (await asyncio.wait_for(reader.read(100), 60))[0] == 0x20
-        for _ in range(2000):  # 40 MB a connection, if nobody holds it back
+        for _ in range(2000):  # 40 MB per connection without back-pressure
             writer.write(packet)
             sent += 1
             try:
@@ -62,7 +62,7 @@ async def test_a_flood_into_a_frozen_kafka_is_held_back_by_tcp_within_the_budget
         await asyncio.wait_for(writer.drain(), 60)
         writer.write(b"\xe0\x00")
     for reader, writer in floods:
-        assert await asyncio.wait_for(reader.read(), 60) == b""  # no DISCONNECT: the gateway has heard ours
+        assert await asyncio.wait_for(reader.read(), 60) == b""  # no DISCONNECT: the gateway has received the client's
         writer.close()
     assert await gateway.stop() == 0
     assert await stored_records(stoppable.bootstrap_servers, topic) == sent

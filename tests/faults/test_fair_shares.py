@@ -1,4 +1,4 @@
-"""Greedy clients while Kafka is frozen: they are stopped at their share, and everybody else is served as before."""
+"""While Kafka is frozen, greedy clients are stopped at their share, and all others are served as before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 MEBIBYTE = 1 << 20
 TOPIC_BYTES = 32 * MEBIBYTE
 GREEDY = 12
-SHARES = TOPIC_BYTES * 7 / 8 * GREEDY / (GREEDY + 1)  # as much they have when nobody may have more than is free
+SHARES = TOPIC_BYTES * 7 / 8 * GREEDY / (GREEDY + 1)  # what they hold if no client may hold more than what is free
 SIZE = 65_536
 CONFIG = f"""
 [kafka]
@@ -53,43 +53,43 @@ class Device:
             writer.transport.abort()
 
     async def packet(self, first: int) -> bytes:
-        """The next packet, which is of this kind."""
+        """Read the next packet, whose first byte must be `first`."""
         async with asyncio.timeout(WAIT_S):
             head = await self.reader.readexactly(2)
             assert head[0] == first, head
             return await self.reader.readexactly(head[1])
 
     async def publish(self, topic: str) -> None:
-        """One message at QoS 1, to its acknowledgement."""
+        """Publish one message at QoS 1 and wait for its acknowledgement."""
         self.writer.write(publish_packet(topic, b"x", 1, 1))
         assert (await self.packet(0x40))[:2] == b"\0\1"
 
     async def ping(self) -> None:
-        """The gateway reads this socket."""
+        """Check that the gateway reads this socket."""
         self.writer.write(PINGREQ)
         await self.packet(PINGRESP[0])
 
     async def flood(self, topic: str) -> None:
-        """Messages at QoS 0, as fast as the gateway reads."""
+        """Publish at QoS 0, as fast as the gateway reads."""
         while True:
             self.writer.write(publish_packet(topic, b"x" * SIZE, 0))
             await self.writer.drain()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the gateway does not read what was written."""
+        """Whether the gateway has stopped reading from this client."""
         return self.writer.transport.get_write_buffer_size() > 0
 
 
 async def bytes_in_flight(management: str) -> int:
-    """What is on its way to Kafka, by the metrics."""
+    """Return the bytes in flight to Kafka, from the metrics."""
     async with aiohttp.ClientSession() as http, http.get(f"http://{management}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return next(int(float(line.split()[1])) for line in lines if line.startswith("trivium_publisher_bytes_in_flight "))
 
 
 async def refused(address: tuple[str, int], topic: str, size: int) -> bytes:
-    """The head of the answer to a request that is not let in: its body was not asked for."""
+    """Send a request that is refused before its body; return the answer's header."""
     reader, writer = await asyncio.open_connection(*address)
     fields = [f"{name}: {value}" for name, value in RECORDS.items()]
     head = [f"POST /topics/{topic} HTTP/1.1", "Host: x", f"Content-Length: {size}", "Expect: 100-continue", *fields]
@@ -130,7 +130,7 @@ async def test_the_greedy_are_stopped_and_the_modest_are_not(
             management = gateway.addresses["management"]
             while await bytes_in_flight(management) < SHARES:
                 pass
-            await sensor.ping()  # read, although others have all that they may have
+            await sensor.ping()  # it is read, although others have used up their share
             assert await bytes_in_flight(management) <= TOPIC_BYTES
             assert b"Retry-After: 1" in await refused(gateway.address("http"), flood, 7 * MEBIBYTE)
             waiting = [asyncio.create_task(post(topic)) for topic in (quiet, flood)]
@@ -139,5 +139,5 @@ async def test_the_greedy_are_stopped_and_the_modest_are_not(
             await newcomer.ping()
         finally:
             os.kill(stoppable.pid, signal.SIGCONT)
-        assert [await task for task in waiting] == [200, 200]  # let in while Kafka was frozen
+        assert [await task for task in waiting] == [200, 200]  # accepted while Kafka was frozen
         await publishing

@@ -1,4 +1,4 @@
-"""`python -m loadtest faults` in short, and that it finds a loss when there is one."""
+"""A short `python -m loadtest faults`, and a check that it finds a loss."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ async def bench(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> As
 
 
 async def several(stage: Stage) -> None:
-    """One after the other."""
+    """Several faults, one after the other."""
     for act in (of_kafka.stall, of_kafka.cuts, of_clients.no_credit, of_gateway.freeze, of_kafka.kill):
         await act(stage)
         assert await stage.until(stage.load.progressed(), f"answers to all after {act.__name__}")
 
 
 async def lose_what_is_stored(stage: Stage) -> None:
-    """Kafka deletes what the AMQP senders were told is there; and then the gateway is killed."""
+    """Delete records in Kafka that were acknowledged to the AMQP senders, then kill the gateway."""
     topic = stage.load.topic("amqp")
     admin = AIOKafkaAdminClient(bootstrap_servers=stage.kafka.bootstrap_servers)
     await admin.start()
@@ -52,7 +52,7 @@ async def lose_what_is_stored(stage: Stage) -> None:
     await consumer.start()
     stage.seen["deleted"] = sum((await consumer.beginning_offsets(list(everything))).values())
     await consumer.stop()
-    sent = {one: one.sent for one in stage.load.all}  # what was deleted before its answer came is not sent again
+    sent = {one: one.sent for one in stage.load.all}  # a record deleted before its answer is not sent again
     assert await stage.until(lambda: all(one.answered >= sent[one] for one in sent), "all that was sent is answered")
     await of_gateway.kill(stage)
 

@@ -1,4 +1,4 @@
-"""Kafka is frozen under AMQP and HTTP clients: each is told in time, loses nothing, and goes on when Kafka does."""
+"""When Kafka freezes, AMQP and HTTP clients get an error in time, lose nothing, and continue when Kafka does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.support.gateway import GatewayProcess
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 
-BOUND_S = 26.0  # 8, or 10 where a commit is asked for, and a slow machine; Kafka's requests themselves wait 30
+BOUND_S = 26.0  # 8, or 10 for a commit, plus a slow machine; a request to Kafka waits 30
 WAIT_S = 60  # with Kafka
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
 RECORDS = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
 class AmqpClient:
-    """One connection, in a thread of its own."""
+    """One connection, in a separate thread."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -54,15 +54,15 @@ class AmqpClient:
         return await self.do(lambda: self._connection.create_receiver(address, credit=10))
 
     async def node(self, _address: str) -> Any:
-        """A temporary queue."""
+        """Attach to a temporary queue."""
         return await self.do(lambda: self._connection.create_receiver(None, dynamic=True))
 
     async def declare(self) -> Transacted:
-        """A transaction."""
+        """Declare a transaction."""
         return await self.do(lambda: Transacted(self._connection))
 
     async def refusal(self, attach: Callable[[str], Any], address: str) -> str:
-        """The condition of the detach that answers an attach; the connection goes on, also without Kafka."""
+        """Return the condition of the detach that refuses an attach, and check that the connection still works."""
         try:
             await attach(address)
         except LinkDetached as detached:
@@ -83,19 +83,19 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
         at_sender, at_receiver, at_group, at_queue, at_node, at_coordinator = links
 
         async def ask(method: str, path: str, document: Any = None, headers: Any = CONTROL) -> tuple[int, bool, Any]:
-            """Status, whether `Retry-After` says when to come again, and the document."""
+            """Send a request; return the status, whether there is a `Retry-After`, and the document."""
             async with http.request(method, path, json=document, headers=headers) as answer:
                 body = await answer.json(content_type=None) if answer.status != 204 else None
                 return answer.status, "Retry-After" in answer.headers, body
 
         async def later(method: str, path: str, document: Any = None) -> tuple[int, bool, Any]:
-            """Ask as a client does that is told to come again."""
+            """Repeat a request while the answer is 503."""
             while (answer := await ask(method, path, document))[0] == 503:
                 pass
             return answer
 
         async def consumer(named: str) -> str:
-            """One in a group of its own."""
+            """Create a consumer instance in a new group; return its path."""
             made = {"name": named, "format": "json", "auto.offset.reset": "earliest", "enable.auto.commit": False}
             assert (await ask("POST", f"/consumers/{name}-{named}", made))[0] == 200
             return f"/consumers/{name}-{named}/instances/{named}"
@@ -112,7 +112,7 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
         try:
             async with asyncio.timeout(BOUND_S):
                 *answers, declared = await asyncio.gather(
-                    ask("POST", f"/consumers/{name}-reading", {"name": "new"}),  # its group is known
+                    ask("POST", f"/consumers/{name}-reading", {"name": "new"}),  # the gateway knows this group
                     ask("POST", f"/consumers/{name}-other", {"name": "new"}),
                     ask("POST", f"{subscribing}/subscription", {"topics": [f"{name}-subscribed"]}),
                     ask("GET", "/topics"),
@@ -124,7 +124,7 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
                     at_sender.refusal(at_sender.sender, f"{name}-sent"),
                     at_receiver.refusal(at_receiver.receiver, f"{name}-received"),
                     at_group.refusal(at_group.receiver, f"{name}/group.id/{name}"),
-                    at_queue.refusal(at_queue.receiver, f"{name}/group.id/{name}-2"),  # whose is the group?
+                    at_queue.refusal(at_queue.receiver, f"{name}/group.id/{name}-2"),  # Kafka must confirm the group
                     at_node.refusal(at_node.node, ""),
                     at_coordinator.declare(),
                 )
@@ -133,11 +133,11 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
             assert [answer[:2] for answer in asked] == [(503, True)] * len(asked), asked
             told = answers[len(asked) :]
             assert told == ["amqp:internal-error"] * 5
-            assert declared.ends.told == "declared"  # Kafka hears of it with its first message
+            assert declared.ends.told == "declared"  # Kafka is involved from the first message on
         finally:
             os.kill(stoppable.pid, signal.SIGCONT)
 
-        # The same connections, and the same names: nothing was left half made.
+        # The same connections and names work: nothing was left half done.
         async with asyncio.timeout(WAIT_S):
             for group in ("reading", "other"):
                 assert (await later("POST", f"/consumers/{name}-{group}", {"name": "new"}))[0] == 200
@@ -155,6 +155,6 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
             await at_sender.do(lambda: sender.send(Message(body=b"sent")))
             in_group = await at_group.receiver(f"{name}/group.id/{name}")
             bodies = [(await at_group.do(lambda: in_group.receive(WAIT_S))).body for _ in range(2)]
-            assert len(bodies) == 2  # what was stored before, and after
+            assert len(bodies) == 2  # stored before and after the freeze
             await at_group.do(lambda: [in_group.accept() for _ in bodies])
     assert await gateway.stop() == 0

@@ -1,6 +1,6 @@
-"""Kafka is frozen: `/flow`, `trivium flow` and the console say who waits and for what, and later that it was so.
+"""While Kafka is frozen, `/flow`, `trivium flow` and the console show which clients wait and why; later, they list it.
 
-The console is looked at in a real browser, at the width of a telephone and of a desk.
+The console is checked in a real browser, at the widths of a phone and of a desktop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ return Math.min(...texts.filter((element) => element.textContent.trim()).map((el
 
 
 class Stall:
-    """A gateway whose Kafka is frozen, with a client that has more on the way than it may."""
+    """A gateway whose Kafka is frozen, with a client above its budget."""
 
     def __init__(self, broker: EmbeddedBroker, gateway: GatewayProcess, client: RawClient, topic: str) -> None:
         self.topic = topic
@@ -84,7 +84,7 @@ class Stall:
             return dict(await answer.json())
 
     async def post(self) -> int:
-        """A produce request, to its answer's status."""
+        """Send a produce request; return the status of the answer."""
         host, port = self.gateway.address("http")
         body, media = b'{"records":[{"value":1},{"value":2}]}', "application/vnd.kafka.json.v2+json"
         url = f"http://{host}:{port}/topics/{self.topic}"
@@ -95,7 +95,7 @@ class Stall:
             return answer.status
 
     async def command(self, *options: str) -> str:
-        """What `trivium flow` prints."""
+        """Return the output of `trivium flow`."""
         argv = (sys.executable, "-m", "gateway", "flow", "--url", self.base, *options)
         process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()
@@ -159,7 +159,7 @@ async def test_a_stall_is_told_and_remembered(stall: Stall, tmp_path: Path) -> N
 
 
 async def look_at_the_stall(window: Browser, stall: Stall) -> None:
-    """The console while Kafka is frozen, narrow and wide, light and dark, and by the keyboard alone."""
+    """Check the console while Kafka is frozen: narrow and wide, light and dark, with the keyboard only."""
     for width in WIDTHS:
         await window.resize(width)
         for scheme in ("light", "dark"):
@@ -186,7 +186,7 @@ async def look_at_the_stall(window: Browser, stall: Stall) -> None:
     await window.until("document.querySelectorAll('#clients-table .windows li').length === 2")
     seen = await window.run("return document.querySelector('#glance > div:last-child dd').textContent")
     await window.until(f"document.querySelector('#glance > div:last-child dd').textContent !== '{seen}'")
-    assert await window.run(focused, "#clients-table tbody th button")  # also when everything was written anew
+    assert await window.run(focused, "#clients-table tbody th button")  # the focus survives a refresh
     await window.run("document.getElementById('hold').focus()")
     await window.press(SPACE)
     assert await window.run("return document.getElementById('hold').getAttribute('aria-pressed')") == "true"

@@ -1,4 +1,4 @@
-"""A gateway is stopped for so long that another one takes its client's session over, and goes on then."""
+"""A gateway is frozen until another one has taken over its client's session, and then continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.topics import read_all
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 600}
 CONFIG = "[kafka]\ncreate_topics = true\n"
 STORED, QUEUED, UNREAD = 11, 12, 13
-"""Packet identifiers: on its way to Kafka when the gateway is stopped, waiting behind that, in the gateway's socket."""
+"""Packet identifiers; when the gateway freezes, their messages are in flight to Kafka, queued, and in the socket."""
 
 
 @pytest.mark.clause("MQTT-3.1.4-3", "MQTT-4.3.3-10")
@@ -30,9 +30,9 @@ STORED, QUEUED, UNREAD = 11, 12, 13
 async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], kafka_dies: bool
 ) -> None:
-    """Neither what it had to deliver, nor what its client had sent; its connection is told.
+    """It neither delivers a message again nor stores one again, and it closes its connection with a reason.
 
-    Kafka stores what it was sent when it goes on, or never, when it dies.
+    Kafka stores the records in flight when it continues, or never if it is killed.
     """
     kafka = stoppable.bootstrap_servers
     frozen = await new_gateway(kafka, config=CONFIG, name="frozen").start()
@@ -45,7 +45,7 @@ async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
         freeze(stoppable.pid)
         for packet_id in (STORED, QUEUED):
             old.send(Publish(f"{place}/in", b"%d" % packet_id, 2, packet_id=packet_id))
-            await old.ping()  # it was read, and Kafka is given the first
+            await old.ping()  # the gateway has read both and sent the first to Kafka
         freeze(frozen.pid)
         if kafka_dies:
             await stoppable.kill()
@@ -70,7 +70,7 @@ async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
     assert said == [packets.Disconnect(0x8E, said[0].properties)]  # type: ignore[union-attr]
     stays = await RawClient.connect(frozen.address("mqtt"), **KEPT)
     assert await stays.publish(f"{place}/in", b"last", 2) == 0, "it serves again"
-    await new.ping()  # and its client was left alone
+    await new.ping()  # its client was not disturbed
     for client in (old, sender, new, stays):
         client.drop()
     assert await frozen.stop() == 0
@@ -82,7 +82,7 @@ async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
 
 
 async def taken_over(other: GatewayProcess, client_id: str) -> RawClient:
-    """Connect until the former gateway is called dead."""
+    """Connect until the other gateway considers the frozen one dead."""
     expiry = Properties(session_expiry_interval=600)
     while True:
         client = await RawClient.open(other.address("mqtt"))

@@ -1,4 +1,4 @@
-"""Kafka is frozen while kept sessions come, subscribe and go: nothing untrue is said, and the stop is in time."""
+"""Kafka is frozen while persistent sessions connect, subscribe and disconnect: no false answers, and a timely stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENT_S = 60
 
 @contextmanager
 def frozen(broker: EmbeddedBroker) -> Iterator[None]:
-    """Kafka's process is stopped inside, and goes on afterwards."""
+    """Freeze Kafka's process inside the block."""
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         yield
@@ -61,7 +61,7 @@ async def test_they_come_subscribe_and_go(
         return client
 
     async def begin(who: str) -> RawClient:
-        """Send CONNECT, and wait for nothing."""
+        """Send CONNECT without waiting for CONNACK."""
         client = await RawClient.open(gateway.address("mqtt"))
         clients.append(client)
         expiry = Properties(session_expiry_interval=600)

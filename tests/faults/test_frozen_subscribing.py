@@ -1,4 +1,4 @@
-"""Kafka is frozen while clients come and subscribe: each is answered, from what is known or with the reason."""
+"""Kafka is frozen while clients connect and subscribe: each gets an answer from memory, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.mqtt import RawClient
 
 CONFIG = "drain_timeout_s = 2\n[kafka]\ncreate_topics = true\n"
 
-BOUND_S = 24.0  # 8 and a slow machine; what waits for Kafka's requests waits 30 and more
+BOUND_S = 24.0  # 8 plus a slow machine; a request to Kafka waits 30 or more
 
 
 async def test_each_is_answered_in_time(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> None:
@@ -44,7 +44,7 @@ async def test_each_is_answered_in_time(stoppable: EmbeddedBroker, new_gateway: 
                 for client, topic_filter in ((known, f"{name}/+"), (unknown, "#")):
                     client.send(packets.Subscribe(1, (packets.Subscription(topic_filter, 1),)))
                     client.send(packets.Pingreq())
-                # What is read for the first already may be known without Kafka: then SUBACK is the first of the two.
+                # The first client's topics may be known without asking Kafka; then SUBACK comes before PINGRESP.
                 answers = [await known.receive(), await known.receive()]
                 assert {type(answer) for answer in answers} == {packets.Suback, packets.Pingresp}
                 assert [answer.reason_codes for answer in answers if isinstance(answer, packets.Suback)] == [(1,)]

@@ -1,4 +1,4 @@
-"""Connections to Kafka whose other side has gone without a word."""
+"""Half-open connections to Kafka: the other side has gone without closing them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until
 
-CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # nobody here waits so long
-MOST: Final = 4  # connections in 15 s, while a few are not answered
+CONFIG = "[kafka]\ncreate_topics = true\nrequest_timeout_s = 100\n"  # longer than any wait in this test
+MOST: Final = 4  # new connections in 15 s, while a few get no answer
 
 
 @pytest.fixture
 async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Proxy]:
-    """Before a broker; its `address` is Kafka's for who goes through it."""
+    """Start a proxy before a broker; its `address` is the broker's advertised listener."""
     port, controller, inner = (free_port() for _ in range(3))
     made = Proxy(("127.0.0.1", inner))
     await made.start()
@@ -35,10 +35,10 @@ async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Prox
 async def test_a_half_open_connection_is_found_out_by_a_new_one(
     proxy: Proxy, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """What was on its way is stored soon, and once.
+    """The records in flight are stored soon, and once.
 
-    A broker that is silent everywhere is not called half-open, and asked on one new connection: many would fill its
-    backlog.
+    A broker that answers on no connection is not called half-open. It is probed with a single new connection, since
+    many would fill its backlog.
     """
     host, port = proxy.address
     gateway = await new_gateway(f"{host}:{port}", config=CONFIG).start()
@@ -64,7 +64,7 @@ async def test_a_half_open_connection_is_found_out_by_a_new_one(
 
 
 async def unreachable(gateway: GatewayProcess) -> None:
-    """Wait until Kafka has answered nothing for about 15 s."""
+    """Wait until the gateway reports Kafka as unreachable, after about 15 s without an answer."""
     async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as http:
 
         async def is_told() -> bool:

@@ -1,4 +1,4 @@
-"""Kafka killed under HTTP clients of every kind: what was acknowledged is there, and who reads goes on where it was."""
+"""Kafka is killed under HTTP clients of every kind: acknowledged records survive, and readers keep their position."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.support.waiting import wait_until
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONTROL = {"Content-Type": "application/vnd.kafka.v2+json"}
-LONG_S = 60.0  # for anything that must wait until Kafka is back, on a slow machine
+LONG_S = 60.0  # for a wait until Kafka is back, on a slow machine
 KILLS = 1
-BETWEEN = 15  # answers that everybody has had between two kills
+BETWEEN = 15  # answers that each client must get between two kills
 PAUSE_S = 0.02
 TOPIC = f"killed-{uuid.uuid4().hex[:6]}"
 
 
 class Producers:
-    """Clients that publish numbers, each its own, one request after the other, and note where they were stored."""
+    """Clients that publish numbered values one after the other, and record their offsets."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -37,7 +37,7 @@ class Producers:
         self.over = asyncio.Event()
 
     async def single(self) -> None:
-        """One record a request. 5xx is no acknowledgement: the record may be stored or not, and the next follows."""
+        """Send one record per request; after a 5xx, which is no acknowledgement, continue with the next record."""
         number = 0
         while not self.over.is_set():
             value = f"single-{number}"
@@ -51,7 +51,7 @@ class Producers:
             await asyncio.sleep(PAUSE_S)
 
     async def upload(self) -> None:
-        """One line after the other in a request that lasts; reports come meanwhile, in order."""
+        """Send line after line in one long request, and read the reports, which come in order."""
         sent: list[str] = []
 
         async def body() -> AsyncIterator[bytes]:
@@ -76,7 +76,7 @@ class Producers:
 
 
 class Listener:
-    """Follows the stream as a browser does: when it ends, from the last event's id on."""
+    """Follows the event stream as a browser does: it reconnects with the last event's id."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -111,7 +111,7 @@ class Listener:
 
 
 class Consumer:
-    """Polls, and commits by asking again; Kafka away is a 503, and the consumer is still there."""
+    """A consumer whose next poll commits the previous one; without Kafka it gets a 503 and still exists."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http

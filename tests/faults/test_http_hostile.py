@@ -1,4 +1,4 @@
-"""Hostile HTTP requests against a running gateway; `python -m loadtest.scenarios.http_hostile` in short."""
+"""A short `python -m loadtest.scenarios.http_hostile`: hostile HTTP requests to a running gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway is killed under load; `python -m loadtest kills` in short."""
+"""A short `python -m loadtest kills`: the gateway is killed under load."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ async def test_nothing_acknowledged_is_lost_and_qos_2_is_exactly_once(bootstrap:
     assert outcome.problems == []
     assert outcome.acknowledged == outcome.sent > 100
     assert (outcome.lost_in_kafka, outcome.doubled_qos_2) == (0, 0)
-    assert outcome.reconnects >= 3 * 4  # somebody was connected at most kills
+    assert outcome.reconnects >= 3 * 4  # clients were connected at most of the kills
     assert gateway.starts == 4

@@ -1,6 +1,6 @@
-"""Slow readers of every protocol, alone and mixed: they delay nobody, hold a bounded part of memory, and lose nothing.
+"""Slow readers of every protocol, alone and mixed, delay no other client, use bounded memory, and lose nothing.
 
-Those who read get everything at once; those who did not get it when they read on.
+Clients that read get everything immediately; slow ones get it when they read again.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tests.support.waiting import wait_until
 
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 MEBIBYTE: Final = 1 << 20
-LEAST: Final = 65_536  # of a page
+LEAST: Final = 65_536  # the smallest page size
 SIZE: Final = 32_768
-KERNEL: Final = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])  # so much it takes of what is not read
+KERNEL: Final = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])  # unread bytes in the kernel
 MOST: Final = 2 * MEBIBYTE
-BURST: Final = 65_536 + 2 * SIZE  # what is sent to a receiver between two looks at its share
+BURST: Final = 65_536 + 2 * SIZE  # the maximum sent to a receiver between two checks of its share
 CONFIG: Final = f"""
 [kafka]
 create_topics = true
@@ -66,7 +66,7 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 async def figures(gateway: GatewayProcess) -> dict[str, int]:
-    """Of the budget of all receivers."""
+    """Return the metrics of the receivers' budget."""
     url = f"http://{gateway.addresses['management']}/metrics"
     async with aiohttp.ClientSession() as http, http.get(url) as answer:
         lines = [line.split() for line in (await answer.text()).splitlines()]
@@ -75,7 +75,7 @@ async def figures(gateway: GatewayProcess) -> dict[str, int]:
 
 
 async def paused(gateway: GatewayProcess) -> dict[str, list[str]]:
-    """Who is paused, by reason."""
+    """Return the paused clients by reason."""
     async with aiohttp.ClientSession() as http, http.get(f"http://{gateway.addresses['management']}/flow") as answer:
         flow = await answer.json()
     found: dict[str, list[str]] = {}
@@ -92,7 +92,7 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
     topic, count, each = f"unread-{uuid.uuid4().hex[:8]}", (KERNEL + 3 * MEBIBYTE) // SIZE, 3
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, SIZE))
-        await sender.publish(1)  # which makes the topic
+        await sender.publish(1)  # creates the topic
         stalled = [
             await stack.enter_async_context(kind.connected(gateway, topic)) for kind in KINDS for _ in range(each)
         ]
@@ -105,7 +105,7 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
         assert len(stalled) <= seen["receivers"] <= 2 * len(stalled)
         assert seen["bytes"] <= MOST + seen["receivers"] * BURST
         reasons = await paused(gateway)
-        assert len(reasons["slow reader"]) >= 3 * each  # of an AMQP link, what is unsettled may be more
+        assert len(reasons["slow reader"]) >= 3 * each  # an AMQP link may pause for its unsettled deliveries instead
         async with asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(one.read(count)) for one in stalled]
         assert [task.result() for task in reading] == [list(range(1, count + 1))] * len(stalled)
@@ -117,7 +117,7 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
 async def test_who_reads_nothing_delays_no_other_of_its_topic(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
-    """Nothing is sent before all others have what was sent before, so nobody waits for the one that does not read."""
+    """Each message is sent after all others have received the previous one, so no client waits for the slow one."""
     topic = f"slow-{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, 2 * SIZE))
@@ -125,7 +125,7 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
         stalled = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in slow]
         others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in (*KINDS, *ASKING)]
         sent, behind = 0, 0
-        while behind < 2:  # steps in which the slow one has had more than it takes
+        while behind < 2:  # two rounds in which the slow clients' buffers were full
             for _ in range(5):
                 await sender.publish(1)
                 sent += 1
@@ -144,7 +144,7 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
 async def test_slow_members_hold_their_windows_and_no_more_of_their_group(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
-    """All others get everything else, and when the slow ones are gone that too. Only events have no window."""
+    """All others get the rest, and the slow members' messages when these leave. Only event streams have no window."""
     topic, group = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("shared", "group"))
     size, count, window = (2 * SIZE, 300, 10) if Events in slow else (100, 2000, 10)
     most = sum((KERNEL + MEBIBYTE) // size if kind is Events else window for kind in slow)
@@ -172,9 +172,9 @@ async def test_slow_members_hold_their_windows_and_no_more_of_their_group(
 async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
     gateway: GatewayProcess, admin: AIOKafkaAdminClient, new_topic: NewTopicFactory
 ) -> None:
-    """Kafka gives each its partitions. One reads nothing, one a byte at a time, one never asks again.
+    """Kafka assigns each a partition. One consumer reads nothing, one a byte at a time, one never polls again.
 
-    What is stored in the others' partitions they have at once; when the slow ones are deleted they have everything.
+    The others get the records of their partitions immediately, and those of the slow consumers when these are deleted.
     """
     topic, group = await new_topic(partitions=6), f"group-{uuid.uuid4().hex[:8]}"
     async with contextlib.AsyncExitStack() as stack:
@@ -235,14 +235,14 @@ async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
 
 
 async def is_settled(admin: AIOKafkaAdminClient, group: str, members: int) -> bool:
-    """Whether so many members of the group have agreed."""
+    """Return whether the group is stable with this number of members."""
     (answer,) = await admin.describe_consumer_groups([group])
     _, _, state, _, _, described = answer.groups[0][:6]
     return state == "Stable" and len(described) == members
 
 
 async def partitions(http: aiohttp.ClientSession, consumer: Poll) -> list[int]:
-    """Of the only topic of a consumer."""
+    """Return the partitions that a consumer of one topic is assigned."""
     async with http.get(f"{consumer.path}/subscription") as answer:
         found = await answer.json(content_type=None)
     return [number for one in found["partitions"] for numbers in one.values() for number in numbers]
