@@ -1,5 +1,5 @@
-"""Whatever a sender gets an acknowledgement for arrives at a receiver of each protocol: the longest, the emptiest, the
-strangest that each protocol takes. A refusal is as good as an arrival; silence after an acknowledgement is not."""
+"""Every acknowledged message arrives at a receiver of each protocol: the longest, emptiest and strangest ones that
+each protocol allows. A message may be refused, but it must not be acknowledged and then lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
 
 
 class Readers:
-    """One receiver of each protocol; what came, by the mark in front of each value."""
+    """One receiver of each protocol; records the mark at the start of each value."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.gateway = gateway
@@ -72,7 +72,7 @@ class Readers:
         self._over = False
 
     async def listen(self, mqtt_topics: list[str], kafka_topics: list[str]) -> None:
-        """Be sure that all of them see what is stored from now on."""
+        """Wait until all receivers get what is stored from now on."""
         for name, version in (("mqtt5", 5), ("mqtt311", 4)):
             client = await RawClient.connect(self.gateway.address("mqtt"), version=version)
             codes = [(await client.subscribe(topic)).reason_codes[0] for topic in mqtt_topics]
@@ -106,7 +106,7 @@ class Readers:
             for receiver in receivers:
                 with contextlib.suppress(Timeout):
                     while True:
-                        message = receiver.receive(timeout=0.1)  # it owns its body's memory
+                        message = receiver.receive(timeout=0.1)  # the body is a view into the message
                         body = message.body
                         receiver.accept()
                         self.heard["amqp"].append(mark(body.encode() if isinstance(body, str) else bytes(body or b"")))
@@ -129,7 +129,7 @@ class Readers:
                 assert answer.status == 204
 
     async def expect(self, marks: set[str]) -> None:
-        """All of them came, everywhere."""
+        """Wait until every receiver has all of these marks."""
 
         def missing() -> dict[str, set[str]]:
             return {name: gone for name, heard in self.heard.items() if (gone := marks - set(heard))}
@@ -160,7 +160,7 @@ def name() -> str:
 
 @pytest.fixture
 async def readers(bootstrap: str, name: str, new_gateway: Callable[..., GatewayProcess]) -> AsyncIterator[Readers]:
-    """Of a gateway whose catch-all topic is the test's own."""
+    """Start readers of a gateway whose catch-all topic only this test uses."""
     config = f'[kafka]\ncreate_topics = true\n[mapping]\ncatch_all_topic = "{name}-all"\n'
     made = Readers(await new_gateway(bootstrap, config=config).start())
     yield made
@@ -213,7 +213,7 @@ AMQP: dict[str, dict[str, Any]] = {
 
 
 async def test_what_amqp_accepts_arrives(readers: Readers, name: str) -> None:
-    """MQTT has no topic for the group's id as key beyond 65,535 bytes; all others it hears."""
+    """A group id beyond 65,535 bytes, as a key, is too long for an MQTT topic; MQTT receives all others."""
     await readers.listen([f"{name}/#"], [name])
 
     def send() -> set[str]:

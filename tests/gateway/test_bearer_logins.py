@@ -1,4 +1,4 @@
-"""Tokens in a running gateway, its keys from a URL: AMQP, MQTT and HTTP clients log in, and out when theirs expires."""
+"""AMQP, MQTT and HTTP clients log in with tokens, and are disconnected when these expire; the keys come from a URL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.topics import until_led
 METHOD = "OAUTHBEARER"
 TOPIC = f"bearer-{uuid.uuid4().hex[:8]}"
 TIMEOUT = 60
-LIFE_S = 6  # of a token whose end is waited for
+LIFE_S = 6  # lifetime of a token that expires during a test
 CONFIG = """
 [security]
 allow_anonymous = false
@@ -60,7 +60,7 @@ def message(text: str) -> bytes:
 async def secured(
     bootstrap: str, admin: AIOKafkaAdminClient, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GatewayProcess]:
-    """A gateway that believes tokens and nothing else, and the issuer of its keys."""
+    """A gateway that accepts only tokens, and the issuer of its keys."""
 
     async def serve(_request: web.BaseRequest) -> web.Response:
         return web.Response(body=key_set())
@@ -86,7 +86,7 @@ def sasl(code: int, *fields: bytes) -> bytes:
 
 
 async def begin_sasl(gateway: GatewayProcess, response: bytes, mechanism: str = METHOD) -> WireClient:
-    """AMQP up to SASL's init."""
+    """Connect by AMQP and send SASL's init."""
     client = await WireClient.connect(gateway.address("amqp"))
     client.say(SASL)
     assert await client.header() == SASL
@@ -96,7 +96,7 @@ async def begin_sasl(gateway: GatewayProcess, response: bytes, mechanism: str = 
 
 
 async def open_amqp(client: WireClient) -> None:
-    """After a good login."""
+    """Open the connection after a successful login."""
     assert (await client.until(0x44))[-1] == 0
     client.say(Frames.begin())
     assert await client.header() == Frames.HEADER
@@ -182,7 +182,7 @@ async def test_http(secured: GatewayProcess) -> None:
 
 
 async def test_a_claim_in_a_rule(secured: GatewayProcess) -> None:
-    """By MQTT and by HTTP: the client's own site and name, and nothing beside."""
+    """By MQTT and by HTTP, a client reaches its own site and name, and nothing else."""
     expected = {"oslo/ann/a": True, "oslo/bob/a": False, "rome/ann/a": False, "{claim:org.site}/ann/a": False}
     shown = bearer(groups=["sited"], org={"site": "oslo"})
     client = await RawClient.open(secured.address("mqtt"))
@@ -217,7 +217,7 @@ async def test_an_http_consumer_stays_its_owners_though_the_groups_change(secure
 
 
 async def test_who_outlives_his_token_is_sent_away(secured: GatewayProcess) -> None:
-    """AMQP and MQTT with tokens of a few seconds; one MQTT client shows a newer one in time."""
+    """AMQP and MQTT clients with tokens of a few seconds; one MQTT client renews its token in time."""
     async with asyncio.timeout(TIMEOUT):
         short = bearer(LIFE_S)
         peer = await begin_sasl(secured, message(short))

@@ -1,4 +1,4 @@
-"""Kafka takes `a.b` and `a_b` for one name: the configuration says which of them may be made, by whichever protocol."""
+"""Kafka treats `a.b` and `a_b` as one name: the configuration says which one may be created, in every protocol."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def produce(gateway: GatewayProcess, topic: str) -> int:
 
 
 async def attach(gateway: GatewayProcess, topic: str) -> str:
-    """The condition of the refusal, "" when a sender's message was accepted."""
+    """Send a message; return the condition of the refusal, or "" if it was accepted."""
 
     def run() -> str:
         connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=60)
@@ -76,7 +76,7 @@ async def publish(gateway: GatewayProcess, topic: str) -> Puback:
 
 
 async def test_who_comes_first_decides_nothing(choosing: GatewayProcess) -> None:
-    """What nobody chose is not made, so the name that MQTT makes stays usable, and by everybody."""
+    """A dotted name that is not configured is not created, so the name that MQTT creates stays usable."""
     dotted, plain = f"first.{RUN}", f"first_{RUN}"
     assert await produce(choosing, dotted) == 404
     assert await attach(choosing, dotted) == "amqp:not-found"

@@ -1,4 +1,4 @@
-"""The configuration: one precedence, and a bad value stops the start with the key's name."""
+"""The configuration: its order of precedence, and that a bad value stops the start with an error that names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unexpected exception in any background task: what it belongs to is tried again, and all the rest serves on."""
+"""After an unexpected exception in any background task its part restarts, and everything else keeps working."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Faulty(GatewayProcess):
         super().__init__(directory, bootstrap, **options)
 
     async def order(self, command: str) -> Any:
-        """One command of `tests.support.faulty`."""
+        """Send a command of `tests.support.faulty` and return the answer."""
         if not hasattr(self, "_out"):
             self._in, self._out = await asyncio.to_thread(self._open)
         self._in.write(command + "\n")
@@ -64,7 +64,7 @@ class Faulty(GatewayProcess):
         return answer
 
     def _open(self) -> tuple[TextIO, TextIO]:
-        """Both at once: each waits for the other side, in this order."""
+        """Open both pipes in the order of the other side; each open waits for it."""
         return self.pipe.open("w"), self.answers.open()
 
     async def kill(self) -> None:
@@ -90,7 +90,7 @@ async def users(faulty: Faulty) -> AsyncIterator[Users]:
 
 
 class Users:
-    """Clients of all kinds that come back when their connection is lost, as real ones do."""
+    """Clients of all kinds that reconnect when their connection is lost, like real ones."""
 
     def __init__(self, gateway: Faulty) -> None:
         self.gateway = gateway
@@ -100,7 +100,7 @@ class Users:
         self.count = 0
 
     async def connected(self) -> PahoClient:
-        """The subscriber: a kept session with a subscription, and a shared one."""
+        """Connect the subscriber: a persistent session with a normal and a shared subscription."""
         while self.mqtt is None or self.mqtt.disconnected is not None:
             if self.mqtt is not None:
                 await self.mqtt.close()
@@ -110,10 +110,10 @@ class Users:
         return self.mqtt
 
     async def serve(self) -> None:
-        """Everything works; what is refused or lost with its connection is sent again, as its sender would."""
+        """Check that everything works; resend what is refused or lost with its connection, like a real sender."""
         self.count += 1
         text = f"{self.count}".encode()
-        async with asyncio.timeout(150):  # an attempt may be in vain for 20 s
+        async with asyncio.timeout(150):  # an attempt may fail after 20 s
             for way in (self._by_mqtt, self._by_amqp, self._by_transaction, self._by_http):
                 while not await way(text):
                     pass
@@ -148,7 +148,7 @@ class Users:
         return await asyncio.to_thread(transact, self.gateway.addresses["amqp"], self.topic, b"both " + text)
 
     async def _by_http(self, text: bytes) -> bool:
-        """Post, and read it as a consumer."""
+        """Post a record, and read it as a consumer."""
         value = f"http {text.decode()}"
         try:
             answer = await self._post(f"/topics/{self.topic}", {"records": [{"value": value}]})
@@ -189,7 +189,7 @@ def has_all_or_is_lost(client: PahoClient, wanted: set[bytes]) -> bool:
 
 
 def transact(address: str, topic: str, body: bytes) -> bool:
-    """A message in a transaction of AMQP; whether it was committed."""
+    """Send a message in an AMQP transaction; return whether it was committed."""
     try:
         connection = BlockingConnection(f"amqp://{address}", timeout=20)
         try:
@@ -207,7 +207,7 @@ def transact(address: str, topic: str, body: bytes) -> bool:
 
 
 async def contained(gateway: GatewayProcess) -> dict[str, float]:
-    """The metric, by place."""
+    """Return the metric of contained failures, by place."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://{gateway.addresses['management']}/metrics") as response,
@@ -284,7 +284,7 @@ async def test_whoever_our_bug_costs_its_connection_is_told_so_in_its_protocols_
 
     async with aiohttp.ClientSession(f"http://{faulty.addresses['http']}") as http:
         body = json.dumps({"records": [{"value": 1}]})
-        for fails in (True, False, True):  # the last one is served directly: its head is known by then
+        for fails in (True, False, True):  # the third request skips aiohttp: its header is cached by then
             if fails:
                 await faulty.order("break gateway.rest.produce.tickets:Results.settle")
             async with http.post(f"/topics/{topic}", data=body, headers={"Content-Type": JSON}) as response:
@@ -321,7 +321,7 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
     stop, acknowledged = asyncio.Event(), set[bytes]()
 
     async def load() -> None:
-        """Every key, so every partition, again and again."""
+        """Write every key, and so every partition, again and again."""
         number = 0
         while not stop.is_set():
             sent = {}
@@ -338,13 +338,13 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
         await remake(admin, topic, partitions)
         before = len(acknowledged)
         await wait_until(lambda before=before: loading.done() or len(acknowledged) > before + 500, 60)
-    settled = set(acknowledged)  # the load since the last making
+    settled = set(acknowledged)  # the load since the topic was last created
     stop.set()
     await loading
     after = {b"last %d" % number for number in range(32)}
     for text in after:
         assert await writer.publish(f"{topic}/{text.decode()}", text) in (0, 0x10)
-    for reader in readers:  # followed to the new topic
+    for reader in readers:  # each has continued with the new topic
         await wait_until(lambda reader=reader: after <= {message.payload for message in reader.messages}, 60)
     assert await writer.publish(f"{bystander}/a", b"") in (0, 0x10)
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
@@ -352,8 +352,8 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
         while not after <= stored:
             stored |= {record.value for part in (await consumer.getmany(timeout_ms=500)).values() for record in part}
     first = min(int(text) for text in stored - after)
-    assert {text for text in settled if int(text) > first + 1000} <= stored  # nothing acknowledged is lost
-    # No part of ours failed; a commit for the partition that is gone may fail in a task of aiokafka's own.
+    assert {text for text in settled if int(text) > first + 1000} <= stored  # no acknowledged record is lost
+    # No part of the gateway failed; a commit for a deleted partition may fail in one of aiokafka's tasks.
     assert (await contained(gateway)).keys() <= {"callback"}
     assert "Unrecognized partition" not in gateway.log.read_text()
     for client in (*readers, writer):
@@ -369,7 +369,7 @@ async def test_what_it_cannot_be_without_ends_it_with_each_protocols_close(
     mqtt = await PahoClient(gateway.address("mqtt")).connect()
     amqp = await ThreadedSender(gateway.addresses["amqp"], "t").connect()
     marker = tmp_path / "data" / "kafka" / "broker.json"
-    marker.write_text(marker.read_text().replace('"layout"', '"laid-out"'))  # nothing can start on it again
+    marker.write_text(marker.read_text().replace('"layout"', '"laid-out"'))  # no broker can start with this data again
     os.kill(gateway.addresses["kafka_pid"], signal.SIGKILL)
     assert gateway.process is not None
     assert await asyncio.wait_for(gateway.process.wait(), 60) == 1

@@ -1,4 +1,4 @@
-"""No cycles on a data path: what grows with messages or connections is freed though the collector is off."""
+"""No reference cycles on a data path: messages and connections are freed with garbage collection off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.amqp_transactions import Transacted
 from tests.support.mqtt import RawClient
 from tests.support.uncollected import Uncollected
 
-TURNS = 8  # of each round: what grows with them is seen
+TURNS = 8  # per round; a leak shows as one object or more per turn
 OURS = (
     "gateway.",
     "protocols.",
@@ -29,7 +29,7 @@ OURS = (
     "uvloop.loop.TCP",
     "aiohttp.",
 )
-"""What connections and messages are made of. aiokafka's own cycles end with an assignment or a consumer; they hold no
+"""Types of connections and messages. aiokafka's cycles appear when an assignment or a consumer ends; they hold no
 records (`kafka/driver/test_fetching.py`)."""
 WAIT_S = 60
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -45,7 +45,7 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 class Round:
-    """What one turn uses: a gateway, and names that stay."""
+    """What the turns share: the gateway, and names that stay the same."""
 
     def __init__(self, gateway: Uncollected) -> None:
         self.gateway = gateway
@@ -57,9 +57,9 @@ class Round:
         self.turns = 0
 
     async def keep_group(self) -> None:
-        """Have a member that takes nothing in the group all the time.
+        """Keep a member without credit in the group all the time.
 
-        A group's life in this process is aiokafka's consumer's, whose end is left to the collector.
+        A group lives in this process as long as its aiokafka consumer, whose end leaves cycles.
         """
         if not self.turns:
             http = await self.kept.enter_async_context(self.session())
@@ -86,7 +86,7 @@ class Round:
 
 
 async def mqtt_in_and_out(way: Round) -> None:
-    """QoS 0, 1 and 2, and a will."""
+    """Publish and receive at QoS 0, 1 and 2, with a will."""
     topic = f"{way.name}/live/t"
     subscriber = await RawClient.connect(way.mqtt, f"{way.name}-s")
     await subscriber.subscribe(f"{way.name}/live/#")
@@ -181,7 +181,7 @@ async def amqp_transactions(way: Round) -> None:
 
 
 async def amqp_broken(way: Round) -> None:
-    """Connections that vanish: before anything was said, in the middle, and with rubbish."""
+    """Drop connections: before any byte, in the middle, and after garbage."""
     for said in (b"", b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"rubbish\r\n\r\n"):
         reader, writer = await asyncio.open_connection(*way.gateway.address("amqp"))
         writer.write(said)
@@ -201,7 +201,7 @@ async def http_produce(way: Round) -> None:
 
 
 async def http_poll(way: Round) -> None:
-    """A consumer's life but for its end: made, assigned, polled, committed."""
+    """Create a consumer, assign, poll and commit, without deleting it."""
     async with way.session() as http:
         options = {"name": way.name, "format": "json", "auto.offset.reset": "earliest"}
         place = f"/consumers/{way.name}/instances/{way.name}"
@@ -284,4 +284,4 @@ async def test_nothing_is_left_to_the_collector(gateway: Uncollected, turn: Call
         for _ in range(TURNS):
             await turn(way)
         found = {name: count for name, count in (await gateway.garbage()).items() if name.startswith(OURS)}
-    assert max(found.values(), default=0) < TURNS, found  # what each turn leaves; not what a former test's end left
+    assert max(found.values(), default=0) < TURNS, found  # garbage of each turn, not of the end of a previous test

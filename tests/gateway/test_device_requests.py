@@ -1,4 +1,4 @@
-"""Requests over HTTP that MQTT and AMQP clients answer, through whole gateway processes."""
+"""HTTP requests that MQTT and AMQP clients answer, through complete gateway processes."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ def url(process: GatewayProcess, address: str, timeout_ms: int = LIMIT_MS) -> st
 async def device(
     process: GatewayProcess, topic: str, reply: Callable[[paho.MQTTMessage], bytes | None]
 ) -> AsyncIterator[PahoClient]:
-    """An MQTT client that answers as MQTT 5 section 4.10 says."""
+    """An MQTT client that answers requests as in MQTT 5 section 4.10."""
     client = PahoClient(process.address("mqtt"))
 
     def on_message(connection: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
@@ -134,11 +134,11 @@ async def test_nobody_answers_in_time(gateway: GatewayProcess, new_topic: Any) -
     topic = f"{await new_topic()}/mute"
     async with device(gateway, topic, lambda _: None) as mute, aiohttp.ClientSession() as http:
         began = time.monotonic()
-        async with http.post(url(gateway, topic, 4000), data=b"?") as answer:  # enough to reach the device
+        async with http.post(url(gateway, topic, 4000), data=b"?") as answer:  # long enough to reach the device
             assert answer.status == 504
             assert "4000 ms" in (await answer.json(content_type=None))["message"]
         assert time.monotonic() - began >= 4
-        # Its answer comes too late, and somebody else's open request does not get it.
+        # The answer comes too late, and does not reach another open request.
         await wait_until(lambda: mute.messages)
         late = await late_answers(gateway)
         properties = Properties(PacketTypes.PUBLISH)
@@ -159,7 +159,7 @@ async def late_answers(process: GatewayProcess) -> float:
 
 
 async def test_a_request_that_nobody_has_seen_in_time_is_never_run(gateway: GatewayProcess, new_topic: Any) -> None:
-    """A device with a session that was away gets what is still good, and not what its client has given up."""
+    """A device that reconnects to its session gets requests that are still waiting, and not those that timed out."""
     topic = f"{await new_topic()}/door"
     kept = Properties(PacketTypes.CONNECT)
     kept.SessionExpiryInterval = 600

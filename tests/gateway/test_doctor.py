@@ -1,4 +1,4 @@
-"""`trivium doctor`: what it finds at a Kafka that is there, and at one that is not."""
+"""What `trivium doctor` reports, with Kafka and without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_what_is_missing_of_the_rights_that_kafka_tells() -> None:
 
 
 async def doctor(bootstrap: str) -> tuple[int, str]:
-    """The exit code, and what was printed."""
+    """Run `trivium doctor`; return its exit code and output."""
     argv = ["-m", "gateway", "doctor", "--bootstrap-servers", bootstrap]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

@@ -1,4 +1,4 @@
-"""Leaving a gateway that stops: what clients of each protocol are told, at which rate, and where they are served."""
+"""Draining: what a gateway that stops sends to clients of each protocol, at which rate, and where they go."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60}
 
 
 class Leaving:
-    """A connection of no protocol."""
+    """A connection without a protocol."""
 
     def __init__(self, said: list[tuple[Leaving, float]], answered: asyncio.Event) -> None:
         self.asked = self.left = False
@@ -66,7 +66,7 @@ class Leaving:
 
 
 class Answering(Leaving):
-    """Leaves with its next answer, which does not wait for Kafka."""
+    """A connection that leaves with its next answer, without waiting for Kafka."""
 
     may_leave = False
 
@@ -76,7 +76,7 @@ class Answering(Leaving):
 
 
 class Hall:
-    """A listener with some."""
+    """A listener with such connections."""
 
     def __init__(self, connections: list[Leaving]) -> None:
         self.connections = connections
@@ -117,7 +117,7 @@ async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> Non
     steps = [abs(after - before) for before, after in itertools.pairwise(everybody.index(one) for one, _ in said)]
     assert sum(steps) / len(steps) > len(everybody) / 5, "a third of them all by chance; a sixth within one listener"
     times = [at for _, at in said]
-    for first, at in enumerate(times):  # ten more: the machine may stand still between clock and word
+    for first, at in enumerate(times):  # ten more: the machine may pause between reading the clock and recording it
         assert sum(one - at < 1 for one in times[first:]) <= rate + 1 + 10
     statistics = drain.statistics()
     assert (statistics.connections, statistics.sent_away_total) == (1, len(everybody) - 1)
@@ -152,11 +152,11 @@ async def test_what_kafka_has_answered_is_acknowledged_before_the_end(bootstrap:
         (leaving,) = listener.departing()
         client.send(packets.Publish(f"{topic}/a", b"1", 1, packet_id=7))
         async with asyncio.timeout(60):
-            for waits in (False, True):  # asked in each turn of the loop
+            for waits in (False, True):  # polled in each turn of the loop
                 while (leaving.load > 0) is waits:  # noqa: ASYNC110
                     await asyncio.sleep(0)
         assert not leaving.may_leave, "its acknowledgement comes at the end of the turn"
-        leaving.leave()  # as all that are left are told in the end
+        leaving.leave()  # as for all remaining connections at the end
         assert [type(one) for one in await client.expect_end()] == [packets.Puback, packets.Disconnect]
         client.drop()
         listener.stop_receiving()
@@ -172,14 +172,14 @@ async def answers_ready(gateway: GatewayProcess) -> tuple[int, dict[str, Any]]:
 
 
 async def send_away(gateway: GatewayProcess) -> None:
-    """As an operator does."""
+    """Start the drain as an operator does."""
     url = f"http://{gateway.addresses['management']}"
     done = await asyncio.to_thread(CliRunner().invoke, app, ["drain", "--url", url])
     assert done.exit_code == 0, done.output
 
 
 async def records_of(bootstrap: str, client_id: str) -> list[tuple[str, dict[str, Any]]]:
-    """What the topic of sessions has of a client, in its order."""
+    """Read a client's records in the sessions topic, in order."""
     consumer = aiokafka.AIOKafkaConsumer(
         "__trivium_sessions", bootstrap_servers=bootstrap, auto_offset_reset="earliest"
     )
@@ -190,7 +190,7 @@ async def records_of(bootstrap: str, client_id: str) -> list[tuple[str, dict[str
         for partition, end in ends.items():
             while await consumer.position(partition) < end:
                 for record in (await consumer.getmany(partition, timeout_ms=1000)).get(partition, ()):
-                    kind, _, name = record.key.decode(errors="replace").partition("/")  # others' may be no text
+                    kind, _, name = record.key.decode(errors="replace").partition("/")  # other keys may not be text
                     if name == client_id and record.value is not None:
                         found.append((kind, json.loads(record.value)))
         return found
@@ -206,7 +206,7 @@ FIRST_WORDS = {"mqtt": CONNECT, "amqp": OPEN_FRAME}
 
 
 async def last_words(socket: aiohttp.ClientWebSocketResponse) -> tuple[bytes, int | None]:
-    """What is said before the WebSocket is closed, and the code that it is closed with."""
+    """Return the last message before the WebSocket is closed, and the close code."""
     said = b""
     async with asyncio.timeout(60):
         while (message := await socket.receive()).type is aiohttp.WSMsgType.BINARY:

@@ -1,4 +1,4 @@
-"""The fence behind which a process waits that has not run for long."""
+"""The fence at which a process waits after it has not run for a long time."""
 
 from __future__ import annotations
 

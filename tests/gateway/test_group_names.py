@@ -1,4 +1,4 @@
-"""Names that one principal made never reach another's: groups, consumers and sessions, by each protocol."""
+"""No principal can use another's groups, consumers and sessions by their names, in any protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 T = TypeVar("T")
 NewTopic = Callable[..., Awaitable[str]]
 V2 = {"Content-Type": "application/vnd.kafka.v2+json"}
-TEAM = f"team-{uuid.uuid4().hex[:8]}"  # groups whose name begins so are for all, and nobody's to delete but bob's
+TEAM = f"team-{uuid.uuid4().hex[:8]}"  # all may use groups with this prefix, but only bob may delete them
 SHUT = f"shut-{uuid.uuid4().hex[:8]}"
 CONFIG = """
 [kafka]
@@ -52,7 +52,7 @@ allow = false
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """Users and no rule about topics: all may read and write all of them."""
+    """A gateway with users and no rules for topics: all may read and write all topics."""
     directory = tmp_path_factory.mktemp("names")
     hasher = Argon2Hasher(time_cost=1, memory_cost=1024)
     path = directory / "passwords"
@@ -75,7 +75,7 @@ async def bob(gateway: GatewayProcess) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def http(gateway: GatewayProcess, user: str) -> aiohttp.ClientSession:
-    """A client; "" is an anonymous one."""
+    """Make a client of this user; "" means anonymous."""
     host, port = gateway.address("http")
     fields = {"Authorization": aiohttp.encode_basic_auth(user, user)} if user else {}
     return aiohttp.ClientSession(f"http://{host}:{port}", headers=fields)
@@ -91,7 +91,7 @@ async def ask(session: aiohttp.ClientSession, method: str, path: str, body: Any 
 async def amqp(
     gateway: GatewayProcess, user: str, work: Callable[[BlockingConnection], T], container: str | None = None
 ) -> T:
-    """Do some work over a connection of this user, in a thread."""
+    """Run `work` with a connection of this user, in a thread."""
 
     def run() -> T:
         host, port = gateway.address("amqp")
@@ -113,21 +113,21 @@ async def amqp(
 
 
 class Shared(ReceiverOption):
-    """A shared subscription of all containers."""
+    """A shared subscription for all containers."""
 
     def apply(self, receiver: Any) -> None:
         receiver.source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, symbol("shared"), symbol("global")))
 
 
 class ByName(ReceiverOption):
-    """An attach that knows its terminus by the link's name alone."""
+    """An attach without an address, which names its terminus only by the link's name."""
 
     def apply(self, receiver: Any) -> None:
         receiver.source.type = Terminus.UNSPECIFIED
 
 
 def refused(connection: BlockingConnection, address: str | None, *options: Any, name: str | None = None) -> str | None:
-    """Why a receiver is refused; it must be."""
+    """Attach a receiver, which must be refused; return the condition."""
     with pytest.raises(LinkDetached) as caught:
         connection.create_receiver(address, credit=1, name=name, options=list(options))
     return caught.value.condition
@@ -148,7 +148,7 @@ async def exists(admin: AIOKafkaAdminClient, group: str) -> bool:
 
 
 async def commit(bootstrap: str, topic: str, group: str) -> None:
-    """As a native Kafka client: its group has a position."""
+    """Commit a position for the group, as a native Kafka client."""
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False) as client:
         await wait_until(client.assignment)
         await client.commit(dict.fromkeys(client.assignment(), 0))
@@ -159,7 +159,7 @@ def unique() -> str:
 
 
 async def every_way(gateway: GatewayProcess, session: aiohttp.ClientSession, user: str, topic: str, group: str) -> Any:
-    """Try to read in a group by every protocol; what each of them said."""
+    """Try to read in a group by every protocol; return each protocol's answer."""
 
     def over_amqp(connection: BlockingConnection) -> list[str | None]:
         durable = [DurableSubscription(), Shared()]
@@ -224,7 +224,7 @@ async def test_a_durable_link_is_its_principals(
     assert await exists(admin, group)
     await amqp(gateway, "ann", end, container)
     await until_deleted(admin, group)
-    await amqp(gateway, "bob", make, container)  # nobody's now: who comes first has it
+    await amqp(gateway, "bob", make, container)  # it is free now, and belongs to the first client that uses it
     assert await every_way(gateway, ann, "ann", topic, group) == DENIED
 
 
@@ -272,7 +272,7 @@ async def test_a_group_is_of_who_used_it_first(
 async def test_a_consumer_over_http_is_its_principals(
     gateway: GatewayProcess, ann: aiohttp.ClientSession, bob: aiohttp.ClientSession, new_topic: NewTopic
 ) -> None:
-    topic, group = await new_topic(partitions=1), TEAM + unique()  # in a group for all of them
+    topic, group = await new_topic(partitions=1), TEAM + unique()  # a group that all may use
     assert (await ask(ann, "POST", f"/consumers/{group}", {"name": "c", "format": "json"}))[0] == 200
     assert (await ask(bob, "POST", f"/consumers/{group}", {"name": "c", "format": "json"}))[0] == 409
     place = [{"topic": topic, "partition": 0, "offset": 0}]
@@ -301,7 +301,7 @@ async def test_a_foreign_group_is_read_in_and_not_deleted(
     def close(connection: BlockingConnection) -> None:
         durable = [DurableSubscription(), Shared()]
         connection.create_receiver(topic, credit=1, name=group, options=durable).close()
-        # Attaching once more waits until the first link has left, and its end was decided.
+        # A second attach waits until the first link has left and its terminus was handled.
         connection.create_receiver(topic, credit=1, name=group, options=durable).close()
 
     await amqp(gateway, "ann", close)
@@ -388,7 +388,7 @@ async def test_a_temporary_node_is_its_connections(gateway: GatewayProcess) -> N
 
 
 async def test_names_outlive_the_gateway(bootstrap: str, tmp_path: Path) -> None:
-    """Where nobody may be anonymous any more, what was an anonymous client's is nobody's."""
+    """When anonymous clients are no longer allowed, their names are free."""
     groups = unique(), unique()
     path = tmp_path / "passwords"
     hasher = Argon2Hasher(time_cost=1, memory_cost=1024)

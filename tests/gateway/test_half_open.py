@@ -1,4 +1,4 @@
-"""Peers that begin to come in by TLS, or by AMQP's SASL, and never end it: few have room, and others log in."""
+"""Peers that start a TLS handshake or AMQP's SASL and never finish it: their number is limited, and others log in."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def by_http(gateway: GatewayProcess) -> None:
 
 
 class Crowd:
-    """Connections from one address; `gone`: those that were cut off."""
+    """Connections from one address; `gone` counts those that the gateway closed."""
 
     def __init__(self) -> None:
         self.gone = 0
@@ -160,7 +160,7 @@ async def test_handshakes_under_way_are_bounded_and_others_log_in(
 
 
 async def test_unfinished_sasl_is_counted_and_others_log_in(gateway: GatewayProcess, crowd: Crowd) -> None:
-    """A frame of SASL is small, so all of the crowd have room; they hold no more than they have sent."""
+    """A SASL frame is small, so the whole crowd fits within the limit; they hold no more than they have sent."""
     context = trusting()
     for _ in range(CROWD // 6):
         await crowd.add(gateway.address("amqp"), SASL + HALF_INIT, context)

@@ -1,4 +1,4 @@
-"""Garbage at every listener while honest clients work: they never notice, and nothing is left behind."""
+"""Garbage at every listener while honest clients work: these notice nothing, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SEED = 20261121
 DURATION_S = 8.0
 ENOUGH = 50  # attacks on each listener, and answers to each honest client
 ATTACKERS = 3  # per listener, at the same time
-SLACK = 8  # descriptors: connections to Kafka come with time and stay; a leak is one for each of thousands of attacks
-GROWTH_KIB = 48 * 1024  # of resident memory: arenas and caches, and not a leak per connection
+SLACK = 8  # descriptors, for new connections to Kafka, which stay; a leak would be one for each of thousands of attacks
+GROWTH_KIB = 48 * 1024  # resident memory for arenas and caches; a leak per connection would be more
 HEADERS = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 TELLING = (0x00, 0x01, 0x7F, 0x80, 0xFE, 0xFF)  # lengths, flags and type codes at their limits
 
 
 class Health(NamedTuple):
-    """What a leak would show in."""
+    """The numbers in which a leak would show."""
 
     descriptors: int
     resident_kib: int
@@ -45,11 +45,11 @@ def health(pid: int) -> Health:
     return Health(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(resident[1]))
 
 
-# what real clients say, to be damaged
+# real clients' bytes, to be damaged
 
 
 class Relay:
-    """Stands between a client and the gateway and keeps what the client says."""
+    """A relay between a client and the gateway that records the client's bytes."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.said = bytearray()
@@ -134,7 +134,7 @@ RECORDERS: dict[str, Callable[[Relay, str], Awaitable[None]]] = {
 
 
 def damaged(said: bytes, rng: random.Random) -> bytes:
-    """The conversation with a few faults in it, or noise alone, or noise after a good beginning."""
+    """Return the conversation with a few faults, or only noise, or noise after a valid start."""
     kind = rng.randrange(8)
     if kind == 0:
         return rng.randbytes(rng.randrange(1, 2000))
@@ -160,7 +160,7 @@ def damaged(said: bytes, rng: random.Random) -> bytes:
 
 
 async def attack(address: tuple[str, int], data: bytes, rng: random.Random) -> None:
-    """One hostile connection, in one of the ways in which connections end."""
+    """Open one hostile connection and end it in a random way."""
     with contextlib.suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(*address)
         try:
@@ -184,7 +184,7 @@ async def attack(address: tuple[str, int], data: bytes, rng: random.Random) -> N
 
 
 class Honest:
-    """One client of each protocol that publishes and waits, again and again, on connections that must last."""
+    """One client of each protocol that publishes and waits, again and again, on a connection that must not break."""
 
     def __init__(self, gateway: GatewayProcess, topic: str) -> None:
         self.done = dict.fromkeys(RECORDERS, 0)
@@ -260,7 +260,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
     async with asyncio.TaskGroup() as group:
         working = group.create_task(honest.run())
         await wait_until(lambda: min(honest.done.values()) >= 1)
-        await storm(1.0)  # caches fill, Kafka's connections open
+        await storm(1.0)  # fills caches and opens the connections to Kafka
         await wait_until(lambda: settled(gateway, len(RECORDERS)))
         before = health(gateway.pid)
         await storm(DURATION_S)
@@ -281,7 +281,7 @@ async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
 
 
 def settled(gateway: GatewayProcess, connections: int) -> bool:
-    """Whether only so many clients are connected to the listeners."""
+    """Return whether only this number of clients is connected to the listeners."""
     ports = {gateway.address(name)[1] for name in RECORDERS}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = [row for row in rows if row[3] == "01" and int(row[1].rpartition(":")[2], 16) in ports]

@@ -1,4 +1,4 @@
-"""The gateway's own topics (`__trivium_sessions`, `__trivium_retained`) exist for no client of any protocol.
+"""The gateway's internal topics (`__trivium_sessions`, `__trivium_retained`) are hidden from clients of every protocol.
 
 Foreign clients against a running gateway, which reads and writes these topics itself at the same time.
 """
@@ -32,14 +32,14 @@ WAIT_S = 60
 
 @pytest.fixture
 async def mark(bootstrap: str, admin: Any, gateway: GatewayProcess) -> AsyncIterator[bytes]:
-    """Something that lies in both topics and that nobody may see; deleted again."""
+    """Write a value to both topics that no client may see, and delete it afterwards."""
     mark = f"secret-{uuid.uuid4().hex}".encode()
     for name in INTERNAL:
         topic = NewTopic(name, 8, 1, topic_configs={"cleanup.policy": "compact"})
         (answer,) = (await admin.create_topics([topic])).topic_errors
         assert answer[1] in (0, TopicAlreadyExistsError.errno)
         await until_led(admin, name)
-    # The key is neither a client id that anybody has nor the name of an MQTT topic.
+    # The key is neither a client id in use nor the name of an MQTT topic.
     key = b"#" + mark
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
         for name in INTERNAL:
@@ -50,7 +50,7 @@ async def mark(bootstrap: str, admin: Any, gateway: GatewayProcess) -> AsyncIter
 
 
 async def values(bootstrap: str, name: str) -> list[bytes | None]:
-    """Everything in a topic, by a plain Kafka client."""
+    """Read a whole topic with a plain Kafka client."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
@@ -73,7 +73,7 @@ async def test_mqtt_neither_reads_nor_writes_them(
     gateway: GatewayProcess, bootstrap: str, mark: bytes, name: str
 ) -> None:
     client = await PahoClient(gateway.address("mqtt")).connect()
-    # Such a level is no Kafka topic's name: it is one more key of the topic for everything else.
+    # Such a level is no Kafka topic's name, so the whole MQTT topic becomes a key in the catch-all topic.
     assert await client.subscribe(f"{name}/#") in (0, 1, 2)
     assert await client.subscribe("#") in (0, 1, 2)
     intruder = uuid.uuid4().hex.encode()
@@ -127,7 +127,7 @@ async def test_http_finds_none_of_them(gateway: GatewayProcess, bootstrap: str, 
         assert not [topic for topic in topics if topic.startswith("__")]
         for path in ("", "/partitions", "/partitions/0", "/partitions/0/offsets"):
             assert (await ask("GET", f"/topics/{name}{path}"))[0] == 404
-        # Also in other spellings of the same path.
+        # Other spellings of the same path do not reach them either.
         for spelled in (name, name.replace("_", "%5F")):
             for path in ("", "/partitions/0"):
                 record = {"key": "k", "value": intruder} if not path else {"value": intruder}
@@ -144,7 +144,7 @@ async def test_http_finds_none_of_them(gateway: GatewayProcess, bootstrap: str, 
         offsets = {"offsets": [{**where, "offset": 0}]}
         assert (await ask("POST", f"{instance}/positions", offsets, CONTROL))[0] == 404
         assert (await ask("POST", f"{instance}/offsets", offsets, CONTROL))[0] == 404
-        # Nor by a pattern that they match.
+        # Neither does a pattern that matches them.
         assert (await ask("POST", f"{instance}/subscription", {"topic_pattern": "__.*"}, CONTROL))[0] == 204
         assert await ask("GET", f"{instance}/subscription") == (200, {"topics": [], "partitions": []})
         assert (await ask("DELETE", instance))[0] == 204

@@ -1,4 +1,4 @@
-"""A partition whose broker is gone holds up no reader: the others are read, and it is when somebody leads it again."""
+"""A partition without a leader delays no reader of other partitions, and is read when it has a leader again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT = {"session_expiry_interval": 600}
 
 
 async def next_values(consumer: Consumer, polls: int = 5) -> list[Any]:
-    """Of the first page that has records; a poll is shorter than what a silent Kafka is waited for."""
+    """Return the values of the first page that has records; a poll is shorter than the limit for a silent Kafka."""
     for _ in range(polls):
         status, page = await consumer.poll(timeout=5000)
         assert status == 200
@@ -41,7 +41,7 @@ async def next_values(consumer: Consumer, polls: int = 5) -> list[Any]:
 
 
 async def asked_seldom(bootstrap: str) -> None:
-    """Who leads a partition is asked once a second; aiokafka's own clients ask as fast as they are answered."""
+    """Check that metadata is requested once a second; plain aiokafka clients repeat the request immediately."""
     producer = new_producer(KafkaConfig(bootstrap_servers=bootstrap), "test", enable_idempotence=True)
     await producer.start()
     await producer.send("read", b'"written"', partition=LED_BY_SECOND)
@@ -74,7 +74,7 @@ async def test_whoever_reads_goes_on_without_a_leader(
         async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
             await producer.send_and_wait(topic, value, partition=partition, key=b"k")
 
-    # All that the gateway needs for itself is on the first broker, the offsets of groups too.
+    # Everything that the gateway itself needs is on the first broker, including the offsets of groups.
     await admin.create_topics([NewTopic("warm", 1, 1)])
     await until_led(admin, "warm")
     await new_consumer(http, "warm")
@@ -93,7 +93,7 @@ async def test_whoever_reads_goes_on_without_a_leader(
     early = await new_consumer(http, "read")
     await store("read", LED_BY_SECOND, b'"old"')
     assert await next_values(early) == ["old"]
-    assert (await early.poll(timeout=3000)) == (200, [])  # it waits for the live reader from now on
+    assert (await early.poll(timeout=3000)) == (200, [])  # from now on it waits for the live reader
     session = await connect("kept", clean_start=False, **KEPT)
     assert (await session.subscribe("kept/#")).reason_codes == (2,)
     await session.disconnect()
@@ -130,7 +130,7 @@ async def test_whoever_reads_goes_on_without_a_leader(
     await store("read", LED_BY_SECOND, b'"back"')
     assert (await shared.message()).payload == b'"back"'
     values = await next_values(early)
-    while len(values) < 2:  # of two partitions, by two brokers: in the order in which these answer
+    while len(values) < 2:  # two brokers lead the two partitions, so either may be read first
         values += await next_values(early)
     assert set(values) == {"later", "back"}
     seen = b""

@@ -1,4 +1,4 @@
-"""Several listeners of one protocol, each with its own TLS, logins and limit, over the same sessions."""
+"""Several listeners of one protocol, each with its own TLS, logins and limit, share the same sessions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def mqtt(gateway: GatewayProcess, listener: str, device: str | None = None
 
 
 async def is_closed(gateway: GatewayProcess, listener: str, sent: bytes = b"") -> bool:
-    """Whether a connection is closed without an answer."""
+    """Return whether a connection is closed without an answer."""
     reader, writer = await asyncio.open_connection(*gateway.address(listener))
     try:
         writer.write(sent)
@@ -147,10 +147,10 @@ async def test_each_mqtt_listener_takes_its_own_logins(gateway: GatewayProcess) 
     for listener, device, login in (
         ("local", None, {}),
         ("devices", "pump-7", {}),
-        ("devices", "pump-7", ANN),  # no password is taken there
+        ("devices", "pump-7", ANN),  # this listener accepts no passwords
         ("users", None, ANN),
         ("users", None, {}),
-        ("users", "pump-7", {}),  # no certificate was asked for
+        ("users", "pump-7", {}),  # this listener requests no certificate
     ):
         client = await mqtt(gateway, listener, device, **login)
         answers.append((listener, client.connack.reason_code))
@@ -193,7 +193,7 @@ async def test_amqp_by_certificate_alone(gateway: GatewayProcess) -> None:
 
 
 async def test_websockets_come_in_as_their_http_listener_says(gateway: GatewayProcess) -> None:
-    """MQTT has other logins on listeners of its own."""
+    """MQTT over WebSocket uses the HTTP listener's logins, not those of MQTT's listeners."""
     url = f"http://{gateway.addresses['public']}"
     async with aiohttp.ClientSession(url) as session:
         for login, reason in (({}, 0x87), (ANN, 0)):
@@ -215,7 +215,7 @@ async def test_of_two_http_listeners_one_is_behind_a_balancer(gateway: GatewayPr
 
 
 async def test_more_than_max_connections_are_closed_at_once_and_counted(gateway: GatewayProcess) -> None:
-    """Whatever a connection is by now: HTTP, a WebSocket of MQTT, a stream of events; and it has its place back."""
+    """HTTP connections, WebSockets of MQTT and event streams all count; a closed one frees its place."""
     here = 'listener="public",protocol="http"'
     url = f"http://{gateway.addresses['public']}"
 
@@ -266,7 +266,7 @@ async def test_each_protocol_over_ipv6(gateway: GatewayProcess) -> None:
     assert await amqp.header() == SASL
     assert b"ANONYMOUS" in await amqp.until(0x40)
     await amqp.close()
-    url = f"http://{gateway.addresses['http6']}"  # which is the field Host, too
+    url = f"http://{gateway.addresses['http6']}"  # also the header Host
     async with aiohttp.ClientSession(url) as session:
         control = {"Content-Type": "application/vnd.kafka.v2+json"}
         async with session.post(f"/consumers/{TOPIC}", json={"name": "one"}, headers=control) as response:

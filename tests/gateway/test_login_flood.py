@@ -1,4 +1,4 @@
-"""A stranger's flood of wrong passwords keeps nobody else waiting, by any protocol; what is too much is told "busy"."""
+"""A flood of wrong passwords delays no other client's login, in any protocol; excess logins get a "busy" answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until
 
 STRANGER = "127.0.0.2"
-FLOOD = 320  # 260 of them may be under way
+FLOOD = 320  # the gateway admits 260 at a time
 NAMES = ("ann", "bob", "eve")
 CONFIG = """
 [security]
@@ -33,7 +33,7 @@ password_file = "{path}"
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """Passwords that cost some 200 ms to check: a flood comes faster than it is dealt with."""
+    """A gateway whose password checks take about 200 ms, so that a flood arrives faster than it is checked."""
     directory = tmp_path_factory.mktemp("flood")
     path = directory / "passwords"
     hasher = Argon2Hasher(time_cost=24, memory_cost=16384, parallelism=1)
@@ -44,7 +44,7 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 class Flood:
-    """Wrong passwords from another address, all different, all under way at once; `answers`: their CONNACKs."""
+    """Simultaneous logins with different wrong passwords from another address; `answers` has their CONNACKs."""
 
     def __init__(self, *, ceaseless: bool) -> None:
         self.answers: list[int] = []
@@ -53,7 +53,7 @@ class Flood:
         self.writers: list[asyncio.StreamWriter] = []
 
     async def attack(self, address: tuple[str, int], number: int) -> None:
-        """Try one, or one after the other."""
+        """Try one password, or one after the other."""
         await self._attempt(address, f"{number}")
         while self.ceaseless:
             await self._attempt(address, f"{number}-{len(self.answers)}")
@@ -77,7 +77,7 @@ class Flood:
             writer.close()
 
     def end(self) -> None:
-        """Nobody is cancelled: who is while it connects leaves its socket open."""
+        """Stop without cancelling: a task that is cancelled while it connects leaves its socket open."""
         self.ceaseless, self.over = False, True
         for writer in self.writers:
             writer.close()
@@ -116,7 +116,7 @@ async def by_http(gateway: GatewayProcess) -> None:
 
 
 async def waiting(gateway: GatewayProcess) -> float:
-    """Logins that wait for their turn."""
+    """Return the number of logins that wait for their turn."""
     host, port = gateway.address("management")
     async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/metrics") as answer:
         lines = (await answer.text()).splitlines()
@@ -164,7 +164,7 @@ async def mqtt_3_says(gateway: GatewayProcess) -> bool:
 
 
 async def is_busy(gateway: GatewayProcess, says: Callable[[GatewayProcess], Awaitable[bool]]) -> bool:
-    """Whether an attempt is told so; one that slips in may be cut off by the protocol's time limit."""
+    """Return whether a login gets a "busy" answer; one that is admitted may hit the protocol's time limit."""
     try:
         return await says(gateway)
     except (asyncio.IncompleteReadError, OSError, aiohttp.ClientError):
@@ -175,7 +175,7 @@ async def is_busy(gateway: GatewayProcess, says: Callable[[GatewayProcess], Awai
 async def test_busy_is_said_in_each_protocols_words(
     gateway: GatewayProcess, says_busy: Callable[[GatewayProcess], Awaitable[bool]]
 ) -> None:
-    """To the address that floods: it is not told that its password is wrong. An attempt may slip in; not all do."""
+    """The flooding address gets "busy", not "wrong password". A few logins may be admitted, but not all."""
     async with flood(gateway.address("mqtt"), ceaseless=True):
         attempts = {asyncio.ensure_future(is_busy(gateway, says_busy)) for _ in range(8)}
         async with asyncio.timeout(3 * TIMEOUT):

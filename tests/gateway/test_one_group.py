@@ -25,7 +25,7 @@ V2 = "application/vnd.kafka.v2+json"
 
 
 class AmqpReceiver:
-    """A receiver with credit for everything; it accepts what comes, in a thread."""
+    """A receiver with unlimited credit that accepts everything, in a thread."""
 
     def __init__(self, gateway: GatewayProcess, address: str) -> None:
         host, port = gateway.address("amqp")
@@ -66,7 +66,7 @@ class HttpConsumer:
             return await answer.json()
 
     async def assigned(self) -> int:
-        """How many partitions it has."""
+        """Return the number of partitions that it is assigned."""
         async with self._session.get(f"{self._url}/subscription") as answer:
             shares = (await answer.json(content_type=None))["partitions"]
         return sum(len(numbers) for share in shares for numbers in share.values())

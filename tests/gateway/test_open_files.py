@@ -1,4 +1,4 @@
-"""Open files are used up: listeners pause, management answers, and all goes on when some are closed."""
+"""When open files are used up, listeners pause and management answers; all recover when some are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_files(gateway: GatewayProcess) -> list[int]:
 
 
 async def ready(gateway: GatewayProcess) -> tuple[int, dict[str, object]]:
-    """A connection of its own for each question, as probes have."""
+    """Query readiness on a new connection, as probes do."""
     async with (
         aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as session,
         session.get("/healthy") as healthy,

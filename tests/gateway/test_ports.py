@@ -1,4 +1,4 @@
-"""Which listeners a configuration has, and what is refused of it in a sentence."""
+"""The listeners of a configuration, and the errors of invalid ones."""
 
 from __future__ import annotations
 

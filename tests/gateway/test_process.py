@@ -1,4 +1,4 @@
-"""The gateway as a process: how it starts, what it tells of itself, how it stops, and that it leaves nothing behind."""
+"""The gateway as a process: how it starts, what it reports, how it stops, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
 from tests.support.waiting import wait_until
 
-STOP_LIMIT_S = 25.0  # ten by `drain_timeout_s`, and a slow machine; Kafka's requests themselves wait 30
+STOP_LIMIT_S = 25.0  # ten by `drain_timeout_s`, plus a slow machine; a request to Kafka waits 30
 FORCED = "amqp:connection:forced"
 LISTENERS = ("mqtt", "amqp", "http", "management", "kafka")
 CREATE = "[kafka]\ncreate_topics = true\n"
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be buried does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -53,7 +53,7 @@ async def get(gateway: GatewayProcess, path: str) -> tuple[int, str]:
 
 
 async def metrics(gateway: GatewayProcess) -> dict[str, float]:
-    """Every sample by its name, summed over its labels."""
+    """Return every metric by name, summed over its labels."""
     status, text = await get(gateway, "/metrics")
     assert status == 200
     sums: dict[str, float] = {}
@@ -124,7 +124,7 @@ class Trio:
         )
 
     async def answers(self) -> tuple[int | None, str, int]:
-        """What the last send was answered."""
+        """Return the answers to the last send."""
         mid, amqp, http = self.sent[-1]
         await asyncio.wait([amqp, http], timeout=60)
         await wait_until(lambda: mid in self.mqtt.pubacks or self.mqtt.disconnected is not None)
@@ -175,11 +175,11 @@ async def test_alone_with_its_broker_from_start_to_crash(
         "trivium_http_requests_total": 1,
     }.items():
         assert after[name] - before.get(name, 0) == by, name
-    assert after["trivium_publisher_state_records_total"] > 0  # the heartbeat, which is nobody's message
+    assert after["trivium_publisher_state_records_total"] > 0  # the heartbeat, which is no client's message
     for prefix in ("trivium_live_reader_", "trivium_authentication_", "trivium_event_loop_", "process_"):
         assert any(name.startswith(prefix) for name in after), prefix
 
-    # A broker that dies is started again; clients wait meanwhile.
+    # A broker that dies is restarted; clients wait meanwhile.
     os.kill(ready["kafka_pid"], signal.SIGKILL)
     await wait_until(lambda: json.loads(gateway.ready_file.read_text())["kafka_pid"] != ready["kafka_pid"])
     again = json.loads(gateway.ready_file.read_text())
@@ -190,14 +190,14 @@ async def test_alone_with_its_broker_from_start_to_crash(
     assert trio.mqtt.disconnected is None
     await trio.close()
 
-    # Stopped in order, it leaves nothing; started again, it has everything.
+    # A clean stop leaves no process behind; after a restart all data is there.
     assert await gateway.stop(STOP_LIMIT_S) == 0
     assert not is_alive(again["kafka_pid"])
     assert not gateway.ready_file.exists()
     await gateway.start()
     assert await values(gateway.addresses["kafka"], trio.topic, 6) == [b"1", b"1", b"amqp", b"amqp", b"mqtt", b"mqtt"]
 
-    # Killed, it cannot stop its broker, and the broker ends all the same.
+    # A killed gateway cannot stop its broker, but the broker ends anyway.
     orphan = gateway.addresses["kafka_pid"]
     assert is_alive(orphan)
     await gateway.kill()
@@ -207,7 +207,7 @@ async def test_alone_with_its_broker_from_start_to_crash(
 async def test_a_signal_during_the_start_ends_it(new_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> None:
     gateway = new_gateway(None, "--data-dir", str(tmp_path / "data"), "--kafka-port", "0")
     starting = asyncio.create_task(gateway.start())
-    settings = tmp_path / "data" / "kafka" / "server.properties"  # written just before Java is called
+    settings = tmp_path / "data" / "kafka" / "server.properties"  # written just before Java starts
     await wait_until(settings.exists)
     assert gateway.process is not None
     assert await gateway.stop(STOP_LIMIT_S) == 0
@@ -218,7 +218,7 @@ async def test_a_signal_during_the_start_ends_it(new_gateway: Callable[..., Gate
 
 
 def running_in(directory: Path) -> list[int]:
-    """The processes whose working directory is below `directory`: the broker's is its data directory."""
+    """Return the processes whose working directory is below `directory`; the broker runs in its data directory."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -255,7 +255,7 @@ async def refuses(address: str) -> bool:
 async def test_sigterm_settles_what_is_in_flight_before_each_protocols_close(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    # Half of it is for Kafka's answers: the most that there is, for a slow machine.
+    # Half of the time is for Kafka's answers; the maximum allowed, for a slow machine.
     gateway = await new_gateway(stoppable.bootstrap_servers, config=f"drain_timeout_s = 10\n{CREATE}").start()
     trio = await Trio(gateway).connect()
     trio.send()
@@ -296,7 +296,7 @@ async def test_sigterm_settles_what_is_in_flight_before_each_protocols_close(
 
 
 async def idle_answer(session: aiohttp.ClientSession, gateway: GatewayProcess) -> int | None:
-    """What a request on a connection that was open before is answered; None: it was closed."""
+    """Return the status of a request on an idle connection. None means that it was closed."""
     try:
         async with session.get(f"http://{gateway.addresses['http']}/topics") as response:
             return response.status
@@ -372,7 +372,7 @@ async def free_address() -> str:
     return f"{host}:{port}"
 
 
-# what it refuses, and the commands that only look
+# what it refuses, and the commands that only read
 
 
 async def trivium(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
@@ -385,7 +385,7 @@ async def trivium(*arguments: str, **environment: str) -> tuple[int | None, str,
 
 
 def complaint(said: str) -> str:
-    """The one line that is for the user; what else is on standard error is the log."""
+    """Return the one line for the user; the rest of standard error is the log."""
     (line,) = [line for line in said.splitlines() if not line.startswith("{")]
     return line
 

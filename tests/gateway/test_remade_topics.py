@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again, with fewer partitions or more, under every kind of client."""
+"""A topic is deleted and created again, with fewer or more partitions, under every kind of client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def served(new_gateway: Callable[..., GatewayProcess], bootstrap: str) -> 
 
 
 class Loads:
-    """Requests again and again, and what became of each kind of them since the last look."""
+    """Repeats requests of several kinds, and records the answers of each kind."""
 
     def __init__(self, gateway: GatewayProcess, topic: str) -> None:
         self.gateway = gateway
@@ -61,7 +61,7 @@ class Loads:
             self.answers.setdefault(name, []).append(await ask())
 
     async def post(self, *records: Any) -> Any:
-        """The offsets, or the status and its message."""
+        """Produce records; return the offsets, or the status and message of the error."""
         body = json.dumps({"records": list(records)})
         async with self.http.post(f"/topics/{self.topic}", data=body, headers=JSON) as response:
             answer = await response.json(content_type=None)
@@ -96,7 +96,7 @@ class Loads:
 
 
 async def settled(loads: Loads, name: str, good: Callable[[Any], bool]) -> None:
-    """It may be told for a while that the topic is not there; then every answer is good."""
+    """Wait until answers are good, after possible errors about a missing topic, and check that they stay good."""
     await wait_until(lambda: any(good(answer) for answer in loads.answers.get(name, ())), 60)
     answers = loads.answers[name]
     count = len(answers)
@@ -105,7 +105,7 @@ async def settled(loads: Loads, name: str, good: Callable[[Any], bool]) -> None:
 
 
 def stored(partitions: int) -> Callable[[Any], bool]:
-    """All records of a request are stored, in the partitions that there are."""
+    """Return a check that all records of an answer were stored in existing partitions."""
     return lambda answer: all(isinstance(one, dict) and one.get("partition", 9) < partitions for one in answer)
 
 
@@ -121,7 +121,7 @@ async def test_whoever_writes_goes_on(
     ]
 
     async def lonely() -> Any:
-        """All of its records lie in the last partition: nothing but itself finds out that there is none any more."""
+        """Write only to the last partition, so that no other request notices that the partition is gone."""
         return await loads.post({"key": last, "value": 0})
 
     try:
@@ -158,7 +158,7 @@ async def test_whoever_writes_goes_on(
 
 
 class Readers:
-    """Everyone who reads a topic over HTTP, and what each has had."""
+    """All kinds of HTTP readers of a topic, and the values that each has received."""
 
     def __init__(self, gateway: GatewayProcess, topic: str) -> None:
         self.gateway = gateway
@@ -170,7 +170,7 @@ class Readers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self, name: str, read: Callable[[Callable[[Any], None]], Awaitable[None]]) -> None:
-        """Returns when it reads."""
+        """Start a reader; return when it reads."""
         got = self.got[name] = []
         begun = asyncio.Event()
 
@@ -198,7 +198,7 @@ class Readers:
                 take(heard["record"]["value"] if heard["type"] == "record" else None)
 
     async def pages(self, take: Callable[[Any], None]) -> None:
-        """Without a consumer; what it is told that is no page is noted, and it begins anew then."""
+        """Read pages without a consumer; record each error and restart from the beginning."""
         place = "from=end"
         while True:
             query = f"/topics/{self.topic}/records?{place}&wait=1000&format=text"
@@ -232,7 +232,7 @@ class Readers:
                 assert response.status in {204, 503}, await response.text()
 
     async def receive(self, take: Callable[[Any], None], address: str, source: str) -> None:
-        """An AMQP receiver that accepts everything."""
+        """Run an AMQP receiver that accepts everything."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
@@ -269,7 +269,7 @@ class Readers:
 
 
 async def fill(bootstrap: str, topic: str, partitions: int, name: str, count: int) -> set[str]:
-    """As many records in each partition; their values."""
+    """Write `count` records to each partition; return their values."""
     values: set[str] = set()
     for partition in range(partitions):
         made = [f"{name} {partition} {number}" for number in range(count)]
@@ -282,7 +282,7 @@ async def fill(bootstrap: str, topic: str, partitions: int, name: str, count: in
 async def test_whoever_reads_goes_on(
     new_gateway: Callable[..., GatewayProcess], new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str
 ) -> None:
-    """In the new topic a position tells nothing: it has as many records as the former one, and then more."""
+    """Old positions are meaningless: the new topic has as many records as the old one, and then more."""
     served = await new_gateway(bootstrap, config="[kafka]\nmetadata_max_age_s = 5\n").start()
     topic = await new_topic(2)
     readers = Readers(served, topic)
@@ -290,7 +290,7 @@ async def test_whoever_reads_goes_on(
     mqtt = await PahoClient(served.address("mqtt"), client_id=topic).connect(clean_start=False)
 
     async def back() -> PahoClient:
-        """With its kept session."""
+        """Reconnect to the persistent session."""
         options = {"client_id": f"{topic}-away", "protocol": paho.MQTTv311, "clean_session": False}
         return await PahoClient(served.address("mqtt"), **options).connect()
 
@@ -321,7 +321,7 @@ async def test_whoever_reads_goes_on(
             await arrived(mqtt, wanted)
             away = await back()
             await arrived(away, wanted)
-        # A page's position is the client's, and says nothing of the topic: it goes on from there.
+        # The client keeps a page's position, which does not identify the topic: reading continues from there.
         await readers.have(await fill(bootstrap, topic, 3, "later", 3))
     finally:
         await readers.end()
@@ -332,7 +332,7 @@ async def test_whoever_reads_goes_on(
 
 
 def transact(address: str, topic: str, key: str) -> str:
-    """One record in a transaction of AMQP; what became of it."""
+    """Send one record in an AMQP transaction; return the transaction's last event."""
     connection = BlockingConnection(f"amqp://{address}", timeout=60)
     try:
         whole = Transacted(connection)
@@ -351,13 +351,13 @@ async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin:
     address = served.addresses["amqp"]
     assert await asyncio.to_thread(transact, address, topic, last) == "committed"
     await remake(admin, topic, 2)
-    async with asyncio.timeout(25):  # metadata become old in 30 s
+    async with asyncio.timeout(25):  # metadata expires in 30 s
         while await asyncio.to_thread(transact, address, topic, last) != "committed":
             pass
 
 
 async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) -> PahoClient:
-    """A subscriber with a kept session; it comes again while it is told that the gateway cannot keep it."""
+    """Connect a subscriber with a persistent session; retry while the gateway cannot store the session."""
     while True:
         client = await PahoClient(served.address("mqtt"), client_id=client_id).connect(clean_start=False)
         if client.connack.value == 0 and await client.subscribe(topic_filter) < 0x80:
@@ -369,7 +369,7 @@ async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) ->
 async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
     new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    broker = new_broker()  # of its own: other gateways have their sessions in these topics
+    broker = new_broker()  # a separate broker: other gateways have their sessions in these topics
     await broker.start()
     served = await new_gateway(broker.bootstrap_servers).start()
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
@@ -393,13 +393,13 @@ async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
         await admin.delete_topics([name])
         text = name.encode()
         await retain(text)
-        for _ in range(2):  # at once, and when the new topics have been read
+        for _ in range(2):  # immediately, and after the new topics were read
             newcomer = await admitted(served, f"{topic}-{name}", f"{topic}/#")
             await wait_until(
                 lambda text=text, newcomer=newcomer: text in [one.payload for one in newcomer.messages], 60
             )
             await newcomer.close()
-    assert codes <= {0, 0x97}  # it is no fault of the topic that the client named
+    assert codes <= {0, 0x97}  # no error may blame the client's topic
     await client.close()
     await admin.close()
     assert (await contained(served)).keys() <= {"callback"}

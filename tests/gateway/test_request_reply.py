@@ -38,7 +38,7 @@ class Requester:
 
 
 async def test_an_mqtt_device_answers(gateway: GatewayProcess) -> None:
-    """It publishes to the response topic that came with the request, and knows nothing of AMQP."""
+    """The device publishes to the request's response topic, and knows nothing about AMQP."""
     topic = f"device-{uuid.uuid4().hex[:8]}"
     requester = await asyncio.to_thread(Requester, gateway)
     device = await RawClient.connect(gateway.address("mqtt"))

@@ -1,4 +1,4 @@
-"""A canary in the place of every secret of the configuration, looked for in everything that the gateway writes."""
+"""Every secret in the configuration is a canary, which must not appear in anything that the gateway writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CANARY = "ca/nary+7"
 WRITTEN = "ca%2Fnary%2B7"
 PLUGIN = "tests.gateway.test_secrets.Talkative"
 
-# No value is at fault here; each place holds the canary.
+# All values are valid; each place holds the canary.
 WHOLE = f"""
 [log]
 level = "debug"
@@ -61,7 +61,7 @@ def is_told(text: str) -> bool:
 
 
 async def trivium(*arguments: str, **environment: str) -> str:
-    """All that a command says."""
+    """Return the whole output of a command."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", *arguments, env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -136,7 +136,7 @@ async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
 
 
 class Collector:
-    """Where spans go: it is busy at first, then takes them. It keeps all that it was sent."""
+    """A collector of spans that is busy at first, then accepts them, and keeps all requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -172,7 +172,7 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 async def last_words(address: tuple[str, int], said: bytes) -> str:
-    """All that a server answers until it hangs up."""
+    """Return everything that a server sends until it closes."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(said)
     answer = await asyncio.wait_for(reader.read(), 60)
@@ -183,7 +183,7 @@ async def last_words(address: tuple[str, int], said: bytes) -> str:
 async def test_spans_answers_and_log_hold_no_secret(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess], collector: Collector, tmp_path: Path, new_topic: Any
 ) -> None:
-    """A real exporter and its collector: the canary is a client's password and the collector's."""
+    """With a real exporter and its collector; the canary is a client's password and the collector's."""
     topic = await new_topic(1)
     passwords = tmp_path / "passwords"
     hasher = Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1)
@@ -233,12 +233,12 @@ password_file = "{passwords}"
     told.append(await last_words(gateway.address("amqp"), b"AMQP\x03\x01\0\0" + Frames.frame(init, kind=1)))
     assert told[-2].startswith("\x20")  # CONNACK
     assert told[-1].startswith("AMQP\x03")
-    assert await gateway.stop() == 0  # the last spans are sent
+    assert await gateway.stop() == 0  # this exports the last spans
     names = {span.name for span in collector.spans()}
     assert {"POST /topics/{topicname}", "POST /topics/{topicname}/partitions/{partitionid}", f"send {topic}"} <= names
     assert not [text for text in (*told, *map(str, collector.taken), gateway.log.read_text()) if is_told(text)]
     for path, fields in collector.asked:
-        assert path.startswith("/in/v1/traces?key=")  # the collector's own login goes there, and nowhere else
+        assert path.startswith("/in/v1/traces?key=")  # the collector's login is sent only to the collector
         assert not is_told(str({name: value for name, value in fields.items() if name != "Authorization"}))
 
 

@@ -1,4 +1,4 @@
-"""What peers may make the gateway hold before they have logged in: bounded for each, and for all of them together."""
+"""The memory that peers can use before they have logged in is limited, for each and for all together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 class Crowd:
-    """Connections from one address that begin something and never end it; `gone`: those that were cut off."""
+    """Connections from one address that never finish what they start; `gone` counts those that were closed."""
 
     def __init__(self) -> None:
         self.gone = 0
@@ -77,7 +77,7 @@ async def held(gateway: GatewayProcess) -> dict[str, float]:
 
 
 async def works(gateway: GatewayProcess) -> None:
-    """Others come in, by each protocol that was flooded."""
+    """Check that others can log in, by each protocol that was flooded."""
     client = await RawClient.connect(gateway.address("mqtt"))
     assert client.connack.reason_code == 0
     client.drop()
@@ -86,7 +86,7 @@ async def works(gateway: GatewayProcess) -> None:
         assert answer.status == 200
 
 
-CONNECT = b"\x10\xff\xff\x03" + b"\0\x04MQTT\5\2\0\0" + b"x" * 40_000  # of 65,535 bytes
+CONNECT = b"\x10\xff\xff\x03" + b"\0\x04MQTT\5\2\0\0" + b"x" * 40_000  # claims 65,535 bytes
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ CONNECT = b"\x10\xff\xff\x03" + b"\0\x04MQTT\5\2\0\0" + b"x" * 40_000  # of 65,5
 async def test_all_strangers_together_are_bounded(
     gateway: GatewayProcess, crowd: Crowd, protocol: str, data: bytes
 ) -> None:
-    """Of 40 that hold 40 kB each about 26 have room; the oldest of theirs go, and others come in all the while."""
+    """Of 40 connections with 40 kB each, about 26 fit; the oldest are closed, and others log in all the time."""
     before = (await held(gateway))["dropped_total"]
     for _ in range(40):
         await crowd.add(gateway.address(protocol), data)
@@ -118,7 +118,7 @@ async def test_all_strangers_together_are_bounded(
 
 
 async def test_a_head_is_bounded_as_a_whole(gateway: GatewayProcess, crowd: Crowd) -> None:
-    """Whole or not, in one piece or in many: no field of it is too long."""
+    """Complete or not, in one piece or in many; no single field is too long."""
     address = gateway.address("http")
     await crowd.add(address, HEAD + FIELD * 9)
     await crowd.add(address, HEAD + FIELD * 9 + b"\r\n")
@@ -135,7 +135,7 @@ async def test_a_head_is_bounded_as_a_whole(gateway: GatewayProcess, crowd: Crow
 
 
 async def test_large_bodies_and_many_requests_of_one_connection_are_no_head(gateway: GatewayProcess) -> None:
-    """Requests one behind the other, whose bodies have what looks like the end of a head in them."""
+    """Consecutive requests whose bodies contain what looks like the end of a header."""
     reader, writer = await asyncio.open_connection(*gateway.address("http"))
     body = b"x" * 30_000 + b"\r\n\r\n" + b"y" * 60_000
     post = b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -159,7 +159,7 @@ async def test_large_bodies_and_many_requests_of_one_connection_are_no_head(gate
 
 
 class Members:
-    """Strangers whose end is noted."""
+    """Strangers that record which of them were dropped."""
 
     def __init__(self, limit: int) -> None:
         self.strangers = Strangers(limit)

@@ -1,4 +1,4 @@
-"""Tenants in a running gateway: within one, a message goes through all three protocols; to another, by none."""
+"""Tenants in a running gateway: messages cross all three protocols within a tenant, and never reach another tenant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ sources = ["user"]
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """Users of two tenants and of none, and no access list: each may do everything that its tenant may."""
+    """A gateway with users of two tenants and of none, without ACLs: each may do everything that its tenant may."""
     directory = tmp_path_factory.mktemp("tenants")
     hasher = Argon2Hasher(time_cost=1, memory_cost=1024)
     path = directory / "passwords"
@@ -93,7 +93,7 @@ def mqtt(gateway: GatewayProcess, user: str, client_id: str | None = None, **opt
 
 
 async def amqp(gateway: GatewayProcess, user: str, work: Callable[[BlockingConnection], T]) -> T:
-    """Do some work over a connection of this user, in a thread."""
+    """Run `work` with a connection of this user, in a thread."""
 
     def run() -> T:
         host, port = gateway.address("amqp")
@@ -114,7 +114,7 @@ def name(what: str) -> str:
 
 
 async def queue(gateway: GatewayProcess, user: str, address: str, count: int = 1) -> list[Message]:
-    """Take messages of a queue."""
+    """Receive and accept messages of a queue."""
 
     def work(connection: BlockingConnection) -> list[Message]:
         receiver = connection.create_receiver(address, credit=count)
@@ -181,7 +181,7 @@ async def test_a_message_goes_through_three_protocols(
 
 
 async def test_requests_are_answered_across_protocols(gateway: GatewayProcess, ann: aiohttp.ClientSession) -> None:
-    """An address in a header is the tenant's own: whoever answers there, in whichever protocol, reaches who asked."""
+    """A reply address in a header belongs to the tenant: an answer by any protocol reaches the requester."""
     topic = name("device")
     device = await mqtt(gateway, ANN)
     await device.subscribe(f"{topic}/#")
@@ -236,7 +236,7 @@ async def test_the_same_names_are_two_things_in_mqtt(gateway: GatewayProcess) ->
     other = await mqtt(gateway, BOB, client_id)
     for client in (one, other):
         await client.subscribe("#", f"$share/{topic}/{topic}/shared")
-    await one.ping()  # it is still there: the other has not taken it over
+    await one.ping()  # the other client has not taken it over
     assert await one.publish(f"{topic}/a", b"ann's", retain=True) == 0
     assert await one.publish(f"{topic}/shared", b"ann's shared") == 0
     assert await other.publish(f"{topic}/a", b"bob's") == 0
@@ -257,7 +257,7 @@ async def test_the_same_names_are_two_things_in_mqtt(gateway: GatewayProcess) ->
 
 
 async def test_a_kept_session_is_its_tenants(gateway: GatewayProcess) -> None:
-    """It is found again under its client id, with its filters; a subscription ends under the client's own name."""
+    """It is found by its client id, with its filters; unsubscribing uses the client's name of the topic."""
     topic, client_id = name("kept"), name("client")
     kept = {"clean_start": False, "session_expiry_interval": 600}
     one = await mqtt(gateway, ANN, client_id, **kept)
@@ -301,7 +301,7 @@ async def test_the_same_names_are_two_things_in_amqp_and_http(
 
 @pytest.fixture(scope="module")
 async def secrets(gateway: GatewayProcess) -> str:
-    """A topic of ann's with a secret in it, live, retained and as a dead letter, and a group of hers."""
+    """Store a secret in one of ann's topics, live, retained and as a dead letter, and create a group of hers."""
     topic = name("secret")
     async with http(gateway, ANN) as ann:
         await send(ann, topic, "ann's secret")
@@ -380,7 +380,7 @@ async def test_no_amqp_address_reaches_another_tenant(gateway: GatewayProcess, s
 async def test_no_path_of_http_reaches_another_tenant(
     gateway: GatewayProcess, bob: aiohttp.ClientSession, ann: aiohttp.ClientSession
 ) -> None:
-    """Whatever bob asks for, no answer has ann's secret or the name of her topic that he did not say himself."""
+    """No answer to bob contains ann's secret, or her topic's name unless his request contained it."""
     secrets = name("hidden")
     await send(ann, secrets, "ann's secret")
     await queue(gateway, ANN, f"{secrets}/group.id/{secrets}-group")
@@ -428,7 +428,7 @@ async def test_no_path_of_http_reaches_another_tenant(
 
 
 async def test_an_error_names_things_as_the_client_does(gateway: GatewayProcess, bob: aiohttp.ClientSession) -> None:
-    topic = f"{name('none')}.dotted"  # no client makes such a topic
+    topic = f"{name('none')}.dotted"  # clients cannot create such a topic
     status, answer = await ask(bob, "GET", f"/topics/{topic}")
     assert (status, answer["message"]) == (404, f"Topic {topic} not found")
 
@@ -448,7 +448,7 @@ async def test_an_error_names_things_as_the_client_does(gateway: GatewayProcess,
 
 
 async def make_by_amqp(gateway: GatewayProcess, topic: str) -> None:
-    """Send by a relay, to names that look like another tenant's."""
+    """Send over the anonymous relay, to names that look like another tenant's."""
 
     def work(connection: BlockingConnection) -> None:
         relay = connection.create_sender(None)

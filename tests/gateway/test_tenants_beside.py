@@ -1,4 +1,4 @@
-"""Tenants by a claim of a token, beside clients that have none: each has its own names, and neither has the other's."""
+"""Tenants from a token's claim, beside clients without a tenant: neither can use the names of the other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Running(NamedTuple):
 
 @pytest.fixture
 async def gateway(bootstrap: str, tmp_path: Path) -> AsyncIterator[Running]:
-    """A gateway in this process: tokens say tenants, and anonymous clients come in without one."""
+    """A gateway in this process: tokens name tenants, and anonymous clients have none."""
     security = {
         "oauth": oauth_options(tmp_path / "jwks.json"),
         "tenants": {"sources": ["claim:org"], "required": False},
@@ -128,7 +128,7 @@ async def test_clients_with_and_without_a_tenant(gateway: Running) -> None:
 
 
 async def test_one_principal_in_two_tenants_is_two_clients(gateway: Running) -> None:
-    """Tokens of one name: neither a key of a request nor a consumer of one tenant is known in the other."""
+    """Tokens with one name: neither an idempotency key nor a consumer of one tenant exists in the other."""
     topic = f"keyed-{uuid.uuid4().hex[:8]}"
     seen = []
     for tenant in (TENANT, f"{TENANT}-2"):
@@ -146,7 +146,7 @@ async def test_one_principal_in_two_tenants_is_two_clients(gateway: Running) -> 
 
 
 async def test_who_authenticates_again_for_another_tenant_is_disconnected(gateway: Running) -> None:
-    """Its session, its subscriptions and what is on its way belong to the tenant that it came with."""
+    """Its session, subscriptions and in-flight messages belong to the tenant with which it connected."""
     client = await of_tenant(gateway)
     client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(org=TENANT)))
     assert (await client.expect(packets.Auth)).reason_code == 0

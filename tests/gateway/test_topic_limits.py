@@ -1,4 +1,4 @@
-"""Topics that clients make: a limit for each client and one in all, the same by every protocol, and after a restart."""
+"""Limits on the topics that clients create, per client and in total, in every protocol, and after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
 async def http(gateway: GatewayProcess, user: str, path: str, body: Any) -> int:
-    """POST; the status, or the one record's error."""
+    """POST; return the status, or the error of the only record."""
     url = f"http://{gateway.addresses['http']}{path}"
     headers = dict(JSON if path.startswith("/topics") else {"Content-Type": "application/json"})
     if user:
@@ -43,7 +43,7 @@ async def produce(gateway: GatewayProcess, user: str, topic: str) -> int:
 
 
 async def attach(gateway: GatewayProcess, user: str, topic: str) -> str:
-    """Attach as a sender; the condition of the refusal, "" for none."""
+    """Attach as a sender; return the condition of the refusal, or "" for none."""
 
     def run() -> str:
         connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=60)
@@ -59,7 +59,7 @@ async def attach(gateway: GatewayProcess, user: str, topic: str) -> str:
 
 
 async def relay(gateway: GatewayProcess, user: str, topic: str) -> bool:
-    """Send by the anonymous relay; whether the message was accepted."""
+    """Send over the anonymous relay; return whether the message was accepted."""
 
     def run() -> bool:
         connection = BlockingConnection(f"amqp://{user}:secret@{gateway.addresses['amqp']}", timeout=60)
@@ -91,7 +91,7 @@ def config(tmp_path: Path) -> str:
 
 
 async def test_what_clients_make_has_an_end(config: str, new_gateway: Callable[..., GatewayProcess]) -> None:
-    """Nobody's limit is another's; what is there goes on; after a restart Kafka's own count stands."""
+    """Each client has its own limit; existing topics keep working; after a restart, Kafka's topics are counted."""
     gateway = await new_gateway(None, config=config).start()
     ann = await login(gateway, "ann")
     assert [await ann.publish(f"a{number}/x") for number in range(3)] == [0, 0, 0]
@@ -100,12 +100,12 @@ async def test_what_clients_make_has_an_end(config: str, new_gateway: Callable[.
     assert await ann.publish("a5/x", retain=True) == QUOTA_EXCEEDED
     assert await ann.publish("a1/y", qos=2) == 0, "what is there is not concerned"
     assert await ann.publish("a2/y", retain=True) == 0
-    ann.send(packets.Publish("a6/x", b"x", 0))  # no answer, and no harm
+    ann.send(packets.Publish("a6/x", b"x", 0))  # QoS 0: no answer, and no harm
     kept = await login(gateway, "ann", session_expiry_interval=60)
     assert await kept.publish("a7/x", qos=2) == QUOTA_EXCEEDED
     old = await login(gateway, "ann", version=4)
     old.send(packets.Publish("a8/x", b"x", 1, packet_id=1))
-    assert await old.expect_end() == []  # 3.1.1 has no other way to say it
+    assert await old.expect_end() == []  # MQTT 3.1.1 has no reason code for it
 
     assert await attach(gateway, "ann", "a9") == LIMITED
     assert not await relay(gateway, "ann", "a9")
@@ -114,7 +114,7 @@ async def test_what_clients_make_has_an_end(config: str, new_gateway: Callable[.
 
     assert await attach(gateway, "bob", "b0") == ""
     assert await produce(gateway, "bob", "b1") == 200
-    # Now there are five.
+    # There are five topics now.
     bob = await login(gateway, "bob")
     assert await bob.publish("b2/x") == QUOTA_EXCEEDED
     assert await attach(gateway, "eve", "e0") == LIMITED
@@ -140,7 +140,7 @@ async def test_what_clients_make_has_an_end(config: str, new_gateway: Callable[.
 
 
 class Limited(GatewayProcess):
-    """One whose processes may open so many files: softly, and at most."""
+    """A gateway process with a soft and a hard limit of open files."""
 
     def limit(self, soft: int, hard: int) -> GatewayProcess:
         program = self._argv[4:] if self._argv[0] == "sh" else self._argv
@@ -149,7 +149,7 @@ class Limited(GatewayProcess):
 
 
 async def test_the_embedded_broker_is_kept_from_its_end(tmp_path: Path) -> None:
-    """It takes all the open files it may have, takes no topics beyond, and says before it starts what is too little."""
+    """It raises its limit of open files to the hard limit, refuses topics beyond, and checks the limit at the start."""
     config = f'data_dir = "{tmp_path}/data"\n[embedded]\nport = 0\nheap = "512m"\n'
     gateway = Limited(tmp_path, None, config=config).limit(300, 1200)
     try:
@@ -167,7 +167,7 @@ async def test_the_embedded_broker_is_kept_from_its_end(tmp_path: Path) -> None:
 
         with pytest.raises(RuntimeError, match=r"4\d\d log files in .* may open 450 files: allow at least"):
             await gateway.limit(300, 450).start()
-        await gateway.limit(300, 900).start()  # with more it goes on, though 300 would not do
+        await gateway.limit(300, 900).start()  # the hard limit is enough, though a limit of 300 is not
         assert await make(gateway, "some", 1) == 409
         assert await gateway.stop() == 0
     finally:
@@ -175,7 +175,7 @@ async def test_the_embedded_broker_is_kept_from_its_end(tmp_path: Path) -> None:
 
 
 async def make(gateway: GatewayProcess, topic: str, partitions: int) -> int:
-    """The status; busy is asked again: a broker that made hundreds of files is late with its heartbeat, and fenced."""
+    """Create a topic; return the status. Retry while busy: a broker that creates hundreds of files may be fenced."""
     statuses: list[int] = []
 
     async def is_answered() -> bool:

@@ -1,4 +1,4 @@
-"""Headers that readers take for the gateway's word, given by a client as its own: each way in against each way out."""
+"""A client cannot forge headers that readers trust as the gateway's: every way in against every way out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def post(gateway: GatewayProcess, path: str, media: str, **options: Any) -
 
 
 async def send_all(gateway: GatewayProcess, topic: str, mqtt: RawClient) -> None:
-    """One record by most ways in, with the way as its key."""
+    """Send one record by each way in, with the way as its key."""
     headers = [{"key": name, "value": VALUE} for name in VOUCHED]
     record = {"key": "http", "value": "http", "headers": headers}
     json_type = "application/vnd.kafka.json.v2+json"
@@ -101,7 +101,7 @@ async def test_no_client_speaks_for_the_gateway(gateway: GatewayProcess) -> None
         )
 
     packets = [await mqtt.message() for _ in ways]
-    asking.cancel()  # nobody answers it
+    asking.cancel()  # it gets no answer
     await asyncio.wait([asking])
     for packet in packets:
         way = packet.topic.rpartition("/")[2]
