@@ -1,4 +1,4 @@
-"""A failed test takes what it had open with it."""
+"""Objects that a failed test left open are closed with it."""
 
 from __future__ import annotations
 

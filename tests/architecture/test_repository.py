@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MODULE = 600
-# Put together here, so that this file does not hold them itself.
+# Concatenated, so that this file does not contain them itself.
 REGISTRIES = re.compile(
     "|".join(
         re.escape(".".join(parts))
@@ -48,7 +48,7 @@ def test_no_module_is_too_long():
 
 
 def test_every_task_goes_through_one_door():
-    """In `gateway/spawn.py` failures are contained; an upload's task group is awaited in its request's handler."""
+    """Only `gateway/spawn.py` contains failures; the handler of an upload request awaits its task group itself."""
     bare = re.compile(r"\b(?:create_task|ensure_future|TaskGroup|run_coroutine_threadsafe|Task)\(")
     doors = {"gateway/spawn.py", "gateway/rest/produce/line_uploads.py", "gateway/security/amqtt_plugins.py"}
     product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
@@ -57,7 +57,7 @@ def test_every_task_goes_through_one_door():
 
 
 def test_nothing_touches_the_private_parts_of_anything_else():
-    """A private name belongs to its module; aiokafka's belong to nobody but the driver, which lists them."""
+    """A private name belongs to its module; only the driver may use aiokafka's, and it lists them."""
     found = []
     for path in tracked():
         where = path.relative_to(ROOT)
@@ -76,7 +76,7 @@ def test_nothing_touches_the_private_parts_of_anything_else():
             and not node.attr.startswith("__")
             and node.attr not in own
             and not _is_of(node, {"self", "cls"})
-            and node.attr not in {"_replace", "_asdict"}  # public, of named tuples
+            and node.attr not in {"_replace", "_asdict"}  # public methods of named tuples
             and ast.unparse(node.value) != "super()"
         ]
         bases = {ast.unparse(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
@@ -89,7 +89,7 @@ def _is_of(node: ast.Attribute, names: set[str]) -> bool:
 
 
 def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
-    """The classes with private parts that a module imports; its requests and listeners have none."""
+    """Return the aiokafka classes with private parts that a module imports; requests and listeners have none."""
     public = {"Request", "Response", "RequestStruct", "ConsumerRebalanceListener"}
     imports = [
         node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiokafka")
@@ -137,6 +137,6 @@ def test_locks_agree():
 
     assert pins("gateway.txt") <= pins("dev.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    # One spelling of a name, as package indexes have it (PEP 503).
+    # Normalized names, as in package indexes (PEP 503).
     named = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", one)[0]).lower() for one in project["dependencies"]}
     assert named <= {pin.partition("==")[0] for pin in pins("gateway.txt")}

@@ -1,4 +1,4 @@
-"""What the clause tests against the running gateway share: one Kafka topic, and clients that are closed at the end."""
+"""Fixtures for the clause tests of the running gateway: one Kafka topic, and clients that are closed at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settled = Callable[[], Awaitable[None]]
 
 @pytest.fixture(scope="session")
 async def ground(admin: AIOKafkaAdminClient) -> str:
-    """A Kafka topic of one partition: what is published below it keeps its order, over all MQTT topics."""
+    """Create a Kafka topic with one partition, which keeps the order of messages across MQTT topics."""
     name = f"clauses-{uuid.uuid4().hex[:8]}"
     await admin.create_topics([NewTopic(name, 1, 1)])
     await until_led(admin, name)
@@ -28,7 +28,7 @@ async def ground(admin: AIOKafkaAdminClient) -> str:
 
 @pytest.fixture
 def place(ground: str) -> str:
-    """The first two levels of the topics of one test."""
+    """Return the first two levels of the topics of one test."""
     return f"{ground}/{uuid.uuid4().hex[:8]}"
 
 
@@ -48,7 +48,7 @@ async def connect(gateway: GatewayProcess) -> AsyncIterator[Connect]:
 
 @pytest.fixture
 def settled(connect: Connect, place: str) -> Settled:
-    """Wait until the gateway has read all that was published: a subscription after that begins behind it."""
+    """Wait until the gateway has read all published messages, so that a later subscription does not get them."""
 
     async def wait() -> None:
         client = await connect()
@@ -65,7 +65,7 @@ def client_id() -> str:
 
 
 def kept(version: int, **more: Any) -> dict[str, Any]:
-    """Options of a CONNECT whose session outlives it, and goes on if it is there."""
+    """Return the options of a CONNECT that resumes its session, if any, and keeps it after the connection."""
     options: dict[str, Any] = {"version": version, "clean_start": False, **more}
     if version == 5:
         options.setdefault("session_expiry_interval", 60)

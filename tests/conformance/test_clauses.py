@@ -1,4 +1,4 @@
-"""The clause list is whole and true: every statement is covered or has its reason, and every number exists."""
+"""The clause list is complete and correct: every statement has a test or a reason, and every number exists."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_the_catalogue_has_every_statement(name: str, size: int) -> None:
     assert len(rows) == size
     assert {one.binds for one in rows.values()} == {"server", "client", "both"}
     assert all(clauses.MENTION.fullmatch(number) for number in rows if number != "MQTT-4.2-1")
-    assert all("|" not in one.says + one.reason for one in rows.values())  # they are cells of a table
+    assert all("|" not in one.says + one.reason for one in rows.values())  # they become cells of a table
     following: dict[str, list[int]] = {}
     for number in rows:
         section, _, last = number.rpartition("-")
         following.setdefault(section, []).append(int(last))
-    assert following.pop("MQTT-2.2.1", [2, 3, 4, 5, 6]) == [2, 3, 4, 5, 6]  # its first does not exist
+    assert following.pop("MQTT-2.2.1", [2, 3, 4, 5, 6]) == [2, 3, 4, 5, 6]  # the standard has no 2.2.1-1
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in following.values())
 
 

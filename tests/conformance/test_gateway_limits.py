@@ -1,4 +1,4 @@
-"""A gateway that is told to serve QoS 1 at most."""
+"""A gateway that is configured with QoS 1 as its maximum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway does with a message: forwarding, order, and QoS 2 between client and subscriber."""
+"""How the gateway forwards messages: properties, order, and QoS 2 between publisher and subscriber."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_properties_are_forwarded_as_they_came(connect: Connect, place: st
         "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties",
     ):  # fmt: skip
         assert getattr(got, name) == getattr(properties, name)
-    assert two.properties is None or two.properties.payload_format_indicator in (None, 0)  # 0 says what absence says
+    assert two.properties is None or two.properties.payload_format_indicator in (None, 0)  # 0 means the same as absence
 
 
 @pytest.mark.clause("MQTT-3.3.1-3", "MQTT311-3.3.1-3", "MQTT-4.3.2-5")
@@ -54,7 +54,7 @@ async def test_dup_is_not_handed_on(connect: Connect, place: str, version: int) 
 @BOTH
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_order(connect: Connect, place: str, version: int, qos: int) -> None:
-    """What binds the client in 5.0, the order of acknowledgements, the gateway keeps as well."""
+    """The gateway also keeps the order of acknowledgements, which 5.0 requires of clients."""
     client, sender = await connect(version=version), await connect(version=version)
     await client.subscribe(f"{place}/#")
     ids = range(1, 101)
@@ -84,7 +84,7 @@ async def test_qos_2_is_handed_on_once(connect: Connect, place: str, version: in
         for dup in (False, True, True):
             sender.send(Publish(f"{place}/a", round_, 2, dup=dup, packet_id=7))
             assert await sender.expect(packets.Pubrec) == packets.Pubrec(7)
-        for _ in range(2):  # the second finds nothing, and is answered all the same
+        for _ in range(2):  # the second finds no message, but is answered too
             sender.send(packets.Pubrel(7))
             assert (await sender.expect(packets.Pubcomp)).packet_id == 7
     await sender.publish(f"{place}/a", b"end", 1)
@@ -128,7 +128,7 @@ async def test_an_expired_message_is_acknowledged_to_the_end(connect: Connect, p
 
 @pytest.mark.clause("MQTT-3.3.4-8", "MQTT-4.9.0-3", "MQTT-3.3.4-10")
 async def test_a_full_window_holds_nothing_else_back(connect: Connect, place: str) -> None:
-    """Ours is full of PUBLISH without PUBREL, the client's of messages without PUBACK."""
+    """The gateway's window is full of PUBLISH without PUBREL, the client's of messages without PUBACK."""
     sender = await connect()
     client = await connect(receive_maximum=2)
     await client.subscribe(f"{place}/a")

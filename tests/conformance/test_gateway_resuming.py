@@ -1,4 +1,4 @@
-"""A resumed session in every detail: windows, options, what was given up, and how its length is changed."""
+"""Resumed sessions in detail: windows, options, discarded messages, and changes of the expiry interval."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_what_has_become_too_large_is_not_sent_again(connect: Connect, pla
     client.drop()
     client = await connect(client_id, **kept(5, maximum_packet_size=200))
     assert (await client.message()).payload == b"y"
-    # "As if it had completed sending": the client may have it, and must let go of its identifier.
+    # "As if it had completed sending": the client may have the message, and must release its identifier.
     assert await client.expect(packets.Pubrel) == packets.Pubrel(1)
     client.send(packets.Pubcomp(1))
     await sender.publish(f"{place}/a", b"z" * 500)
@@ -146,7 +146,7 @@ async def test_aliases_are_not_resumed(connect: Connect, place: str, client_id: 
 @pytest.mark.clause("MQTT-3.1.2-5", "MQTT311-3.1.2-4")
 async def test_a_session_goes_on_in_the_other_version(connect: Connect, place: str, client_id: str) -> None:
     sender = await connect()
-    # One at once: what follows waits in the session, though the gateway may not have noticed yet that it is alone.
+    # Receive Maximum 1, so later messages wait in the session even before the gateway notices the lost connection.
     client = await connect(client_id, **kept(5, receive_maximum=1))
     await client.subscribe(Subscription(f"{place}/a", 2), subscription_identifiers=(7,))
     await sender.publish(f"{place}/a", b"one", 2, content_type="text")
@@ -173,7 +173,7 @@ class Publisher:
         return not (self.waiting or self.sent or self.released)
 
     async def work(self, client: RawClient, steps: int) -> None:
-        """Go on where the last connection ended, for so many answers."""
+        """Continue where the last connection ended, for this number of answers."""
         for message in self.sent.values():
             client.send(msgspec.structs.replace(message, dup=True))
         for packet_id in self.released:
@@ -205,7 +205,7 @@ class Receiver:
         return len(self.got) == count and not self.unreleased
 
     async def work(self, client: RawClient, steps: int, count: int) -> None:
-        """Answer so many packets, or all until everything has come."""
+        """Answer up to `steps` packets, until everything has arrived."""
         for _ in range(steps):
             if self.is_done(count):
                 return
@@ -226,7 +226,7 @@ class Receiver:
 async def test_exactly_once_over_connections_that_break(
     connect: Connect, place: str, client_id: str, version: int, steps: int
 ) -> None:
-    """Each connection lasts for so many packets, on both sides."""
+    """Each connection lasts for this number of packets, on both sides."""
     count = 8
     publisher, receiver = Publisher(f"{place}/a", count), Receiver()
     target = await connect(f"{client_id}-target", **kept(version))

@@ -1,4 +1,4 @@
-"""Retained messages: section 3.3.1.3 of both standards, against the running gateway."""
+"""Retained messages in the running gateway: section 3.3.1.3 of both standards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_the_last_retained_message(connect: Connect, settled: Settled, pla
         assert ((m := await established.message()).payload, m.qos, m.retain) == (payload, qos, False)
     await sender.publish(f"{place}/b/c", b"four", 2, retain=True)
     await established.message()
-    await sender.disconnect()  # the messages are no part of its session
+    await sender.disconnect()  # retained messages are not part of the session
     await settled()
     new = await connect(version=version)
     await new.subscribe(f"{place}/#")

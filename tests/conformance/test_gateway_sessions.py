@@ -1,4 +1,4 @@
-"""Client identifiers, sessions and what they keep: sections 3.1, 3.2, 4.1, 4.4 and 4.5, against the running gateway."""
+"""Client identifiers and sessions in the running gateway: sections 3.1, 3.2, 4.1, 4.4 and 4.5."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_session_and_its_end(connect: Connect, place: str, client_id: st
     await sender.publish(f"{place}/1", b"four", 1)
     await sender.publish(f"{place}/end", b"", 1)
     assert (await client.message()).topic == f"{place}/end"
-    if version == 4:  # Clean Session: this one ends with its connection
+    if version == 4:  # Clean Session: the session ends with its connection
         await client.disconnect()
         client = await connect(client_id, **kept(version))
         assert not client.connack.session_present
@@ -123,7 +123,7 @@ async def test_what_is_unacknowledged_is_sent_again(connect: Connect, place: str
     released = [await client.expect(packets.Pubrel) for _ in range(3)]
     assert [one.packet_id for one in released] == [message.packet_id for message in twos[:3]]
     client.send(packets.Pubcomp(twos[0].packet_id))
-    await client.ping()  # nothing is sent again while the connection lasts
+    await client.ping()  # no message is sent again on the same connection
     client.drop()
 
     client = await connect(client_id, **kept(version))
@@ -167,17 +167,17 @@ async def test_what_was_refused_is_not_sent_again(connect: Connect, place: str, 
 
 @pytest.mark.clause("MQTT-4.1.0-2", "MQTT-4.1.0-1", "MQTT-3.1.2-8", "MQTT-3.3.2-5", "MQTT-3.3.2-6", "MQTT-4.3.3-7")
 async def test_a_second_passes(connect: Connect, place: str, client_id: str) -> None:
-    """What only time shows; the will that is due at the session's end tells that a second has passed."""
+    """Expiry of messages and sessions; a will that is due at a session's end shows that a second has passed."""
     watch = await connect()
     await watch.subscribe(f"{place}/will")
-    # One at once: what follows waits in the session, though the gateway may not have noticed yet that it is alone.
+    # Receive Maximum 1, so later messages wait in the session even before the gateway notices the lost connection.
     patient = await connect(f"{client_id}-kept", **kept(5, receive_maximum=1))
     await patient.subscribe(f"{place}/a")
     begun: Publish | None = None
     while begun is None:
         await watch.publish(f"{place}/a", b"begun", 2, message_expiry_interval=1)
-        with contextlib.suppress(TimeoutError):  # it has expired on its way: a busy machine
-            begun = await patient.expect(Publish, timeout=3)  # and not acknowledged
+        with contextlib.suppress(TimeoutError):  # on a busy machine it has already expired
+            begun = await patient.expect(Publish, timeout=3)  # it is not acknowledged
     patient.drop()
     await watch.publish(f"{place}/a", b"too late", 2, message_expiry_interval=1)
     await watch.publish(f"{place}/a", b"in time", 2, message_expiry_interval=100)
@@ -188,10 +188,10 @@ async def test_a_second_passes(connect: Connect, place: str, client_id: str) -> 
     await short.subscribe(f"{place}/a")
     short.drop()
 
-    assert (await watch.message()).payload == b"over"  # the session's end, long before the delay
+    assert (await watch.message()).payload == b"over"  # at the session's end, long before the delay
     short = await connect(client_id, **kept(5))
     assert not short.connack.session_present
-    assert (await lasting.message()).payload == b"over"  # its connection is open: its session has not begun to end
+    assert (await lasting.message()).payload == b"over"  # its connection was open, so its session did not expire
     patient = await connect(f"{client_id}-kept", **kept(5))
     again, rest = await patient.messages(2)
     assert (again.payload, again.dup, again.packet_id) == (b"begun", True, begun.packet_id)

@@ -1,4 +1,4 @@
-"""Shared subscriptions: section 4.8.2 of MQTT 5.0, against the running gateway."""
+"""Shared subscriptions in the running gateway: section 4.8.2 of MQTT 5.0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.conftest import Connect, kept
 
 @pytest.fixture
 def share(place: str) -> str:
-    """The filter of a group of this test's own over all its topics."""
+    """Return the filter of a new group over all topics of the test."""
     return f"$share/g-{uuid.uuid4().hex[:8]}/{place}/#"
 
 
@@ -49,7 +49,7 @@ async def test_what_a_member_refuses_goes_to_no_other(connect: Connect, place: s
 async def test_a_qos_2_delivery_is_one_member_s_own(
     connect: Connect, place: str, share: str, client_id: str, returns: bool
 ) -> None:
-    """Begun with one member, it ends with it or not at all. At QoS 1 another member may have it."""
+    """Only the member that it was sent to may complete it. At QoS 1 another member may get it."""
     sender = await connect()
     first = await connect(client_id, **kept(5))
     await first.subscribe(Subscription(share, 2))
@@ -64,7 +64,7 @@ async def test_a_qos_2_delivery_is_one_member_s_own(
             again = await first.message()
             assert (again.payload, again.packet_id, again.dup) == (b"begun", begun.packet_id, True)
     else:
-        first = await connect(client_id)  # Clean Start: the session is over
+        first = await connect(client_id)  # Clean Start ends the session
     await first.disconnect(session_expiry_interval=0) if returns else await first.disconnect()
     await sender.publish(f"{place}/end", b"end", 1)
     got = []

@@ -1,4 +1,4 @@
-"""Sections 3.8 to 3.11 and the delivery rules of 3.3.4, against the running gateway."""
+"""Subscriptions in the running gateway: sections 3.8 to 3.11, and the delivery rules of 3.3.4."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_unsubscribe_completes_what_has_begun(connect: Connect, place: str
 @pytest.mark.clause("MQTT-4.7.3-4", "MQTT311-4.7.3-4")
 @BOTH
 async def test_topics_are_compared_as_they_are(connect: Connect, place: str, version: int) -> None:
-    """Upper and lower case, empty levels, blanks, and one letter in two ways of writing it."""
+    """Upper and lower case, empty levels, blanks, and two Unicode spellings of one letter are all different."""
     client, sender = await connect(version=version), await connect(version=version)
     wanted = [f"{place}/{name}" for name in ("Accounts", "a//b", " ", "caf\u00e9")]
     await client.subscribe(*wanted)

@@ -1,4 +1,4 @@
-"""Wills: sections 3.1.2.5 to 3.1.2.7, 3.1.3.2 and 3.14.4 of both standards, against the running gateway."""
+"""Wills in the running gateway: sections 3.1.2.5 to 3.1.2.7, 3.1.3.2 and 3.14.4 of both standards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def watching(connect: Connect, place: str, **options: Any) -> RawClient:
 
 
 async def only(watch: RawClient, place: str, *payloads: bytes) -> None:
-    """See exactly these wills before a message that is published now."""
+    """Check that exactly these wills arrive before a message that is published now."""
     await watch.publish(f"{place}/end", b"end", 0)
     assert [m.payload for m in await watch.messages(len(payloads) + 1)] == [*payloads, b"end"]
 
@@ -91,7 +91,7 @@ async def test_a_new_connection_within_the_delay_prevents_it(connect: Connect, p
     client.drop()
     client = await connect(client_id, **kept(5))
     assert client.connack.session_present
-    # Another session's will with the same delay, begun later, tells when the first would have come.
+    # A later will of another session with the same delay shows when the first would have been published.
     other = await connect(**kept(5), will=Will(f"{place}/other", b"other", 1, properties=delayed.properties))
     other.drop()
     assert (await watch.message()).payload == b"other"

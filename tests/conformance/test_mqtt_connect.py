@@ -1,4 +1,4 @@
-"""Sections 3.1 and 3.2 of both standards, what one connection alone can show: CONNECT, its faults, and CONNACK."""
+"""CONNECT, its errors, and CONNACK on a single connection: sections 3.1 and 3.2 of both standards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 
 
 def connect(version: int, flags: str, payload: str, properties: str = "00") -> str:
-    """Give a CONNECT; `payload` has {} where 5.0 has the will's properties."""
+    """Build a CONNECT; `payload` has {} where 5.0 has the will's properties."""
     five = version == 5
     payload = payload.format("00" if five else "")
     return f"10 * s'MQTT' {version:02x} {flags} 000a {properties if five else ''} {payload}"
@@ -53,7 +53,7 @@ def test_another_protocol_is_not_processed(version: int, name: str) -> None:
     ("level", "answer"), [(6, (0x20, 0x84)), (0, (0x20, 0x84)), (255, (0x20, 0x84)), (3, (0x20, 1))]
 )
 def test_another_level_is_told_and_closed(level: int, answer: tuple[int, int]) -> None:
-    """Level 3 with the name MQTT asks in 3.1.1's format, and is answered in it."""
+    """Level 3 with the name MQTT uses 3.1.1's format, and gets its CONNACK in that format."""
     connection = new()
     assert failed(say(connection, f"10 * s'MQTT' {level:02x} 02 000a 00 s'a'")) == "0x84"
     assert ended_by(connection) == answer
@@ -73,7 +73,7 @@ def test_the_reserved_connect_flag(version: int, flags: int) -> None:
 @BOTH
 @pytest.mark.parametrize("bits", range(32))
 def test_the_flags_of_a_will(version: int, bits: int) -> None:
-    """Will flag, QoS and retain, every combination of them; with Clean Start."""
+    """Every combination of will flag, QoS and retain, with Clean Start."""
     will, qos, retain = bits & 1, bits >> 1 & 3, bits >> 3 & 1
     flags = f"{will << 2 | qos << 3 | retain << 5 | 2:02x}"
     connection = new()
@@ -160,7 +160,7 @@ def test_a_refused_client_identifier(version: int) -> None:
 )
 @BOTH
 def test_a_connect_that_is_none(version: int, text: str) -> None:
-    """3.1.1 closes without CONNACK; 5.0 tells 0x81 once it knows that it is asked."""
+    """3.1.1 closes without CONNACK; 5.0 sends 0x81 once the protocol level is known."""
     connection = new()
     events = say(connection, text.format(level=f"{version:02x}", none="00" if version == 5 else ""))
     assert failed(events) == "0x81"
@@ -183,7 +183,7 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
 @pytest.mark.clause("MQTT311-4.8.0-2")
 @BOTH
 def test_a_full_buffer_ends_the_connection(version: int) -> None:
-    """The standard's own example of a passing trouble."""
+    """The standard's example of a transient error."""
     connection = new(Limits(max_held_bytes=10))
     say(connection, CONNECTS[version])
     assert connection.receive_data(b"\x30" * 10) == []
@@ -225,7 +225,7 @@ def test_there_is_no_second_connack(version: int) -> None:
 @BOTH
 @pytest.mark.parametrize("code", [code for code in ReasonCode if code >= 0x80], ids=lambda code: code.name)
 def test_every_refusal(version: int, code: ReasonCode) -> None:
-    """Whatever the reason: a code of CONNACK's table, Session Present 0, and the end."""
+    """Each refusal has a code of CONNACK's table and Session Present 0, and closes the connection."""
     connection = new()
     say(connection, CONNECTS[version])
     connection.refuse(code)
@@ -257,7 +257,7 @@ def test_keep_alive(version: int) -> None:
     assert say(connection, "c0 00") == []
     assert connection.tick(124.9) == []
     (event,) = connection.tick(125.0)
-    assert type(event) is ConnectionFailed  # as if the network had failed: a will is published
+    assert type(event) is ConnectionFailed  # like a network failure, so a will is published
     assert connection.closing
 
 

@@ -1,4 +1,4 @@
-"""Chapters 1 and 2 of both standards: strings, flags, packet identifiers, as a client of ours would break them."""
+"""Chapters 1 and 2 of both standards: violations of the rules for strings, flags and packet identifiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAD_STRINGS = {
 
 
 def none(version: int) -> str:
-    """Give the properties of a packet that has none."""
+    """Return the empty properties of a packet."""
     return "00" if version == 5 else ""
 
 
@@ -215,7 +215,7 @@ def test_no_topic_is_empty(version: int) -> None:
 @pytest.mark.clause("MQTT-4.7.3-3", "MQTT311-4.7.3-3")
 @BOTH
 def test_the_longest_topic(version: int) -> None:
-    """Two bytes of length cannot say more; the longest one is taken."""
+    """The longest topic that two bytes of length allow is accepted."""
     connection = opened(version)
     topic = "t" * 65_535
     (event,) = connection.receive_data(wire(f"30 * ffff {topic.encode().hex()} {none(version)} 'x'"))

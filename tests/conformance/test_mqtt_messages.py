@@ -1,4 +1,4 @@
-"""Sections 3.3 to 3.7, 4.3 and 4.9, what one connection alone can show: messages and their acknowledgements."""
+"""Messages and their acknowledgements on a single connection: sections 3.3 to 3.7, 4.3 and 4.9."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def none(version: int) -> str:
 @BOTH
 @pytest.mark.parametrize("flags", range(16))
 def test_every_set_of_flags(version: int, flags: int) -> None:
-    """No QoS 3, no DUP at QoS 0; all others are what they say."""
+    """QoS 3, and DUP at QoS 0, are errors; all other combinations are accepted."""
     dup, qos, retain = flags >> 3, flags >> 1 & 3, flags & 1
     connection = opened(version)
     events = say(connection, f"{0x30 | flags:02x} * s't' {'0001' if qos else ''} {none(version)} 'x'")
@@ -66,7 +66,7 @@ def test_each_qos_has_its_answer(version: int) -> None:
     connection = opened(version)
     texts = ["30 * s't' {}", "32 * s't' 0001 {}", "34 * s't' 0002 {}"]
     assert len(say(connection, *(text.format(none(version)) for text in texts))) == 3
-    assert connection.data_to_send() == b""  # nothing before the session says that it has them
+    assert connection.data_to_send() == b""  # nothing until the session has stored them
     connection.send_puback(1)
     assert connection.data_to_send() == bytes.fromhex("40020001")
     connection.send_pubrec(2)
@@ -95,7 +95,7 @@ def test_after_a_pubrec_of_failure_the_same_identifier_is_a_new_message() -> Non
         (event,) = say(connection, f"34 * s't' 0001 00 '{payload}'")
         assert event.payload == payload.encode()
         connection.send_pubrec(1, 0x97)
-    (event,) = say(connection, "32 * s't' 0002 00")  # the place in the window is free as well
+    (event,) = say(connection, "32 * s't' 0002 00")  # the window has room again too
     assert event.packet_id == 2
 
 
@@ -117,7 +117,7 @@ def test_after_pubcomp_the_same_identifier_is_a_new_message(version: int) -> Non
 def test_more_than_receive_maximum() -> None:
     connection = opened(announced=Properties(receive_maximum=2))
     assert len(say(connection, "32 * s't' 0001 00", "34 * s't' 0002 00")) == 2
-    connection.send_pubrec(2)  # of success: still a message on the way
+    connection.send_pubrec(2)  # success: the message is still in flight
     say(connection, "62 02 0002")
     connection.send_pubcomp(2)
     assert len(say(connection, "34 * s't' 0003 00")) == 1
@@ -164,7 +164,7 @@ def test_no_wildcard_in_a_response_topic(topic: str) -> None:
     assert failed(say(new(), will)) == "0x82"
 
 
-# our messages
+# the gateway's messages
 
 
 @pytest.mark.clause("MQTT-4.3.2-3", "MQTT311-4.3.2-1")
@@ -172,7 +172,7 @@ def test_no_wildcard_in_a_response_topic(topic: str) -> None:
 def test_a_qos_1_message_is_unacknowledged_until_puback(version: int) -> None:
     connection = opened(version)
     assert send_publish(connection, "t", b"x", 1) == 1
-    assert say(connection, "c0 00", "40 02 0002") == []  # a PUBACK of something else
+    assert say(connection, "c0 00", "40 02 0002") == []  # a PUBACK for another identifier
     assert connection.outbound.used == 1
     assert say(connection, "40 02 0001") == [PubackReceived(1)]
     assert connection.outbound.used == 0
@@ -229,7 +229,7 @@ def test_the_client_s_receive_maximum() -> None:
     for qos in (1, 2):
         with pytest.raises(UsageError):
             send_publish(connection, "t", b"", qos)
-    say(connection, "50 02 0002")  # of success: the place is taken until PUBCOMP
+    say(connection, "50 02 0002")  # success: it stays in the window until PUBCOMP
     with pytest.raises(UsageError):
         send_publish(connection, "t", b"", 1)
     connection.send_pubrel(2)
@@ -237,7 +237,7 @@ def test_the_client_s_receive_maximum() -> None:
     assert send_publish(connection, "t", b"", 1) == 3
     say(connection, "40 03 0001 80")
     assert send_publish(connection, "t", b"", 2) == 4
-    say(connection, "50 03 0004 80")  # of failure: the place is free
+    say(connection, "50 03 0004 80")  # failure: it leaves the window
     assert send_publish(connection, "t", b"", 1) == 5
 
 
@@ -263,7 +263,7 @@ def test_nothing_else_waits_for_the_client_s_receive_maximum() -> None:
     assert ended_by(connection) == (0xE0, 0x8B)
 
 
-# the size of what we say
+# the size of the gateway's packets
 
 
 LONG = Properties(reason_string="x" * 100)
@@ -321,7 +321,7 @@ def disconnect(connection: Connection, extra: Properties) -> None:
 def test_no_explanation_makes_a_packet_too_large(
     speak: Callable[[Connection, Properties], None], short: str, extra: Properties
 ) -> None:
-    """Said with the explanation where the client takes it, without it where it is one byte too long."""
+    """The reason string and user properties are sent if they fit, and omitted if one byte too long."""
     sizes: list[int] = []
     for limit in (1000, 0):
         connection = new()
@@ -388,7 +388,7 @@ def test_nothing_is_heard_after_the_client_s_disconnect(version: int) -> None:
     connection = opened(version)
     assert len(say(connection, "e0 00", f"30 * s't' {none(version)}", "c0 00")) == 1
     connection.finish()
-    assert connection.closing  # also when the client leaves it open
+    assert connection.closing  # even if the client keeps it open
     assert say(connection, f"30 * s't' {none(version)}") == []
     assert connection.data_to_send() == b""
 
@@ -439,7 +439,7 @@ def carry(kind: type, code: int) -> packets.Packet:
 @pytest.mark.clause("MQTT-3.9.3-2", "MQTT-3.11.3-2", "MQTT-3.14.2-1", "MQTT-3.15.2-1")
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_reason_codes_are_of_the_packet_s_table(kind: type) -> None:
-    """Ours: another code cannot be said. The client's: another code is a protocol error."""
+    """The gateway cannot send a code outside the table; a client's is a protocol error."""
     allowed = bytes.fromhex(TABLES[kind])
     for code in range(256):
         packet = carry(kind, code)
@@ -459,11 +459,11 @@ def test_reason_codes_are_of_the_packet_s_table(kind: type) -> None:
         ("62 03 0001 {}", "00 92"),
         ("70 03 0001 {}", "00 92"),
         ("e0 01 {}", "00 04 80 81 82 83 90 93 94 95 96 97 98 99"),
-        ("f0 * {} v 15 s'M' ;", "19"),  # 0x18 answers ours
+        ("f0 * {} v 15 s'M' ;", "19"),  # 0x18 answers the gateway's AUTH
     ],
 )
 def test_reason_codes_of_a_client_are_of_the_packet_s_table(text: str, allowed: str) -> None:
-    """DISCONNECT and AUTH have some that only a server sends."""
+    """Some codes of DISCONNECT and AUTH are for servers only."""
     connect = "10 * s'MQTT' 05 02 000a v 15 s'M' ; s'me'"
     for code in range(256):
         connection = opened(connect=connect, announced=Properties(authentication_method="M"))

@@ -1,4 +1,4 @@
-"""Sections 3.8 to 3.11, 3.14, 3.15, 4.8 and 4.12, what one connection alone can show."""
+"""SUBSCRIBE, UNSUBSCRIBE, DISCONNECT and AUTH on a single connection: sections 3.8-3.11, 3.14, 3.15, 4.8 and 4.12."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_filters_are_one_behind_the_other(version: int) -> None:
 @pytest.mark.clause("MQTT-3.8.3-5", "MQTT311-3.8.3-4")
 @BOTH
 def test_every_octet_of_options(version: int) -> None:
-    """3.1.1 has two bits, of which both together are nothing; 5.0 has six, with two nothings."""
+    """3.1.1 uses two bits, with one invalid combination; 5.0 uses six, with two invalid combinations."""
     for options in range(256):
         legal = options & 3 != 3 and (options < 4 if version == 4 else options < 0x40 and options & 0x30 != 0x30)
         events = say(opened(version), f"82 * 0001 {none(version)} s'a' {options:02x}")
@@ -68,7 +68,7 @@ def test_no_local_is_for_subscriptions_that_are_not_shared() -> None:
 )
 def test_a_shared_filter_has_a_name_and_a_filter(topic_filter: str) -> None:
     events = say(opened(), f"82 * 0001 00 s'{topic_filter}' 00")
-    if topic_filter == "$share":  # a filter like any other
+    if topic_filter == "$share":  # an ordinary filter
         assert type(events[0]) is SubscribeReceived
         return
     assert failed(events) == "0x81"
@@ -134,7 +134,7 @@ def test_authentication_again() -> None:
     connection = opened(announced=announced, connect=METHOD)
     (event,) = say(connection, "f0 * 19 v 15 s'M' ;")
     assert (event.reason_code, event.properties.authentication_method) == (0x19, "M")
-    assert connection.is_open  # messages go on meanwhile
+    assert connection.is_open  # messages continue meanwhile
     connection.send_disconnect(0x87)
     assert ended_by(connection) == (0xE0, 0x87)
     connection = opened(announced=announced, connect=METHOD)

@@ -1,4 +1,4 @@
-"""AMQP's scenarios: idle connections of every kind on a running gateway; the judge of what came again after a kill."""
+"""AMQP's scenarios: idle connections of every kind, and the check of redeliveries after a kill."""
 
 from __future__ import annotations
 

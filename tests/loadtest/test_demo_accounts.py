@@ -1,4 +1,4 @@
-"""The demo's judge: it says yes only when everything sent was acknowledged and rightly accounted for."""
+"""The demo's check succeeds only if everything sent was acknowledged and is in the results exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SENSOR_OF = {"mqtt": "kitchen", "amqp": "boiler", "http": "attic"}
 
 
 class Run:
-    """A run's books and the readings sent; `spark` answers as an honest job would."""
+    """A run's accounts and the readings sent; `spark` produces the results of a correct job."""
 
     def __init__(self) -> None:
         self.accounts = Accounts(SENSOR_OF.values())
@@ -89,7 +89,7 @@ def test_a_window_that_spark_never_mentioned(run: Run) -> None:
     run.send("amqp", 20.0, NOW + 60_000)
     assert not run.accounts.complete
     assert run.accounts.open_windows == 5
-    assert len(run.accounts.faults()) == 4  # three, and how many more
+    assert len(run.accounts.faults()) == 4  # three, and the number of the others
     assert "Spark returned nothing" in run.accounts.faults()[0]
 
 
@@ -117,7 +117,7 @@ def test_an_older_result_that_comes_again_changes_nothing(run: Run) -> None:
 @pytest.mark.parametrize("well", [False, None])
 def test_a_reading_that_was_refused_or_never_answered(run: Run, well: bool | None) -> None:
     run.send("http", 21.0, NOW + 1000, well=well)
-    run.spark()  # it arrived all the same
+    run.spark()  # it arrived nevertheless
     assert not run.accounts.complete
     assert run.accounts.unacknowledged == 1
     assert run.accounts.faults() == ["HTTP: 1 of 21 readings were not acknowledged"]
@@ -160,7 +160,7 @@ def test_latency_is_that_of_the_first_result_with_a_reading(run: Run) -> None:
 def test_old_windows_are_forgotten_when_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounts, "KEPT_WINDOWS", 100)
     run = Run()
-    run.send("amqp", 1.0, NOW)  # never in a result
+    run.send("amqp", 1.0, NOW)  # in no result
     run.accounts.received("amqp", {"sensor": "boiler", "latest": NOW}, NOW)
     for second in range(200):
         run.send("mqtt", 20.0, NOW + 1000 * second)

@@ -1,4 +1,4 @@
-"""The demo's directory and processes: one run at a time, no process outlives it, and an early end is told in a line."""
+"""The demo's directory and processes: one run at a time, no leftover process, and an early exit is one error line."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ async def test_ready_and_stop(child: Callable[[str], Process], directory: Direct
     process = child(f"print('one', flush=True); {READY} sys.stdin.close(); import time; time.sleep(60)")
     await process.start()
     assert await process.ready(60) == {"a": 1}
-    assert (directory.path / "errors").read_text() == "one\n"  # nobody needs to read it while the process runs
+    assert (directory.path / "errors").read_text() == "one\n"  # no reader is needed while the process runs
     await process.stop(10)
     with pytest.raises(ProcessError, match=f"child ended, signal {signal.SIGTERM:d}"):
         await process.watch()
-    await process.stop(10)  # once more does no harm
+    await process.stop(10)  # a second stop does no harm
 
 
 async def test_who_does_not_stop_is_killed(child: Callable[[str], Process]) -> None:
@@ -123,7 +123,7 @@ async def test_who_does_not_get_ready_is_named(child: Callable[[str], Process]) 
 
 
 async def test_a_child_ends_with_its_parent_however_that_ends() -> None:
-    """The launcher, under a parent that is killed."""
+    """Run the launcher under a parent that is killed."""
     code = (
         "import subprocess, sys, time; from loadtest.child import command_line; "
         "print(subprocess.Popen(command_line(sys.executable, '-c', 'import time; time.sleep(60)')).pid, flush=True); "

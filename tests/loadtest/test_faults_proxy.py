@@ -1,4 +1,4 @@
-"""The proxy of the fault bench: what each of its faults does to the bytes, and to whom."""
+"""The fault bench's proxy: the effect of each fault on the bytes, and on which connections."""
 
 from __future__ import annotations
 

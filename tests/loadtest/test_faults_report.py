@@ -1,4 +1,4 @@
-"""What the fault bench makes of its samples: when throughput is back, and the report."""
+"""How the fault bench evaluates its samples: when throughput has recovered, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadtest.verify import Verdict
 
 
 def load_with(rates: list[float], tmp_path: Path) -> Load:
-    """Samples of half a second."""
+    """Make a load with one sample per half second."""
     load = Load(GatewayProcess(tmp_path, None), "", Plan().terms)
     load.samples = [
         Sample((number + 1) / 2, dict.fromkeys(PROTOCOLS, rate / 3), {}, 0) for number, rate in enumerate(rates)
@@ -31,10 +31,10 @@ def load_with(rates: list[float], tmp_path: Path) -> Load:
     [
         ([100] * 10, 2.0, 0.0),
         ([100, 100, 0, 0, 0, 0, 95, 95, 100, 100], 1.0, 2.0),
-        ([100, 100, 0, 0, 300, 0, 0, 90, 90, 90], 1.0, 0.5),  # a burst is as good: over a second it was enough
-        ([100, 100, 0, 0, 150, 0, 0, 90, 90, 90], 1.0, 2.5),  # this one was not
+        ([100, 100, 0, 0, 300, 0, 0, 90, 90, 90], 1.0, 0.5),  # a burst counts: the average over a second is enough
+        ([100, 100, 0, 0, 150, 0, 0, 90, 90, 90], 1.0, 2.5),  # this burst is not enough
         ([100, 100, 0, 0, 89, 89, 89, 89, 89, 89], 1.0, None),
-        ([100, 100, 0, 0, 0, 0, 0, 0, 0, 100], 1.0, None),  # half a second is no second
+        ([100, 100, 0, 0, 0, 0, 0, 0, 0, 100], 1.0, None),  # half a second is too short
     ],
 )
 def test_throughput_is_back_when_a_second_has_nine_tenths(
@@ -44,7 +44,7 @@ def test_throughput_is_back_when_a_second_has_nine_tenths(
 
 
 async def nothing(stage: Stage) -> None:
-    """Of a fault that is not run."""
+    """The action of a fault that is not run."""
 
 
 def outcome(**changes: object) -> Outcome:

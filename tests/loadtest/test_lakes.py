@@ -1,4 +1,4 @@
-"""The readers of archives that judge the proofs."""
+"""The archive readers with which the proofs check their results."""
 
 from __future__ import annotations
 

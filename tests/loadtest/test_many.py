@@ -1,4 +1,4 @@
-"""`python -m loadtest many`, in short: nothing that a client can make many of keeps the gateway's loop for long."""
+"""A short `python -m loadtest many`: no number of objects that a client can create blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_no_many_keeps_the_loop_for_a_quarter_of_a_second(bootstrap: str, 
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     out, _ = await asyncio.wait_for(process.communicate(), 200)
-    assert process.returncode == 0, out.decode()  # judged in the processor's time, whatever else the machine does
+    assert process.returncode == 0, out.decode()  # measured in CPU time, independent of the machine's load
     rows = json.loads(report.read_text())["rows"]
     assert len(rows) == 23
     assert all(row["most ms"] > 0 for row in rows), "the modest client was served beside all of them"

@@ -1,4 +1,4 @@
-"""`python -m loadtest presence`, in short: clients come and go, a gateway is killed, and the topic says the truth."""
+"""A short `python -m loadtest presence`: clients connect and leave, a gateway is killed, and the topic is right."""
 
 from __future__ import annotations
 

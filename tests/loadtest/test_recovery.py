@@ -1,4 +1,4 @@
-"""`python -m loadtest recovery`, in short: what the embedded Kafka had not flushed is read back after a kill."""
+"""A short `python -m loadtest recovery`: after a kill, the embedded Kafka still has records that it had not flushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest rolling`, in short: three gateways are restarted in turn, and no acknowledged message is lost."""
+"""A short `python -m loadtest rolling`: three gateways restart in turn, and no acknowledged message is lost."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def loadtest(*arguments: str) -> tuple[int, str, str]:
 async def test_every_protocol_is_loaded_verified_and_reported(gateway: GatewayProcess, tmp_path: Path) -> None:
     scenario, result, page = (tmp_path / name for name in ("all.toml", "result.json", "page.html"))
     scenario.write_text(ALL.format(ready=gateway.ready_file))
-    for _ in range(5):  # 3: other tests left the generators too little of the machine, and no figure is told then
+    for _ in range(5):  # 3: other tests kept the machine too busy for the generators, so there is no result
         code, out, err = await loadtest("run", str(scenario), "--json", str(result), "--html", str(page))
         if code != 3:
             break
@@ -113,7 +113,7 @@ async def test_the_knee_is_searched_as_fast_as_it_goes(gateway: GatewayProcess, 
         """
     )
     code, out, err = await loadtest("run", str(scenario), "--json", str(result))
-    assert code in {1, 3}, out + err  # no rate is good: nothing is answered within a microsecond
+    assert code in {1, 3}, out + err  # no rate passes, because no answer comes within a microsecond
     if code == 1:
         found = json.loads(result.read_text())
         assert found["knee"]["rate"] is None
@@ -150,12 +150,12 @@ def test_what_cannot_be_run_is_told_with_its_place(tmp_path: Path, text: str, wh
 
 
 def running() -> set[int]:
-    """All processes."""
+    """Return all process ids."""
     return {int(path.name) for path in Path("/proc").glob("[0-9]*")}
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent it is."""
+    """Return the child processes of a process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

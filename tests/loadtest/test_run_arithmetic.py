@@ -1,4 +1,4 @@
-"""The arithmetic of load tests, without a broker: what is due when, the knee, noise, sizes, messages, verdicts."""
+"""The arithmetic of load tests, without a broker: due times, the knee, noise, sizes, messages and verdicts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RATES = st.floats(0.1, 1e6)
 
 
 class Wire(asyncio.Transport):
-    """What was written, and nothing else."""
+    """A transport that only keeps the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_a_message_may_be_sent_once_it_is_due_and_not_before(
 @settings(max_examples=20)
 @given(stall=st.floats(0.1, 10), rate=st.floats(10, 100))
 async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(stall: float, rate: float) -> None:
-    """Coordinated omission: one message in flight, one answer that takes long; everything behind it waited as well."""
+    """Coordinated omission: with one message in flight, a slow answer delays all messages behind it too."""
     now = 0.0
     count = math.ceil(stall * rate)
     pace = Pace(1, rate, clock=lambda: now)
@@ -83,7 +83,7 @@ async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(st
         waited.append(now - sender.due_at[index])
         sender._answer_run(index, index + 1)
         sender.push()
-    # as if each had been sent when it was due: the waiting times are spread evenly over the stall, and not one is 0
+    # measured from when each was due: the waiting times are spread evenly over the stall, and none is 0
     assert max(waited) == pytest.approx(stall)
     assert statistics.fmean(waited) == pytest.approx(stall / 2, abs=1 / rate)
     assert sender.latencies.count == count
@@ -92,7 +92,7 @@ async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(st
 @settings(max_examples=20)
 @given(stall=st.floats(0.2, 2), window=st.integers(1, 1000))
 async def test_a_generator_that_stalls_by_itself_says_so_for_each_message(stall: float, window: int) -> None:
-    """A stop of a process is one late write, and hundreds of messages that were late."""
+    """A stopped process makes one late write with hundreds of late messages."""
     now = 0.0
     pace = Pace(window, 100.0, clock=lambda: now)
     sender = mqtt.Publisher("c", mqtt.publishes("t", [b"x"] * 1000), pace, lambda *_: None)
@@ -177,7 +177,7 @@ def test_the_same_is_no_difference(rounds: list[float]) -> None:
 def test_the_interval_is_that_of_the_rank_test() -> None:
     one = ratio([10, 11, 12, 13], [20, 22, 24, 26])
     assert one is not None
-    assert one.confidence == pytest.approx(1 - 2 / 70)  # four and four: of 70 orders one is the most extreme
+    assert one.confidence == pytest.approx(1 - 2 / 70)  # four against four: one of 70 orders is the most extreme
     assert (one.low, one.high) == (20 / 13, 26 / 10)
     assert not one.is_noise
     few = ratio([10], [20])
@@ -185,7 +185,7 @@ def test_the_interval_is_that_of_the_rank_test() -> None:
     assert few.confidence == 0
     five = ratio([10, 11, 12, 13, 14], [10.5, 11.5, 12.5, 13.5, 14.5])
     assert five is not None
-    # tables of the test: with five and five U = 2 is the greatest whose two sides are within 5 % (8 of 252 orders)
+    # the rank test's tables: for five against five, U = 2 is the largest within 5 % on two sides (8 of 252 orders)
     assert five.confidence == pytest.approx(1 - 8 / 252)
     assert ratio([], [1.0]) is None
     assert ratio([0.0], [1.0]) is None
@@ -241,7 +241,7 @@ def shape(protocol: str, messages: str, size: int, *, batch: int = 1) -> tuple[S
 
 
 def payload(data: bytes, number: int) -> int:
-    """Its length; it says which one it is."""
+    """Check that a payload contains its number, and return its length."""
     found = DUE.match(data)
     assert found is not None
     assert found.groups() == (b"0a1b2c3d", b"00007", b"%010d" % number, b"%016d" % 12_345_678)

@@ -1,4 +1,4 @@
-"""The scenarios in small, on a running gateway; what the clients of `loadtest` say of good and bad servers."""
+"""Small runs of the scenarios on a running gateway, and what the clients report of good and bad servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest soak`, in short, and its judgement: what grows is told from what only moves."""
+"""A short `python -m loadtest soak`, and its check, which distinguishes growth from fluctuation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTLE_S = 300.0
 
 
 def samples(rss: Callable[[float], float], descriptors: Callable[[float], float] = lambda _: 40.0) -> list[Sample]:
-    """Half an hour."""
+    """Make the samples of half an hour."""
     moments = [5.0 * number for number in range(361)]
     return [Sample(at, round(rss(at)), round(descriptors(at)), 30, 0, 0, 0.0) for at in moments]
 
@@ -29,12 +29,12 @@ def samples(rss: Callable[[float], float], descriptors: Callable[[float], float]
     ("rss", "flat"),
     [
         (lambda at: 100 * MIB, True),
-        (lambda at: 100 * MIB + 10 * MIB * math.sin(at), True),  # it moves
-        (lambda at: 60 * MIB + 40 * MIB * min(1.0, at / SETTLE_S), True),  # it settles
-        (lambda at: (900 if at == 1500 else 100) * MIB, True),  # a peak that goes
-        (lambda at: 100 * MIB + at / 1800 * 20 * MIB, False),  # it grows slowly
+        (lambda at: 100 * MIB + 10 * MIB * math.sin(at), True),  # fluctuation
+        (lambda at: 60 * MIB + 40 * MIB * min(1.0, at / SETTLE_S), True),  # warm-up
+        (lambda at: (900 if at == 1500 else 100) * MIB, True),  # a short peak
+        (lambda at: 100 * MIB + at / 1800 * 20 * MIB, False),  # slow growth
         (lambda at: 100 * MIB + at / 1800 * 20 * MIB + 10 * MIB * math.sin(at), False),
-        (lambda at: (100 if at < 1000 else 200) * MIB, False),  # it stays where it jumped to
+        (lambda at: (100 if at < 1000 else 200) * MIB, False),  # a permanent jump
     ],
 )
 def test_growth_is_told_from_movement(rss: Callable[[float], float], *, flat: bool) -> None:
@@ -58,7 +58,7 @@ async def test_every_protocol_goes_in_and_out(bootstrap: str, tmp_path: Path) ->
     assert process.returncode == 0, out.decode()
     (row,) = json.loads(report.read_text())["rows"]
     assert row["sent"] == 3 * 900
-    # Server-sent events and polls: twice; of MQTT's courses the one at QoS 0 may lose.
+    # Server-sent events and polls count twice; MQTT at QoS 0 may lose messages.
     assert 4 * 900 - 300 <= row["received"] <= 4 * 900
     rows = list(csv.DictReader((tmp_path / "gateway" / "soak.csv").read_text().splitlines()))
     assert all(int(one["rss"]) > MIB and int(one["descriptors"]) > 5 and int(one["tasks"]) > 0 for one in rows)

@@ -1,4 +1,4 @@
-"""The verifier's parts: what is lost, doubled, reordered or stored without an answer is found and nothing else is."""
+"""The verifier finds exactly the messages that are lost, duplicated, reordered, or stored without an answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_topic_is_read_to_its_end(bootstrap: str, new_topic) -> None:
 
 def test_a_window_bounds_what_is_unanswered() -> None:
     pace = Pace(10, None)
-    assert pace.capacity(0, 0) == 0  # not begun yet
+    assert pace.capacity(0, 0) == 0  # not started yet
     pace.start()
     assert pace.capacity(0, 0) == 10
     assert pace.capacity(10, 3) == 3

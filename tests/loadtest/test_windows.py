@@ -1,4 +1,4 @@
-"""What the comparison of windows says of its figures."""
+"""The verdicts of the comparison of windows."""
 
 from __future__ import annotations
 

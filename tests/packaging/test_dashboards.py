@@ -1,4 +1,4 @@
-"""deploy/prometheus and deploy/grafana: what they ask for exists, and each alert has its entry in the docs."""
+"""deploy/prometheus and deploy/grafana query only existing metrics, and each alert has its entry in the docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mapping.outcomes import Outcome
 from tools import alerts, dashboards
 
 ROOT = Path(__file__).parents[2]
-TARGET = {"instance", "job"}  # what Prometheus itself adds
+TARGET = {"instance", "job"}  # Prometheus adds these
 VALUES = {"reason": set(REASONS), "outcome": {outcome.value for outcome in Outcome}}
 BY_PROMETHEUS = {
     "up": (),
@@ -29,7 +29,7 @@ BY_PROMETHEUS = {
 
 
 def known() -> dict[str, set[str]]:
-    """Every series that can be asked for, with its labels."""
+    """Return the labels of every series that can be queried."""
     found = {name: set(labels) for name, labels in BY_PROMETHEUS.items()}
     for metric in dashboards.DECLARED.values():
         labels = set(metric.labels) | ({"query"} if metric.name.startswith("trivium_spark_") else set())
@@ -45,7 +45,7 @@ KNOWN = known()
 
 
 def labels_of(expression: Any) -> set[str]:
-    """The labels that an expression's answer may have; AssertionError: it asks for what does not exist."""
+    """Return the labels of an expression's result; raise AssertionError if it queries an unknown series or label."""
     match expression:
         case promql.VectorSelector():
             assert expression.name in KNOWN, f"there is no metric {expression.name}"

@@ -1,4 +1,4 @@
-"""deploy: the chart renders, all manifests are valid and fit together, and every configuration in them is good."""
+"""deploy: the chart renders, all manifests are valid and consistent, and every configuration in them is valid."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Manifests = dict[tuple[str, str], dict[str, Any]]
 
 
 def rendered(tmp: Path, *values: dict[str, Any]) -> list[Manifests]:
-    """The chart's manifests with each of these values."""
+    """Render the chart with each of these values."""
     files = [tmp / f"values-{number}.yaml" for number in range(len(values))]
     for file, one in zip(files, values, strict=True):
         file.write_text(yaml.safe_dump(one), encoding="utf-8")
@@ -88,7 +88,7 @@ def by_kind(texts: Any) -> Manifests:
 
 @pytest.fixture(scope="module")
 def charts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, Manifests]:
-    """With the chart's own values, and with everything that can be asked for."""
+    """Render the chart with its default values, and with every feature on."""
     plain, everything = rendered(tmp_path_factory.mktemp("values"), {}, EVERYTHING)
     return plain, everything
 
@@ -108,7 +108,7 @@ def base() -> Manifests:
 
 
 def without_helm(manifests: Manifests) -> Manifests:
-    """What is Helm's own left out, and the configuration as its meaning."""
+    """Remove Helm's labels and parse the configuration, to compare the manifests."""
     manifests = json.loads(json.dumps(list(manifests.values())))
     for one in manifests:
         labels = one["metadata"].get("labels", {})
@@ -146,7 +146,7 @@ def test_values_that_nobody_knows_are_refused(tmp_path: Path) -> None:
 
 
 def judged(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A trivium.toml as `trivium config check` judges it, with the files that it names."""
+    """Check a trivium.toml like `trivium config check`, with the files that it names."""
     authority = trustme.CA()
     certificate = authority.issue_cert("gateway.example")
     files = {"passwords/passwords": PASSWORD.encode()}
@@ -189,15 +189,15 @@ def test_the_pods_fit_their_configuration(
         asked = container[probe]["httpGet"]
         assert (asked["port"], asked["scheme"]) == ("management", "HTTPS" if tls else "HTTP")
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
-    # SIGTERM drains, and a second stop would end that: there is no preStop.
+    # SIGTERM drains, and a second signal would end the drain, so there is no preStop.
     assert spec["terminationGracePeriodSeconds"] > config.drain.limit_s + config.drain_timeout_s + 10
     assert "lifecycle" not in container
     assert config.drain.lead_s is not None
     readiness = container["readinessProbe"]
     assert config.drain.lead_s > 2 * readiness["periodSeconds"] * readiness["failureThreshold"]
-    # Else the variables of the Services are taken for misspelled keys, and the gateway does not start.
+    # Otherwise the Services' variables would be taken for misspelled keys, and the gateway would not start.
     assert spec["enableServiceLinks"] is False
-    # What is mounted is there, and what is read is mounted.
+    # Every mounted volume exists, and every file that is read is mounted.
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes |= {
         claim["metadata"]["name"]: claim
@@ -227,7 +227,7 @@ def test_the_image_is_what_the_pods_take_it_for(base: Manifests) -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert f"TRIVIUM_DATA_DIR={mounts['data']}\n" in dockerfile
     assert 'ENTRYPOINT ["trivium"]' in dockerfile
-    assert "__ADDRESS=" not in dockerfile  # a variable would win over the file
+    assert "__ADDRESS=" not in dockerfile  # a variable would override the file
     assert container["args"][0] == "up"
 
 
@@ -246,7 +246,7 @@ def test_the_chart_has_the_alerts(charts: tuple[Manifests, Manifests]) -> None:
     monitor = charts[1]["ServiceMonitor", "trivium"]["spec"]
     service = charts[1]["Service", "trivium-management"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert service["metadata"]["labels"][monitor["jobLabel"]] == "trivium"  # the job that alerts ask for
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "trivium"  # the job that the alerts query
     assert monitor["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
@@ -262,7 +262,7 @@ async def test_strimzis_topics_are_those_that_the_gateway_makes(bootstrap: str) 
     listed = {one.name: one for one in strimzi.own_topics(Config())}
     async with assembled(bootstrap, create=True, wait=False) as gateway:
         declared = dict(gateway.log.topics._internal)
-    # Made by the listeners, when the first message comes.
+    # The listeners create these with the first message.
     assert listed.keys() - declared.keys() == {"__trivium_refused"}
     assert declared == {name: listed[name] for name in declared}
 
@@ -271,7 +271,7 @@ async def test_strimzis_topics_are_those_that_the_gateway_makes(bootstrap: str) 
 
 
 def unit() -> Iterator[tuple[str, str]]:
-    """The keys of the service, each as often as it stands there."""
+    """Yield the keys and values of the service, repeated ones too."""
     section = ""
     for line in (DEPLOY / "systemd" / "trivium.service").read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -289,7 +289,7 @@ def test_systemd_understands_the_unit() -> None:
     done = subprocess.run(
         [program, "verify", str(DEPLOY / "systemd" / "trivium.service")], capture_output=True, text=True, check=False
     )
-    # The gateway is not installed here; anything else that is told is a mistake.
+    # Only the missing executable may be reported, since the gateway is not installed here.
     told = [line for line in done.stderr.splitlines() if "trivium.service" in line]
     assert [line for line in told if "/opt/trivium/bin/trivium is not executable" not in line] == []
 
@@ -315,7 +315,7 @@ def test_the_compose_file_fits_together(tmp_path: Path, monkeypatch: pytest.Monk
     volumes = set()
     for service in compose["services"].values():
         assert set(service.get("depends_on", [])) <= compose["services"].keys()
-        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))  # nobody needs a password
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))  # these need no password
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
             if source.startswith("."):
@@ -340,7 +340,7 @@ def test_the_compose_file_fits_together(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def backup() -> Any:
-    """The script as a module."""
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("state_topics", DEPLOY / "backup" / "state_topics.py")
     assert spec is not None
     assert spec.loader is not None
@@ -353,7 +353,7 @@ async def test_what_is_saved_comes_back_byte_for_byte(bootstrap: str, new_topic:
     script = backup()
     settings = {"bootstrap_servers": bootstrap}
     names = await new_topic(partitions=2), await new_topic(partitions=2)
-    written_ms = int(time.time() * 1000) - 5000  # retention goes by it
+    written_ms = int(time.time() * 1000) - 5000  # Kafka's retention uses it
     headers = [("a", b"\xff\x00"), ("a", b""), ("b", None)]
     async with AIOKafkaProducer(**settings, acks="all") as producer:
         for key, value, partition in (

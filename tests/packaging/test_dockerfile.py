@@ -1,4 +1,4 @@
-"""The Dockerfile cannot be built everywhere: what it copies and calls must exist."""
+"""The Dockerfile cannot be built everywhere, so check that everything it copies and calls exists."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def addresses() -> dict[str, str]:
-    """Where the image's own command listens, by option."""
+    """Return the addresses in the image's command, by option."""
     (command,) = of("CMD")
     first, *rest = json.loads(command)
     assert first == "up"

@@ -1,4 +1,4 @@
-"""The documents speak about what there is: configuration keys and their defaults, links, commands."""
+"""The documents match the code: configuration keys and their defaults, links, commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def relative(path: Path) -> str:
 
 
 def defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Every key with its default, dotted; sections are followed."""
+    """Return the default of every key, with dotted names for keys in sections."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
@@ -56,7 +56,7 @@ def defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def written(default: Any) -> str | None:
-    """A default as the page writes it; None for "-"."""
+    """Return a default as the page shows it, or None for "-"."""
     if default is None:
         return None
     if isinstance(default, str | Path):
@@ -65,13 +65,13 @@ def written(default: Any) -> str | None:
 
 
 def anchors(path: Path) -> set[str]:
-    """The fragments of a page's headings, as code hosts make them."""
+    """Return the anchors of a page's headings, as code hosts generate them."""
     headings = HEADING.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def members() -> set[str]:
-    """`Class.member` of every class of ours, inherited ones included."""
+    """Return `Class.member` for every class of the project, with inherited members."""
     bodies: dict[str, tuple[set[str], list[str]]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -113,7 +113,7 @@ def test_the_architecture_uses_the_words_of_the_code():
 
 
 def definitions() -> dict[str, set[str]]:
-    """What each module of ours defines at its top, by its dotted name."""
+    """Return the top-level names of each module, by the module's dotted name."""
     found = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -219,6 +219,6 @@ def test_a_page_for_those_who_carry_on_names_real_files(name: str):
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", (ROOT / name).read_text(encoding="utf-8")))
     tops = "|".join((*PACKAGES, "tests", "tools", "docs", "examples", "requirements"))
     named = {path for span in spans for path in re.findall(rf"(?:^|\s)((?:{tops})/[\w./]*)", span)}
-    written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM, NAME stand for one of them
+    written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM and NAME are placeholders
     assert len(written) > 5
     assert [path for path in sorted(written) if not (ROOT / path.rstrip(".")).exists()] == []

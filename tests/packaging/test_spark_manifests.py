@@ -1,4 +1,4 @@
-"""deploy/spark: the manifests fit together, and what they start is a job that `check` accepts."""
+"""deploy/spark: the manifests are consistent, and they start a job that `check` accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
 
 
 def manifests(name: str) -> dict[str, Any]:
-    """By kind."""
+    """Return a file's manifests by kind."""
     found = list(yaml.safe_load_all((HERE / name).read_text(encoding="utf-8")))
     assert all({"apiVersion", "kind", "metadata"} <= one.keys() for one in found)
     return {one["kind"]: one for one in found}
@@ -25,7 +25,7 @@ def manifests(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """The job file, as it is mounted."""
+    """Write the job file as it is mounted."""
     [(name, text)] = manifests("common.yaml")["ConfigMap"]["data"].items()
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
@@ -42,7 +42,7 @@ def check(job: Path, arguments: list[str]) -> None:
 
 
 def mounts(volumes: list[dict[str, Any]], mounted: list[dict[str, Any]]) -> dict[str, str]:
-    """Where the claim and the job file are mounted, by their names in common.yaml."""
+    """Return where the claim and the job file are mounted, by their names in common.yaml."""
     names = {
         one["name"]: one.get("configMap", {}).get("name") or one["persistentVolumeClaim"]["claimName"]
         for one in volumes

@@ -1,4 +1,4 @@
-"""The wheel: our five packages with their data, and nothing else."""
+"""The wheel contains the project's five packages with their data, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks"}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     target = tmp_path_factory.mktemp("wheel")
-    # By way of the sdist, so that it is complete, too.
+    # Built from the sdist, to check that this is complete too.
     command = [Path(sys.executable).with_name("uv"), "build", "--offline", "--no-build-isolation", "--out-dir", target]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (built,) = target.glob("*.whl")
@@ -63,5 +63,5 @@ def test_wheel_has_command_and_licence(wheel):
 def test_nobody_else_owns_our_names():
     owners = importlib.metadata.packages_distributions()
     for package in PACKAGES:
-        # An editable install lists no packages; whoever else did would be listed.
+        # An editable install lists no packages, so any entry belongs to another distribution.
         assert set(owners.get(package, ["trivium"])) == {"trivium"}

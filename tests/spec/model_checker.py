@@ -1,6 +1,6 @@
-"""TLC on the models in docs/spec: `python -m tests.spec.model_checker` checks both, and that it finds their mutations.
+"""Runs TLC on the models in docs/spec: `python -m tests.spec.model_checker` checks both, and that it finds mutations.
 
-Its jar is pinned in tests/interop/jars.lock. It works in a directory of its own, with one thread.
+TLC's jar is pinned in tests/interop/jars.lock. TLC runs in a temporary directory, with one thread.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Mutation(msgspec.Struct, frozen=True):
     """A specification with a mistake.
 
     Attributes:
-        spec: its name.
-        mistake: in words.
-        breaks: the property that does not hold any more.
-        before: a piece of the specification that stands there once.
-        after: what the mistake makes of it.
+        spec: the specification's name.
+        mistake: a description of the mistake.
+        breaks: the property that no longer holds.
+        before: a text that occurs once in the specification.
+        after: the text that replaces it.
         bounds: constants that differ from the small bounds.
         code: the same mistake in the code.
-        tests: which tests found it there.
+        tests: the tests that found it in the code.
     """
 
     spec: str
@@ -52,14 +52,14 @@ class Mutation(msgspec.Struct, frozen=True):
     bounds: dict[str, int] = {}
 
     def apply(self, text: str) -> str:
-        """The specification with it; ValueError when it does not fit any more."""
+        """Return the specification with the mistake; raise ValueError if `before` does not occur exactly once."""
         if text.count(self.before) != 1:
             raise ValueError(f"{self.spec}: {self.mistake}: what it replaces is there {text.count(self.before)} times")
         return text.replace(self.before, self.after)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What TLC has found: the distinct states, whether these are all, and what does not hold."""
+    """TLC's result: the number of distinct states, whether these are all, and the violated property."""
 
     states: int
     complete: bool
@@ -68,17 +68,17 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def mutations() -> list[Mutation]:
-    """All of them."""
+    """Return all mutations."""
     found = tomllib.loads((SPECS / "mutations.toml").read_text())["mutation"]
     return msgspec.convert(found, list[Mutation])
 
 
 def check(bounds: str, mutation: Mutation | None = None) -> Found:
-    """Let TLC look at all states of a specification, or at those before the mistake shows.
+    """Let TLC check all states of a specification, or stop at the first violation.
 
     Args:
-        bounds: the name of the file with the bounds and properties, which begins with that of the specification.
-        mutation: the mistake, of which only the property that it breaks is looked at.
+        bounds: the name of the file with bounds and properties, which starts with the specification's name.
+        mutation: a mistake to apply; only the property that it breaks is checked.
     """
     spec = bounds.partition(".")[0]
     text = (SPECS / f"{spec}.tla").read_text()
@@ -112,7 +112,7 @@ def check(bounds: str, mutation: Mutation | None = None) -> Found:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check both, then every mutation; 1 when something is not as it should be. Arguments: only these bounds."""
+    """Check both models, then every mutation, or only the bounds given as arguments; return 1 on a failure."""
     os.nice(5)
     wrong = 0
     for bounds in arguments or BOUNDS:

@@ -1,4 +1,4 @@
-"""The models in docs/spec hold, and what is written about their mutations is true as far as a test can see."""
+"""The properties of the models in docs/spec hold, and the list of their mutations is consistent with the code."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("spec", NAMES)
 def test_the_model_holds(spec: str) -> None:
-    """With the small bounds; `make spec` has the larger ones."""
+    """Check with the small bounds; `make spec` uses the larger ones."""
     found = check(f"{spec}.small")
     assert not found.violated, found.output
     assert found.complete
 
 
 def test_a_mistake_is_found() -> None:
-    """One of them: TLC does look."""
+    """One mutation shows that TLC does check."""
     mutation = next(one for one in mutations() if one.breaks == "AcknowledgedIsStored")
     assert check(f"{mutation.spec}.small", mutation).violated == "AcknowledgedIsStored"
 
 
 def test_mutations_fit_and_their_tests_are_there() -> None:
-    """Each has its place in the specification, and is found by a test of the code that exists."""
+    """Each mutation applies to its specification, and names existing tests of the code."""
     for mutation in mutations():
         mutation.apply((SPECS / f"{mutation.spec}.tla").read_text())
         assert mutation.code
@@ -37,14 +37,14 @@ def test_mutations_fit_and_their_tests_are_there() -> None:
 
 
 def exists(test: str) -> bool:
-    """Whether there is a test of this node id."""
+    """Return whether a test with this node id exists."""
     path, _, name = test.partition("::")
     return f"def {name.partition('[')[0]}(" in (ROOT / path).read_text()
 
 
 @pytest.mark.parametrize("spec", NAMES)
 def test_every_action_has_a_test(spec: str) -> None:
-    """What a model does, the code does too, and a test shows it."""
+    """For each action of a model there is a test of the code."""
     page = (SPECS / "README.md").read_text().partition(f"## {spec}")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([A-Z]\w+(?:, \w+)*) \|.*\| `(tests/.*)` \|$", page, re.MULTILINE)
     model = (SPECS / f"{spec}.tla").read_text()
