@@ -1,11 +1,11 @@
 ------------------------------ MODULE FlowControl ------------------------------
-(* How a sender's credit becomes Kafka's back-pressure and comes back.          *)
+(* A sender's credit as Kafka's backpressure.                                   *)
 (*                                                                              *)
-(* Senders (AMQP links; an MQTT client's Receive Maximum and an upload's socket *)
-(* are the same contract) send numbered messages to one partition. The gateway  *)
-(* counts them in a budget, queues them for the partition, has one batch on the *)
-(* way to Kafka, and settles each message when Kafka has answered. Credit comes *)
-(* back when a message is settled, never when it is read.                       *)
+(* Senders (AMQP links; an MQTT client's Receive Maximum and the socket of an   *)
+(* upload follow the same contract) send numbered messages to one partition.    *)
+(* The gateway counts them in a budget, queues them for the partition, has one  *)
+(* batch in flight to Kafka, and settles each message when Kafka has answered.  *)
+(* Credit is returned when a message is settled, never when it is read.         *)
 (*                                                                              *)
 (* Faults, each a bounded number of times: Kafka stalls, its answer is lost,    *)
 (* the delivery timeout passes, the gateway is killed.                          *)
@@ -14,33 +14,33 @@ EXTENDS Naturals, Sequences, FiniteSets
 CONSTANTS
     Senders,     \* a set of links
     Messages,    \* each sender sends 1..Messages, in this order
-    Window,      \* W: the most that one link may have outstanding, in messages
-    Limit,       \* the high mark of the budget, in messages; half of it is the low mark
-    BatchLimit,  \* messages of one batch
+    Window,      \* W: the maximum outstanding messages of one link
+    Limit,       \* the limit of the budget, in messages; the gate opens again at half of it
+    BatchLimit,  \* maximum messages of a batch
     Crashes, Stalls, Losses, Timeouts  \* how often each fault may happen
 
 VARIABLES
-    \* The clients. They outlive the gateway.
+    \* The clients. They survive a crash of the gateway.
     toSend,      \* [Senders -> Seq]: still to be sent, in order
-    unanswered,  \* [Senders -> Seq]: sent, outcome not known, in order
-    accepted,    \* [Senders -> set]: told "accepted": it is stored
-    released,    \* [Senders -> set]: told at least once "not known to be stored"
-    \* The gateway. All of it is lost when it is killed.
+    unanswered,  \* [Senders -> Seq]: sent without an outcome, in order
+    accepted,    \* [Senders -> set]: answered "accepted": it is stored
+    released,    \* [Senders -> set]: answered at least once "possibly not stored"
+    \* The gateway. All of this is lost when it is killed.
     attached,    \* [Senders -> BOOLEAN]
     credit,      \* [Senders -> Nat]: granted and not used
     unsettled,   \* [Senders -> Nat]: arrived and not settled
-    used,        \* what the budget counts
+    used,        \* the budget's count
     open,        \* whether the budget's gate is open
     queue,       \* the partition queue: Seq of <<sender, number>>
-    batch,       \* the batch on the way to Kafka, empty when none is
+    batch,       \* the batch in flight to Kafka, empty if there is none
     \* Kafka.
     broker,      \* "up" or "stalled"
-    appended,    \* whether Kafka has appended the batch that is on the way
-    late,        \* batches nobody waits for any more that Kafka may still append
+    appended,    \* whether Kafka has appended the batch in flight
+    late,        \* batches that were given up and that Kafka may still append
     log,         \* the partition: Seq of <<sender, number>>
-    \* History, for the properties alone.
-    sent, settled,  \* [Senders -> [1..Messages -> Nat]]: how often each was sent and told an outcome
-    faults       \* what is left of each fault
+    \* History, used only by the properties.
+    sent, settled,  \* [Senders -> [1..Messages -> Nat]]: how often each was sent and got an outcome
+    faults       \* remaining number of each fault
 
 clients == <<toSend, unanswered, accepted, released>>
 links   == <<attached, credit, unsettled>>
@@ -79,7 +79,7 @@ Init ==
 
 (* ---------------------------------------------------------- client, gateway *)
 
-\* A link attaches, with whatever its client does not know the outcome of before the rest.
+\* A link attaches; its client sends messages without an outcome first.
 Attach(s) ==
     /\ ~attached[s]
     /\ attached' = [attached EXCEPT ![s] = TRUE]
@@ -87,7 +87,7 @@ Attach(s) ==
     /\ unanswered' = [unanswered EXCEPT ![s] = <<>>]
     /\ UNCHANGED <<accepted, released, credit, unsettled, budget, queue, batch, kafka, history, faults>>
 
-\* flowcontrol.window.Window.top_up: worth a frame when it is half of the window, or when no credit is left.
+\* flowcontrol.window.Window.top_up: grants half of the window at least, unless no credit is left.
 Grant(s) ==
     LET grant == Window - unsettled[s] - credit[s] IN
     /\ attached[s]
@@ -97,7 +97,7 @@ Grant(s) ==
     /\ credit' = [credit EXCEPT ![s] = @ + grant]
     /\ UNCHANGED <<clients, attached, unsettled, budget, queue, batch, kafka, history, faults>>
 
-\* Granted credit is honoured whatever the gate says.
+\* Granted credit is honoured even if the gate is shut.
 Send(s) ==
     /\ attached[s]
     /\ credit[s] > 0
@@ -113,7 +113,7 @@ Send(s) ==
     /\ open' = (open /\ used' < Limit)
     /\ UNCHANGED <<accepted, released, attached, batch, kafka, settled, faults>>
 
-\* One batch is on the way for a partition, never two.
+\* A partition has at most one batch in flight.
 HandOver ==
     /\ batch = <<>>
     /\ queue # <<>>
@@ -123,7 +123,7 @@ HandOver ==
     /\ appended' = FALSE
     /\ UNCHANGED <<clients, links, budget, broker, late, log, history, faults>>
 
-\* Every record of the batch gets its outcome, and its place in budget and window is given back.
+\* Every record of the batch gets its outcome and is released from budget and window.
 Settle(outcome) ==
     /\ settled' = [s \in Senders |-> [n \in Numbers |->
             settled[s][n] + Cardinality({i \in DOMAIN batch : batch[i] = <<s, n>>})]]
@@ -158,7 +158,7 @@ Answer ==
     /\ appended' = FALSE
     /\ UNCHANGED <<broker, late, log, faults>>
 
-\* What Kafka received before its client was gone or gave up.
+\* Kafka appends a batch that it received before its client died or gave up.
 StoreLate ==
     /\ broker = "up"
     /\ \E stale \in late :
@@ -187,7 +187,7 @@ LoseAnswer ==
     /\ appended' \in BOOLEAN
     /\ UNCHANGED <<clients, links, budget, queue, batch, broker, late, log, history>>
 
-\* kafka.delivery_timeout_s: the clients are told that it is not known whether the records are stored.
+\* kafka.delivery_timeout_s: the clients are answered that the records are possibly not stored.
 GiveUp ==
     /\ broker = "stalled"
     /\ batch # <<>>
@@ -197,7 +197,7 @@ GiveUp ==
     /\ appended' = FALSE
     /\ UNCHANGED <<broker, log>>
 
-\* SIGKILL. Kafka may still append what it had received.
+\* SIGKILL. Kafka may still append a batch that it had received.
 Crash ==
     /\ Spend("crash")
     /\ attached' = [s \in Senders |-> FALSE]
@@ -226,10 +226,10 @@ Spec == Init /\ [][Next]_vars /\ Fairness
 
 AcknowledgedIsStored == \A s \in Senders : \A n \in accepted[s] : <<s, n>> \in Range(log)
 
-\* Never more outstanding than granted.
+\* Outstanding messages never exceed the granted credit.
 WindowHeld == \A s \in Senders : credit[s] + unsettled[s] <= Window
 
-\* The budget counts what is there, and granted credit bounds how far it can go over its limit.
+\* The budget's count is exact, and granted credit bounds its excess over the limit.
 BudgetExact ==
     /\ used = Len(queue) + Len(batch)
     /\ \A s \in Senders : unsettled[s] = Len(OfSender(queue, s)) + Len(OfSender(batch, s))
@@ -237,7 +237,7 @@ BudgetExact ==
 
 SettledOnce == \A s \in Senders : \A n \in Numbers : settled[s][n] <= sent[s][n]
 
-\* Of two messages of one sender the first is first in the log, unless its client was told that it may not be there.
+\* Two messages of a sender are in order in the log, unless the first was answered "possibly not stored".
 First(record) == CHOOSE i \in DOMAIN log : log[i] = record /\ \A j \in 1..(i - 1) : log[j] # record
 OrderKept ==
     \A s \in Senders : \A n, m \in Numbers :

@@ -1,45 +1,45 @@
 ---------------------------- MODULE SessionTakeover ----------------------------
-(* One kept MQTT session, gateways that share one Kafka, and QoS 2 messages      *)
-(* that must be in the log exactly once, wherever the client connects and        *)
-(* whichever gateway dies (ADR 0016, 0018, 0043, 0074).                          *)
+(* One persistent MQTT session, several gateways on one Kafka, and QoS 2         *)
+(* messages that must be in the log exactly once, wherever the client connects   *)
+(* and whichever gateway dies (ADR 0016, 0018, 0043, 0074).                      *)
 (*                                                                               *)
-(* Gateways write records into one partition of the table of sessions, and read  *)
-(* it in order, each at its own pace. A CONNECT at a gateway that does not have  *)
-(* the session claims it with a higher epoch. The claim names every gateway that *)
-(* may still have a message of the session on its way to Kafka: each answers     *)
-(* when it has none, or is dead. Then the session is the claimer's, which says   *)
-(* so, and nobody need be asked again.                                           *)
+(* Gateways write records into one partition of the session table and read it    *)
+(* in order, each at its own pace. A gateway that does not own the session       *)
+(* claims it at a CONNECT with a higher epoch. The claim names every gateway     *)
+(* that may still have a message of the session in flight to Kafka. Each of      *)
+(* them answers when it has none, or is dead. Then the claimer owns the session  *)
+(* and writes this, so no gateway need be asked again.                           *)
 (*                                                                               *)
-(* Two assumptions, which Kafka does not give and the gateway must be built for: *)
-(* what a gateway had handed to Kafka is appended or lost before anybody looks   *)
-(* into the log because that gateway is dead; and a gateway that was frozen      *)
-(* serves nobody before it has read the table to its end.                        *)
+(* Two assumptions, which Kafka does not guarantee and the gateway must ensure:  *)
+(* the last messages of a dead gateway are appended or lost before another       *)
+(* gateway searches the log; and a gateway that was frozen serves no client      *)
+(* before it has read the table to its end.                                      *)
 EXTENDS Naturals, Sequences, FiniteSets, TLC
 
 CONSTANTS
     Gateways,    \* a set
-    Nobody,      \* none of them
+    NoGateway,      \* no gateway
     Messages,    \* the client publishes 1..Messages at QoS 2, one after the other, all under one packet identifier
-    Faults       \* how many of these happen, in any order: the client leaves its connection, or a CONNECT without an
-                 \* answer (or with 0x88); PUBCOMP is lost; a gateway is killed and started again; a gateway is frozen; a
+    Faults       \* how many of these happen, in any order: the client closes its connection, or gives up a CONNECT
+                 \* (no answer, or 0x88); PUBCOMP is lost; a gateway is killed and restarted; a gateway is frozen; a
                  \* gateway stops in order
 
 VARIABLES
     \* Kafka.
-    table,       \* the records of __trivium_sessions that not everybody has read
+    table,       \* the records of __trivium_sessions that not all gateways have read
     stored,      \* [Messages -> Nat]: how often each message is in the log
     \* The gateways.
     state,       \* [Gateways -> "up", "frozen" or "catching up"]
     life,        \* [Gateways -> Nat]: the incarnation of each
     read,        \* [Gateways -> Nat]: how much of `table` each has read
-    knows,       \* [Gateways -> what all that each has read says]
-    pending,     \* [Gateways -> Seq]: a session record on its way into the table
-    mine,        \* [Gateways -> the session as this gateway has it]
-    handing,     \* [Gateways -> what is left of a session that another gateway has claimed]
+    knows,       \* [Gateways -> the state according to all records that each has read]
+    pending,     \* [Gateways -> Seq]: a session record in flight to the table
+    mine,        \* [Gateways -> the session in this gateway]
+    handing,     \* [Gateways -> the rest of a session that another gateway has claimed]
     \* The client.
-    client,      \* [at: its connection, wants: its CONNECT that is not answered, message, phase]
-    acknowledged,  \* messages whose PUBREC the client has
-    faults       \* how many may still happen
+    client,      \* [at: its connection, wants: its unanswered CONNECT, message, phase]
+    acknowledged,  \* messages whose PUBREC the client has received
+    faults       \* remaining number of faults
 
 kafka    == <<table, stored>>
 gateways == <<state, life, read, pending, mine, handing, knows>>
@@ -49,24 +49,24 @@ Numbers == 1..Messages
 Fault == faults > 0 /\ faults' = faults - 1
 Unfinished == client.message <= Messages
 
-\* The name of a gateway process; one that is started again has another.
+\* The name of a gateway process; a restarted one has another name.
 Name(g) == <<g, life[g]>>
 
 (* ------------------------------------------------------------------ records *)
 
-\* `from`: who may have a message on the way, beside the owner. `dead`: of whom it was taken over.
+\* `from`: gateways other than the owner that may have a message in flight. `dead`: gateways it was taken over from.
 Session(owner, epoch, from, dead) ==
     [kind |-> "session", owner |-> owner, epoch |-> epoch, from |-> from, dead |-> dead]
-\* `done`: the last message that is released. `final`: an answer. `left`: its writer has let go of the session, unasked.
+\* `done`: the last released message. `final`: an answer. `left`: its writer has released the session without a claim.
 Flight(by, epoch, done, final, left) ==
     [kind |-> "flight", by |-> by, epoch |-> epoch, done |-> done, final |-> final, left |-> left]
-\* The answer of a gateway that has nothing of the session.
-Let(by) == [kind |-> "let", by |-> by, final |-> TRUE]
+\* The answer of a gateway without state of the session.
+NothingHeld(by) == [kind |-> "let", by |-> by, final |-> TRUE]
 
-\* What a reader knows after one more record: the higher epoch is right, of equals the later. `busy`: the owner, and who
-\* is to be asked beside it.
-\* The writer of a record that names nobody was sure of that, but it had not heard of another with the same epoch.
-Learn(known, record) ==
+\* A reader's state after one more record: the record with the higher epoch is right; of equal ones, the later. `busy`:
+\* the owner, and the other gateways to be asked.
+\* A record with an empty `from` is reliable, except that its writer did not know another one with the same epoch.
+Apply(known, record) ==
     CASE record.kind = "session" /\ record.epoch >= known.epoch ->
             LET later == record.epoch > known.epoch \/ record.owner = known.owner
                 sure == record.from = {} /\ record.dead = {} /\ later IN
@@ -81,12 +81,12 @@ Learn(known, record) ==
                 !.busy = IF record.left /\ record.epoch = known.epoch /\ @ = {record.by} THEN {} ELSE @]
       [] OTHER -> known
 
-RECURSIVE LearnAll(_, _)
-LearnAll(known, seq) == IF seq = <<>> THEN known ELSE LearnAll(Learn(known, Head(seq)), Tail(seq))
+RECURSIVE ApplyAll(_, _)
+ApplyAll(known, seq) == IF seq = <<>> THEN known ELSE ApplyAll(Apply(known, Head(seq)), Tail(seq))
 
 (* ----------------------------------------------------------------- gateways *)
 
-\* role: "none"; "waiting" for those who were asked; "opening": the CONNECT's record is on its way; "owner".
+\* role: "none"; "waiting" for the asked gateways; "opening": the CONNECT's record is in flight; "owner".
 None == [role |-> "none", epoch |-> 0, unread |-> FALSE, waiting |-> {}, done |-> 0, open |-> 0, sending |-> 0,
          stored |-> FALSE]
 Nothing == [asked |-> FALSE, epoch |-> 0, done |-> 0, sending |-> 0, stored |-> FALSE]
@@ -97,25 +97,25 @@ Init ==
     /\ state = [g \in Gateways |-> "up"]
     /\ life = [g \in Gateways |-> 0]
     /\ read = [g \in Gateways |-> 0]
-    /\ knows = [g \in Gateways |-> [owner |-> Nobody, epoch |-> 0, busy |-> {}, flight |-> 0, done |-> 0]]
+    /\ knows = [g \in Gateways |-> [owner |-> NoGateway, epoch |-> 0, busy |-> {}, flight |-> 0, done |-> 0]]
     /\ pending = [g \in Gateways |-> <<>>]
     /\ mine = [g \in Gateways |-> None]
     /\ handing = [g \in Gateways |-> Nothing]
-    /\ client = [at |-> Nobody, wants |-> Nobody, message |-> 1, phase |-> "publish"]
+    /\ client = [at |-> NoGateway, wants |-> NoGateway, message |-> 1, phase |-> "publish"]
     /\ acknowledged = {}
     /\ faults = Faults
 
-\* Nothing of a frozen gateway is on its way any more.
+\* A frozen gateway has no message in flight any more.
 Quiet(g) == (mine[g].sending = 0 \/ mine[g].stored) /\ (handing[g].sending = 0 \/ handing[g].stored)
 
 Dead(name) == name[2] # life[name[1]] \/ (state[name[1]] = "frozen" /\ Quiet(name[1]))
 
 Disconnected(g) ==
-    [client EXCEPT !.at = IF @ = g THEN Nobody ELSE @, !.wants = IF @ = g THEN Nobody ELSE @]
+    [client EXCEPT !.at = IF @ = g THEN NoGateway ELSE @, !.wants = IF @ = g THEN NoGateway ELSE @]
 
 (* ------------------------------------------------------------------ CONNECT *)
 
-\* The session is here: its record says that nobody else has anything of it. What is open is in the log.
+\* The session is opened here: no other gateway has state of it, according to its record. Open messages are in the log.
 Opened(g, its, epoch) ==
     LET done == knows[g].done
         open == {n \in Numbers : n > done /\ stored[n] > 0} IN
@@ -124,11 +124,11 @@ Opened(g, its, epoch) ==
             !.open = IF open = {} THEN 0 ELSE CHOOSE n \in open : TRUE]]
     /\ pending' = [pending EXCEPT ![g] = <<Session(Name(g), epoch, {}, {})>>]
 
-\* All that was in the table when the CONNECT came is read first. A session that is here, or that nobody has, is opened.
-\* Any other is claimed. Either record is on its way for a while, in which others may write.
+\* The gateway first reads the table as of the CONNECT. It opens a session that it owns, or that has no owner, and
+\* claims any other. Either record is in flight for a while, in which others may write.
 Connect(g) ==
     /\ Unfinished
-    /\ client.at = Nobody /\ client.wants = Nobody
+    /\ client.at = NoGateway /\ client.wants = NoGateway
     /\ state[g] = "up"
     /\ read[g] = Len(table)
     /\ pending[g] = <<>>
@@ -147,8 +147,8 @@ Connect(g) ==
     /\ client' = [client EXCEPT !.wants = g]
     /\ UNCHANGED <<kafka, state, life, read, knows, handing, acknowledged, faults>>
 
-\* Everybody who was asked has answered or is dead, and nothing of our own is on the way.
-Have(g) ==
+\* Every asked gateway has answered or is dead, and this gateway has no message in flight.
+Acquire(g) ==
     /\ state[g] = "up"
     /\ mine[g].role = "waiting"
     /\ ~mine[g].unread
@@ -158,28 +158,28 @@ Have(g) ==
     /\ Opened(g, mine[g], mine[g].epoch + 1)
     /\ UNCHANGED <<kafka, state, life, read, knows, handing, client, acknowledged, faults>>
 
-\* Kafka has a session record. That of a CONNECT is answered: CONNACK.
+\* Kafka has stored a session record. If it is that of a CONNECT, CONNACK is sent.
 Written(g) ==
     /\ pending[g] # <<>>
     /\ table' = table \o pending[g]
     /\ pending' = [pending EXCEPT ![g] = <<>>]
     /\ IF mine[g].role = "opening" /\ Head(pending[g]).epoch = mine[g].epoch
        THEN /\ mine' = [mine EXCEPT ![g].role = "owner"]
-            /\ client' = IF client.wants = g THEN [client EXCEPT !.at = g, !.wants = Nobody] ELSE client
+            /\ client' = IF client.wants = g THEN [client EXCEPT !.at = g, !.wants = NoGateway] ELSE client
        ELSE UNCHANGED <<mine, client>>
     /\ UNCHANGED <<stored, state, life, read, knows, handing, acknowledged, faults>>
 
 (* -------------------------------------------------------- the table is read *)
 
-\* What everybody has read is forgotten.
+\* Records that all gateways have read are dropped from the model.
 Fold(reads) ==
     LET least == CHOOSE n \in {reads[g] : g \in Gateways} : \A g \in Gateways : n <= reads[g] IN
     /\ table' = SubSeq(table, least + 1, Len(table))
     /\ read' = [g \in Gateways |-> reads[g] - least]
 
-\* A record of another gateway that is right ends what is here, also a CONNECT that still waits; whoever it ends, and
-\* whoever it names, owes an answer. A rival wrote with our epoch, but before us: who waits asks it too; who has opened
-\* without asking anybody begins anew, unless the client is here, and so was not there.
+\* A valid record of another gateway ends the session here, also a waiting CONNECT. A gateway whose session it ends, or
+\* that it names, must answer. A rival wrote with our epoch, but before us: a waiting gateway asks it too; a gateway
+\* that opened without asking starts again, unless the client is connected here, and so was not connected there.
 Read(g) ==
     /\ state[g] # "frozen"
     /\ read[g] < Len(table)
@@ -210,23 +210,23 @@ Read(g) ==
                     [] own -> [@ EXCEPT !.unread = FALSE]
                     [] OTHER -> @]
           /\ client' = IF lost THEN Disconnected(g) ELSE client
-          /\ knows' = [knows EXCEPT ![g] = Learn(@, record)]
+          /\ knows' = [knows EXCEPT ![g] = Apply(@, record)]
     /\ Fold([read EXCEPT ![g] = @ + 1])
     /\ UNCHANGED <<stored, state, life, pending, acknowledged, faults>>
 
-\* Nothing is on the way any more.
+\* This gateway has no message in flight any more.
 Answer(g) ==
     /\ state[g] # "frozen"
     /\ handing[g].asked
     /\ handing[g].sending = 0
     /\ pending[g] = <<>>
-    /\ table' = Append(table, IF handing[g].epoch = 0 THEN Let(Name(g))
+    /\ table' = Append(table, IF handing[g].epoch = 0 THEN NothingHeld(Name(g))
                               ELSE Flight(Name(g), handing[g].epoch, handing[g].done, TRUE, FALSE))
     /\ handing' = [handing EXCEPT ![g] = Nothing]
     /\ UNCHANGED <<stored, state, life, read, knows, pending, mine, client, acknowledged, faults>>
 
-\* This gateway stops: the client is sent away when nothing of it is on the way, and its session is anybody's.
-LetGo(g) ==
+\* This gateway stops: it disconnects the client when no message is in flight, and releases the session.
+ReleaseSession(g) ==
     /\ Unfinished
     /\ Fault
     /\ state[g] = "up"
@@ -238,7 +238,7 @@ LetGo(g) ==
     /\ client' = Disconnected(g)
     /\ UNCHANGED <<stored, state, life, read, knows, pending, handing, acknowledged>>
 
-\* The owner is silent for long, or was this gateway before: its session is ours, without a connection.
+\* The owner is dead, or is a former process of this gateway: this gateway takes over the session, without a connection.
 TakeOver(g) ==
     /\ state[g] = "up"
     /\ mine[g].role = "none"
@@ -246,7 +246,7 @@ TakeOver(g) ==
     /\ pending[g] = <<>>
     /\ LET known == knows[g]
            dead == {name \in known.busy : Dead(name)} IN
-        /\ known.owner # Nobody
+        /\ known.owner # NoGateway
         /\ Dead(known.owner)
         /\ \A i \in (read[g] + 1)..Len(table) : table[i].kind = "session" => table[i].owner # Name(g)
         /\ table' = Append(table, Session(Name(g), known.epoch, known.busy \ dead, dead))
@@ -256,7 +256,7 @@ TakeOver(g) ==
 
 Serves(g) == state[g] = "up" /\ client.at = g /\ mine[g].role = "owner"
 
-\* PUBLISH: under an identifier that is not released it is the same message, and only answered.
+\* PUBLISH: with an unreleased identifier it is the same message, and is only answered.
 Publish(g) ==
     /\ Serves(g)
     /\ client.phase = "publish"
@@ -270,7 +270,7 @@ Publish(g) ==
             /\ UNCHANGED <<client, acknowledged>>
     /\ UNCHANGED <<kafka, state, life, read, knows, pending, handing, faults>>
 
-\* Kafka appends what is on the way, of a session that is here or that is being handed over.
+\* Kafka appends the message in flight, of a session that is here or that is being handed over.
 Store(g) ==
     \/ /\ mine[g].sending # 0 /\ ~mine[g].stored
        /\ stored' = [stored EXCEPT ![mine[g].sending] = @ + 1]
@@ -296,7 +296,7 @@ Settle(g) ==
           /\ UNCHANGED <<mine, client, acknowledged>>
     /\ UNCHANGED <<kafka, state, life, read, knows, pending, faults>>
 
-\* PUBREL: the release is in the table before PUBCOMP leaves, which may be lost.
+\* PUBREL: the release is in the table before PUBCOMP is sent, which may be lost.
 Release(g) ==
     /\ Serves(g)
     /\ client.phase = "release"
@@ -308,30 +308,30 @@ Release(g) ==
     /\ \/ /\ client' = [client EXCEPT !.message = @ + 1, !.phase = "publish"]
           /\ UNCHANGED faults
        \/ /\ Fault
-          /\ client' = [client EXCEPT !.at = Nobody]
+          /\ client' = [client EXCEPT !.at = NoGateway]
     /\ UNCHANGED <<stored, state, life, read, knows, pending, handing, acknowledged>>
 
 (* ------------------------------------------------------------------- faults *)
 
-\* Who has claimed for a CONNECT that is given up has the session without a connection, as far as it is anybody's.
-Gone ==
-    /\ client' = [client EXCEPT !.at = Nobody, !.wants = Nobody]
+\* The client leaves. A gateway that was waiting on its behalf drops the claim; others keep the session without it.
+ClientLeaves ==
+    /\ client' = [client EXCEPT !.at = NoGateway, !.wants = NoGateway]
     /\ mine' = [g \in Gateways |-> IF client.wants = g /\ mine[g].role = "waiting" THEN None ELSE mine[g]]
     /\ UNCHANGED <<kafka, state, life, read, knows, pending, handing, acknowledged>>
 
 Leave ==
     /\ Unfinished
-    /\ client.at # Nobody \/ client.wants # Nobody
+    /\ client.at # NoGateway \/ client.wants # NoGateway
     /\ Fault
-    /\ Gone
+    /\ ClientLeaves
 
-\* A client does not wait for ever for a gateway that says nothing.
-Despair ==
-    /\ \E g \in {client.at, client.wants} \ {Nobody} : state[g] = "frozen"
-    /\ Gone
+\* A client does not wait forever for a frozen gateway.
+GiveUpWaiting ==
+    /\ \E g \in {client.at, client.wants} \ {NoGateway} : state[g] = "frozen"
+    /\ ClientLeaves
     /\ UNCHANGED faults
 
-\* SIGKILL, and a start that reads the table to its end. What was on the way is appended (it came first) or lost.
+\* SIGKILL, and a restart that reads the table to its end. A message in flight is appended (before the crash) or lost.
 Crash(g) ==
     /\ Unfinished
     /\ state[g] = "up"
@@ -341,11 +341,11 @@ Crash(g) ==
     /\ handing' = [handing EXCEPT ![g] = Nothing]
     /\ pending' = [pending EXCEPT ![g] = <<>>]
     /\ client' = Disconnected(g)
-    /\ knows' = [knows EXCEPT ![g] = LearnAll(@, SubSeq(table, read[g] + 1, Len(table)))]
+    /\ knows' = [knows EXCEPT ![g] = ApplyAll(@, SubSeq(table, read[g] + 1, Len(table)))]
     /\ Fold([read EXCEPT ![g] = Len(table)])
     /\ UNCHANGED <<stored, state, acknowledged>>
 
-\* One is left that is not frozen.
+\* At least one other gateway is not frozen.
 Freeze(g) ==
     /\ Unfinished
     /\ state[g] = "up"
@@ -367,16 +367,16 @@ CaughtUp(g) ==
 
 Next ==
     \/ \E g \in Gateways :
-        \/ Connect(g) \/ Have(g) \/ Written(g) \/ Read(g) \/ Answer(g) \/ LetGo(g) \/ TakeOver(g)
+        \/ Connect(g) \/ Acquire(g) \/ Written(g) \/ Read(g) \/ Answer(g) \/ ReleaseSession(g) \/ TakeOver(g)
         \/ Publish(g) \/ Store(g) \/ Settle(g) \/ Release(g)
         \/ Crash(g) \/ Freeze(g) \/ Thaw(g) \/ CaughtUp(g)
-    \/ Leave \/ Despair
+    \/ Leave \/ GiveUpWaiting
 
-\* A gateway that is frozen may stay so.
+\* A frozen gateway may stay frozen.
 Fairness ==
-    /\ WF_vars(Despair)
+    /\ WF_vars(GiveUpWaiting)
     /\ \A g \in Gateways :
-        /\ WF_vars(Connect(g)) /\ WF_vars(Have(g)) /\ WF_vars(Written(g)) /\ WF_vars(Read(g))
+        /\ WF_vars(Connect(g)) /\ WF_vars(Acquire(g)) /\ WF_vars(Written(g)) /\ WF_vars(Read(g))
         /\ WF_vars(Answer(g)) /\ WF_vars(TakeOver(g)) /\ WF_vars(Publish(g)) /\ WF_vars(Store(g))
         /\ WF_vars(Settle(g)) /\ WF_vars(Release(g)) /\ WF_vars(CaughtUp(g))
 
@@ -384,19 +384,19 @@ Spec == Init /\ [][Next]_vars /\ Fairness
 
 (* --------------------------------------------------------------- properties *)
 
-\* No exchange is done twice.
+\* No message is stored twice.
 ExactlyOnce == \A n \in Numbers : stored[n] <= 1
 
 AcknowledgedIsStored == \A n \in acknowledged : stored[n] > 0
 
-\* Who has the client's connection has the session.
+\* The gateway with the client's connection owns the session.
 ConnectedIsOwner == \A g \in Gateways : client.at = g => mine[g].role = "owner"
 
-\* No two gateways have a message of the session on its way to Kafka.
+\* At most one gateway has a message of the session in flight to Kafka.
 OneSends ==
     Cardinality({g \in Gateways : ~Quiet(g)}) <= 1
 
-\* Of those who have read everything one believes to have the session.
+\* Of the gateways that have read the whole table, at most one considers itself the owner.
 OneOwner ==
     \A g, h \in Gateways :
         (g # h /\ read[g] = Len(table) /\ read[h] = Len(table) /\ pending[g] = <<>> /\ pending[h] = <<>>)
@@ -406,8 +406,8 @@ EverythingIsPublished == <>(client.message = Messages + 1)
 
 OwnerIsDead ==
     \E g \in Gateways :
-        LET known == LearnAll(knows[g], SubSeq(table, read[g] + 1, Len(table))) IN
-        known.owner # Nobody /\ Dead(known.owner)
+        LET known == ApplyAll(knows[g], SubSeq(table, read[g] + 1, Len(table))) IN
+        known.owner # NoGateway /\ Dead(known.owner)
 TakenOver == OwnerIsDead ~> ~OwnerIsDead
 
 Symmetry == Permutations(Gateways)

@@ -435,7 +435,7 @@ async def test_connect_names_everybody_who_may_have_a_message_on_the_way(tmp_pat
 
 @pytest.mark.parametrize("kind", [INFLIGHT, RELEASE])
 async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, tmp_path: Path) -> None:
-    """Have: what a gateway wrote before it read the claim does not answer the claim."""
+    """Acquire: what a gateway wrote before it read the claim does not answer the claim."""
     world = World(tmp_path)
     answer = InflightRecord("nonce", 5, final=True) if kind == INFLIGHT else None
     await world.claimed_by(OTHER, 5)
@@ -467,7 +467,7 @@ async def test_connect_reads_the_table_first(tmp_path: Path) -> None:
 
 
 async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
-    """Have: the asked process is dead when a new process of its gateway sends heartbeats."""
+    """Acquire: the asked process is dead when a new process of its gateway sends heartbeats."""
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.happen(Event.CLAIM)
@@ -480,7 +480,7 @@ async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
 
 
 async def test_have_waits_for_what_we_hand_over_ourselves(tmp_path: Path) -> None:
-    """Have: the client returns before Kafka has answered for its message; sent again, it is not stored twice."""
+    """Acquire: the client returns before Kafka has answered for its message; sent again, it is not stored twice."""
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
@@ -673,7 +673,7 @@ async def test_read_keeps_the_in_flight_record_of_the_higher_epoch(tmp_path: Pat
 
 
 async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: Path) -> None:
-    """LetGo: the gateway stops. The session's last in-flight record releases it, but not too early."""
+    """ReleaseSession: the gateway stops. The session's last in-flight record releases it, but not too early."""
     world = World(tmp_path)
     await connected(world)
     world.send_qos_2()
