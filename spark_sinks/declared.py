@@ -56,7 +56,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
 def kind_of(file: JobFile) -> JobKind:
     """Return the job of a file as a kind that is started by the file's path."""
     run = file.streaming.run
-    told = {
+    defaults = {
         "file": file,
         "bootstrap_servers": run.bootstrap_servers,
         "checkpoint": run.checkpoint,
@@ -75,7 +75,7 @@ def kind_of(file: JobFile) -> JobKind:
     }
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.set_defaults(**told)
+        parser.set_defaults(**defaults)
 
     return JobKind(
         name=str(file.path),
@@ -84,7 +84,7 @@ def kind_of(file: JobFile) -> JobKind:
         add_arguments=add_arguments,
         flows=flows,
         slots=_slots,
-        declared=frozenset(told),
+        declared=frozenset(defaults),
         title=file.spec.title,
         file=file.path,
     )

@@ -80,7 +80,7 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
     decoded = opened.select(
         *known,
         "sent_at",
-        *(_judged(name, column).alias(name) for name, column in source.columns.items()),
+        *(_in_range(name, column).alias(name) for name, column in source.columns.items()),
         *((F.col(fault),) if source.decode != "none" else ()),
         *((F.col(PLACE),) if packs else ()),
         own.alias("_own_time"),
@@ -134,7 +134,7 @@ def _unreadable(source: Source) -> Column:
     return not_readable.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
 
 
-def _judged(name: str, column: Declared) -> Column:
+def _in_range(name: str, column: Declared) -> Column:
     value = F.col(f"_of_{name}")
     return F.when(F.abs(value) <= LARGEST, value) if column.type == "double" else value
 

@@ -100,7 +100,7 @@ class FlowExecution:
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
         self.position = self._first_position()
-        self._look()
+        self._read_ends()
         if self.flow.trigger.mode == REAL_TIME:
             self._start_fitting()
         else:
@@ -150,10 +150,10 @@ class FlowExecution:
                 raise error or RuntimeError(f"query {self.flow.name} ended by itself")
             self._reads = True
             self.position = self._checkpoint.position() or {}
-            self._look()
+            self._read_ends()
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
-            self._look()
+            self._read_ends()
         self._scan()
 
     def _scan(self) -> None:
@@ -164,7 +164,7 @@ class FlowExecution:
             self._scan_by = float("inf")
             self._scanner.batch_finished()
 
-    def _look(self) -> None:
+    def _read_ends(self) -> None:
         self._next_look = time.monotonic() + (LOOK_S if self.flow.trigger.mode == REAL_TIME else LAG_LOOK_S)
         ends = self._broker.ends(self.flow.topics)
         if ends is not None:
@@ -191,7 +191,7 @@ class FlowExecution:
         if progress.end is not None and offsets_sum(progress.end) >= self._read:
             self.position = progress.end
         if mode == REAL_TIME and not self._stopped:
-            self._look()
+            self._read_ends()
             lag = self._policy.lag(self._read)  # Spark reports the topics' ends as of the batch's start
             if progress.run == str(self.query.runId) and self._policy.must_catch_up(time.monotonic(), self._read):
                 self._say(f"{self.flow.name} has fallen {lag:,} records behind: catching up in micro-batches")

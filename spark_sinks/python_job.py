@@ -23,12 +23,12 @@ from spark_sinks.job_file import JobFile, JobFileError
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.replay.sources import SourceError
-from spark_sinks.replay.writer import TakenOver
+from spark_sinks.replay.writer import ReplacedError
 from spark_sinks.spec.audit import BridgeAudit
 from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.replays import ReplayRun
 
-Problems = (LedgerError, SourceError, TakenOver, KafkaError, OSError)
+Problems = (LedgerError, SourceError, ReplacedError, KafkaError, OSError)
 Report = Callable[[msgspec.Struct], None]
 Say = Callable[[str], None]
 

@@ -318,9 +318,9 @@ def asked(argv: Sequence[str]) -> tuple[argparse.Namespace, JobKind, JobOptions]
     parser = arguments(kinds.values())
     given = parser.parse_args(argv)
     kind = kinds[given.job]
-    told = {name: value for name, value in vars(given).items() if name in kind.options.__struct_fields__}
+    values = {name: value for name, value in vars(given).items() if name in kind.options.__struct_fields__}
     try:
-        return given, kind, kind.options(**{**told, "kafka": dict(given.kafka)})
+        return given, kind, kind.options(**{**values, "kafka": dict(given.kafka)})
     except ValueError as error:
         parser.error(str(error))
 
@@ -367,9 +367,14 @@ def _run_process(
     def ready() -> None:
         output.ready(options.trigger)
         if given.ready_file is not None:
-            told = {"job": given.job, "trigger": options.trigger, "pid": os.getpid(), "metrics": str(metrics.address)}
+            started = {
+                "job": given.job,
+                "trigger": options.trigger,
+                "pid": os.getpid(),
+                "metrics": str(metrics.address),
+            }
             written = given.ready_file.with_suffix(".tmp")
-            written.write_bytes(msgspec.json.encode(told))
+            written.write_bytes(msgspec.json.encode(started))
             written.replace(given.ready_file)
 
     try:

@@ -89,7 +89,7 @@ class Registration:
         deadline = time.monotonic() + ENDING_S
         while True:
             with _alone(self._where):
-                before = _look(self._path)
+                before = _read(self._path)
                 if before is None or not before.alive:
                     restarts = 0 if before is None else before.run.restarts + 1
                     self._write(msgspec.structs.replace(self.run, metrics=metrics, restarts=restarts))
@@ -135,7 +135,7 @@ def _alone(where: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _look(path: Path) -> Known | None:
+def _read(path: Path) -> Known | None:
     """Read a registry file; None if it is missing or not valid."""
     try:
         held = os.open(path, os.O_RDONLY)
@@ -155,7 +155,7 @@ def _look(path: Path) -> Known | None:
 
 def known() -> list[Known]:
     """Return the newest run of every job, running ones first."""
-    found = [one for path in directory().glob("*.json") if (one := _look(path)) is not None]
+    found = [one for path in directory().glob("*.json") if (one := _read(path)) is not None]
     return sorted(found, key=lambda one: (not one.alive, one.run.job, one.run.checkpoint))
 
 
@@ -169,7 +169,7 @@ def find(name: str) -> list[Known]:
 
 def _forget_old(where: Path) -> None:
     for path in where.glob("*.json"):
-        one = _look(path)
+        one = _read(path)
         if one is not None and not one.alive and (one.run.ended or one.run.started) < time.time() - KEPT_S:
             path.unlink(missing_ok=True)
 

@@ -128,12 +128,12 @@ def driver_settings(
 
     A jar or an option in `conf` comes after ours.
     """
-    told = driver_java(conf, *java_options)
+    settings = driver_java(conf, *java_options)
     if not master.startswith("local"):
-        told[JARS] = ",".join(filter(None, (*(str(jar.resolve()) for jar in jars), conf.get(JARS))))
-        return {**conf, **told}
-    told[CLASS_PATH] = ":".join(filter(None, (*map(str, jars), conf.get(CLASS_PATH))))
-    return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **conf, **told}
+        settings[JARS] = ",".join(filter(None, (*(str(jar.resolve()) for jar in jars), conf.get(JARS))))
+        return {**conf, **settings}
+    settings[CLASS_PATH] = ":".join(filter(None, (*map(str, jars), conf.get(CLASS_PATH))))
+    return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **conf, **settings}
 
 
 def driver_java(conf: Mapping[str, str], *options: str) -> dict[str, str]:

@@ -134,10 +134,10 @@ class Broker:
         ]
         for _, _, place in places:
             asked.put(place, spec)
-        told = self._admin.listOffsets(asked, self._options(self._committed)).all().get()
+        answers = self._admin.listOffsets(asked, self._options(self._committed)).all().get()
         offsets: Offsets = {}
         for topic, partition, place in places:
-            offsets.setdefault(topic, {})[str(partition)] = told.get(place).offset()
+            offsets.setdefault(topic, {})[str(partition)] = answers.get(place).offset()
         return offsets
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer | None:

@@ -40,8 +40,8 @@ def maintain(job: Archive) -> Maintained:
 
 def described(done: Maintained) -> str:
     """Return one line for people, and one for each thing that could not be done."""
-    told = (
+    summary = (
         f"{done.merged:,} files merged into {done.into:,} with their {done.rows:,} rows, "
         f"{done.expired:,} rows deleted because of their age, {done.unused:,} unused files deleted"
     )
-    return "\n".join([told, *done.left])
+    return "\n".join([summary, *done.left])

@@ -28,7 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The state of a partition after an audit, where the next audit starts."""
 
     end: int  # end of the counted offsets
-    told: dict[str, Acknowledged]  # by the gateway's address
+    acknowledged: dict[str, Acknowledged] = msgspec.field(name="told")  # by the gateway's address
     surplus: int = 0  # records in the log that no gateway had reported yet
 
 
@@ -69,18 +69,18 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     minutes: dict[str, int]
 
 
-def uncounted(place: Place, before: Checkpoint | None, told: Mapping[str, Acknowledged]) -> OffsetRange | None:
+def uncounted(place: Place, before: Checkpoint | None, current: Mapping[str, Acknowledged]) -> OffsetRange | None:
     """Return the range of a partition to count; None if no record was acknowledged since.
 
     Args:
         place: the partition.
         before: the state after the previous audit; None for the first.
-        told: each gateway's present numbers, by its address.
+        current: each gateway's present numbers, by its address.
     """
     acknowledged, certain = 0, True
     begins, ends = [], []
-    for address, now in told.items():
-        then = None if before is None else before.told.get(address)
+    for address, now in current.items():
+        then = None if before is None else before.acknowledged.get(address)
         if then is None:
             certain = certain and (before is None or now.first >= before.end)  # else surplus in an earlier audit
         elif then.started != now.started or then.first != now.first or now.count < then.count:

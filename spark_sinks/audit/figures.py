@@ -37,7 +37,7 @@ async def fetch(address: str) -> str:
         raise FiguresError(f"{address} does not answer: {str(error) or type(error).__name__}") from error
 
 
-def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknowledged]:
+def parse_figures(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknowledged]:
     """Return a gateway's numbers for these topics; FiguresError if it is not a gateway, or too old."""
     found: dict[str, dict[Place, int]] = {STORED: {}, FIRST: {}, NEXT: {}}
     started: float | None = None
@@ -58,9 +58,9 @@ def told(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknow
         raise FiguresError(f"{address}: /metrics is not a gateway's")
     if hidden:
         there = {place.topic for place in found[STORED]}
-        if untold := [topic for topic in topics if topic not in there]:
+        if without := [topic for topic in topics if topic not in there]:
             raise FiguresError(
-                f"{address} has no metrics for {', '.join(untold)}: it has reached its limit of topics with metrics"
+                f"{address} has no metrics for {', '.join(without)}: it has reached its limit of topics with metrics"
             )
     counts, firsts, nexts = found.values()
     return {

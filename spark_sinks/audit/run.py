@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 
 from mapping.record import CONTENT_TYPE, GW_PROTOCOL
 from spark_sinks.audit.balance import Acknowledged, Balance, Checkpoint, Counted, OffsetRange, balance, uncounted
-from spark_sinks.audit.figures import FiguresError, fetch, told
+from spark_sinks.audit.figures import FiguresError, fetch, parse_figures
 from spark_sinks.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.kafka import partitions_of, read_range
@@ -58,7 +58,7 @@ async def run(
     """Audit until `stopped`, or once; return how many records are missing.
 
     Raises:
-        LedgerError, TakenOver, KafkaError: it cannot continue; the message says why.
+        LedgerError, ReplacedError, KafkaError: it cannot continue; the message says why.
     """
     settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
     missing = 0
@@ -93,14 +93,14 @@ class _Audit:
     async def pass_once(self) -> Audited:
         """Audit every gateway against the log once, and write the results to Kafka."""
         began = time.monotonic()
-        told_now, silent = await self._ask()
+        current, silent = await self._ask()
         until = datetime.now(UTC).isoformat(timespec="seconds")
-        places = {place for telling in told_now.values() for place in telling}
+        places = {place for figures in current.values() for place in figures}
         # While a gateway is silent its records are not known, so every partition waits for it.
         ranges = [] if silent else [
             found
             for place in sorted(places)
-            if (found := uncounted(place, self._checkpoint(place), _of(place, told_now))) is not None
+            if (found := uncounted(place, self._checkpoint(place), _of(place, current))) is not None
         ]  # fmt: skip
         ready, counted = await self._count(ranges)
         balances = [
@@ -115,11 +115,11 @@ class _Audit:
             for one in balances:
                 place = Place(one.topic, one.partition)
                 state.places.setdefault(place.topic, {})[place.partition] = Checkpoint(
-                    one.end, _of(place, told_now), one.surplus
+                    one.end, _of(place, current), one.surplus
                 )
             await self._write(balances, state)
         for one in balances:
-            self._tell(one)
+            self._report(one)
         return Audited(
             job=self._job.title,
             acknowledged=sum(one.acknowledged for one in balances),
@@ -138,7 +138,7 @@ class _Audit:
         found: dict[str, dict[Place, Acknowledged]] = {}
         for address in self._job.source.gateways:
             try:
-                found[address] = told(address, await self._fetch(address), self._job.source.topics)
+                found[address] = parse_figures(address, await self._fetch(address), self._job.source.topics)
             except FiguresError as error:
                 self._say(str(error))
         return found, len(self._job.source.gateways) - len(found)
@@ -190,7 +190,7 @@ class _Audit:
         self._state = state
         self._records += len(balances)
 
-    def _tell(self, found: Balance) -> None:
+    def _report(self, found: Balance) -> None:
         where = f"{found.topic}-{found.partition}, offsets {found.begin} to {found.end}, {found.since} to {found.until}"
         if found.verdict == "missing":
             self._say(f"{where}: {found.missing:,} of {found.acknowledged:,} acknowledged records are missing")
@@ -198,8 +198,8 @@ class _Audit:
             self._say(f"{where}: Kafka deleted records before they were counted")
 
 
-def _of(place: Place, told_now: Mapping[str, Mapping[Place, Acknowledged]]) -> dict[str, Acknowledged]:
-    return {address: telling[place] for address, telling in told_now.items() if place in telling}
+def _of(place: Place, current: Mapping[str, Mapping[Place, Acknowledged]]) -> dict[str, Acknowledged]:
+    return {address: figures[place] for address, figures in current.items() if place in figures}
 
 
 def _of_gateway(headers: Collection[tuple[str, Any]]) -> bool:

@@ -104,22 +104,22 @@ class Schema:
         made["fields"].append({"name": READ, "type": "boolean", "default": True})
         return json.dumps(made)
 
-    def _only(self, kind: Any, wanted: Mapping[str, set[str]], told: set[str]) -> Any:
+    def _only(self, kind: Any, wanted: Mapping[str, set[str]], defined: set[str]) -> Any:
         if isinstance(kind, list):
-            return [self._only(one, wanted, told) for one in kind]
+            return [self._only(one, wanted, defined) for one in kind]
         name = kind.get("name")
         if name is None:
             return kind["type"]
-        if name in told:  # a name is defined once
+        if name in defined:  # a name is defined once
             return name
-        told.add(name)
+        defined.add(name)
         if kind["type"] == "enum":
             return {"type": "enum", "name": name, "symbols": kind["symbols"]}
         fields = [field for field in kind["fields"] if field["name"] in wanted[name]]
         return {
             "type": "record",
             "name": name,
-            "fields": [{"name": one["name"], "type": self._only(one["type"], wanted, told)} for one in fields],
+            "fields": [{"name": one["name"], "type": self._only(one["type"], wanted, defined)} for one in fields],
         }
 
     @staticmethod

@@ -58,7 +58,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return f"{self.topic}-{self.partition} at {self.offset}"
 
 
-class Unfit(ValueError):  # noqa: N818 - a finding, not a fault of ours
+class NotReplayableError(ValueError):
     """The record cannot be replayed; the message says why."""
 
 
@@ -93,39 +93,39 @@ def of_letter(record: Any, *, anywhere: bool) -> Item:
         anywhere: whether a dead letter without an origin may use its own topic, partition and offset instead.
 
     Raises:
-        Unfit: not a dead letter, or its value was truncated.
+        NotReplayableError: not a dead letter, or its value was truncated.
     """
     headers: tuple[Header, ...] = record.headers
-    rest, told = _taken_off(headers)
+    rest, origin = _split_off(headers)
     names = (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET)
-    if not told:
-        told = {name: value for name, value in headers if name.startswith(DEAD_LETTER_PREFIX)}
+    if not origin:
+        origin = {name: value for name, value in headers if name.startswith(DEAD_LETTER_PREFIX)}
         rest = tuple(header for header in headers if not header[0].startswith(DEAD_LETTER_PREFIX))
         names = (DEAD_LETTER_TOPIC, DEAD_LETTER_PARTITION, DEAD_LETTER_OFFSET)
-    if ORIGIN_LENGTH in told:
-        raise Unfit(f"its value of {_text(told[ORIGIN_LENGTH])} bytes was truncated")
+    if ORIGIN_LENGTH in origin:
+        raise NotReplayableError(f"its value of {_text(origin[ORIGIN_LENGTH])} bytes was truncated")
     created = next((_number(value) for name, value in rest if name == CREATION_TIME), None)
-    timestamp = _number(told.get(ORIGIN_TIMESTAMP))
+    timestamp = _number(origin.get(ORIGIN_TIMESTAMP))
     timestamp = created if timestamp is None else timestamp
-    topic, partition, offset = _text(told.get(names[0])), _number(told.get(names[1])), _number(told.get(names[2]))
+    topic, partition, offset = _text(origin.get(names[0])), _number(origin.get(names[1])), _number(origin.get(names[2]))
     if partition is not None and offset is not None and is_topic_name(topic):
         return Item(topic, partition, offset, timestamp, record.key, record.value, rest)
     if not anywhere:
-        raise Unfit("its origin is unknown: no headers origin.topic, origin.partition, origin.offset")
+        raise NotReplayableError("its origin is unknown: no headers origin.topic, origin.partition, origin.offset")
     timestamp = record.timestamp if timestamp is None else timestamp
     return Item(record.topic, record.partition, record.offset, timestamp, record.key, record.value, rest)
 
 
-def _taken_off(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, bytes | None]]:
+def _split_off(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, bytes | None]]:
     """Split off the headers that a Spark job appended; the record itself may have had headers with these names."""
-    told: dict[str, bytes | None] = {}
+    origin: dict[str, bytes | None] = {}
     for index in range(len(headers) - 1, -1, -1):
         name, value = headers[index]
-        if name == ERROR and ORIGIN_TOPIC in told:
-            return tuple(headers[:index]), told
-        if name not in _APPENDED or name in told:
+        if name == ERROR and ORIGIN_TOPIC in origin:
+            return tuple(headers[:index]), origin
+        if name not in _APPENDED or name in origin:
             break
-        told[name] = value
+        origin[name] = value
     return tuple(headers), {}
 
 

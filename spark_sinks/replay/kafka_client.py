@@ -61,7 +61,7 @@ def _login(settings: Mapping[str, str]) -> tuple[str, str]:
     if mechanism not in {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}:
         raise ValueError(f"sasl.mechanism: this job supports PLAIN and SCRAM, not {mechanism}")
     text = settings.get("sasl.jaas.config", "")
-    told = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _LOGIN.findall(text)}
-    if _PLAIN.search(text) is None or told.keys() != {"username", "password"}:
+    login = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _LOGIN.findall(text)}
+    if _PLAIN.search(text) is None or login.keys() != {"username", "password"}:
         raise ValueError('sasl.jaas.config: expected ...LoginModule required username="..." password="...";')
-    return told["username"], told["password"]
+    return login["username"], login["password"]

@@ -68,7 +68,7 @@ async def run(
         stopped: ends the run after the current transaction.
 
     Raises:
-        LedgerError, SourceError, TakenOver: it cannot continue; the message says why.
+        LedgerError, SourceError, ReplacedError: it cannot continue; the message says why.
         KafkaError: Kafka failed; the next run continues.
     """
     began = time.monotonic()
@@ -212,7 +212,7 @@ class _Run:
             else:
                 unfit.append(f"{item}: {wrong}")
         for sentence in unfit:
-            self._tell(sentence)
+            self._report_unfit(sentence)
         self._positions.update(found.positions)
         entry = self._entry
         self._entry = msgspec.structs.replace(
@@ -233,7 +233,7 @@ class _Run:
         partitions = None if origin is None else origin.partitions
         return await self._clients.writer.send(item, target, partitions, original_time=original)
 
-    def _tell(self, sentence: str) -> None:
+    def _report_unfit(self, sentence: str) -> None:
         self._said += 1
         if self._said <= SAID_MOST:
             self._say(f"not replayed: {sentence}")

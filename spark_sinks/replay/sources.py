@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from spark_sinks.replay.items import Item, Place, Unfit, item_of, of_letter
+from spark_sinks.replay.items import Item, NotReplayableError, Place, item_of, of_letter
 from spark_sinks.replay.kafka import LogReader, Target, partitions_of
 from spark_sinks.replay.order import Origins, in_order
 from spark_sinks.spec.replays import DlqReplay, Replay
@@ -95,7 +95,7 @@ class LetterSource(LogSource):
             taken, last, size = taken + 1, time, size + len(record.value or b"")
             try:
                 item = letter(self._job, record)
-            except Unfit as error:
+            except NotReplayableError as error:
                 found.unfit.append(f"{record.topic}-{record.partition} at {record.offset}: {error}")
                 continue
             if item is None:
@@ -110,7 +110,7 @@ class LetterSource(LogSource):
 
 
 def letter(job: DlqReplay, record: object) -> Item | None:
-    """Return the original record of a dead letter; None if the job excludes it. Raises Unfit."""
+    """Return the original record of a dead letter; None if the job excludes it. Raises NotReplayableError."""
     item = of_letter(record, anywhere=job.sink.kafka is not None)
     return item if not job.source.of or item.topic in job.source.of else None
 
@@ -172,7 +172,7 @@ async def _seen(
     while await reader.next_time() is not None:
         try:
             item = letter(job, reader.merge.pop())
-        except Unfit:
+        except NotReplayableError:
             continue
         if item is not None:
             seen.add(item.place, item.offset)

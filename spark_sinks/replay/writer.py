@@ -23,7 +23,7 @@ TRANSACTION_MS: Final = 60_000
 LARGEST: Final = 64 << 20
 
 
-class TakenOver(RuntimeError):  # noqa: N818 - nobody's error
+class ReplacedError(RuntimeError):
     """A later run of the same replay has started and replaces this one."""
 
 
@@ -60,7 +60,7 @@ class Writer:
         """Commit one transaction with the records that `fill` sends and the entry that it returns.
 
         Raises:
-            TakenOver: another run has started.
+            ReplacedError: another run has started.
             KafkaError: the outcome is unknown; the ledger shows it.
         """
         producer = self._producer
@@ -75,7 +75,7 @@ class Writer:
                 raise
             await producer.commit_transaction()
         except (ProducerFenced, InvalidProducerEpoch) as error:
-            raise TakenOver(f"another run of {self._name} has started and replaces this one") from error
+            raise ReplacedError(f"another run of {self._name} has started and replaces this one") from error
 
     async def send(
         self, item: Item, target: Target, origin_partitions: int | None, *, original_time: bool

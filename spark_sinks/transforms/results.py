@@ -21,11 +21,11 @@ EMIT: Final = "emit"
 
 def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
     """Return a record: JSON of `fields` (without nulls), with the `key` columns joined by `/`; `final` marks it."""
-    told = [(CONTENT_TYPE, F.lit(JSON)), *([(EMIT, F.lit("final"))] if final else [])]
+    own = [(CONTENT_TYPE, F.lit(JSON)), *([(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
         F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
         F.to_json(F.struct(*fields)).cast("binary").alias("value"),
-        headers(*told).alias("headers"),
+        headers(*own).alias("headers"),
     )
 
 

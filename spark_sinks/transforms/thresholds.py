@@ -91,7 +91,7 @@ def _far_from_means(about: list[Column], limited: list[str]) -> Iterator[Column]
         yield F.when(mean.isNotNull(), record)
 
 
-def _record(about: list[Column], column: str, told: list[Column], suffix: str = "") -> Column:
+def _record(about: list[Column], column: str, fields: list[Column], suffix: str = "") -> Column:
     key, origin, at = about
     return json_record(
         [key],
@@ -101,6 +101,6 @@ def _record(about: list[Column], column: str, told: list[Column], suffix: str = 
             at.alias("time"),
             F.lit(column).alias("column"),
             F.col(column).cast("double").alias("value"),
-            *told,
+            *fields,
         ],
     )

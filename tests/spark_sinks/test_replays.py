@@ -21,7 +21,7 @@ from mapping.dead_letters import Cause, dead_letter
 from mapping.record import Received
 from spark_sinks.job_file import read
 from spark_sinks.replay import kafka_client
-from spark_sinks.replay.items import Item, Place, Unfit, marked, of_letter
+from spark_sinks.replay.items import Item, NotReplayableError, Place, marked, of_letter
 from spark_sinks.replay.kafka import Target
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.order import Merge, Origins, in_order, target_partition
@@ -48,7 +48,7 @@ def letter_of(headers: Sequence[Header], **fields: Any) -> Any:
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=9))
 def test_whatever_headers_a_letter_has_it_is_a_record_or_unfit(headers: list[Header]) -> None:
     item: Item | None = None
-    with contextlib.suppress(Unfit):
+    with contextlib.suppress(NotReplayableError):
         item = of_letter(letter_of(headers), anywhere=False)
     assert item is None or (item.key, item.value) == (b"k", b"v")
 
@@ -73,10 +73,10 @@ def test_a_letter_of_the_gateway_is_what_it_was_before() -> None:
 
 def test_a_letter_whose_value_was_cut_or_whose_origin_is_internal_is_unfit() -> None:
     origin = [("error", b""), ("origin.topic", b"t"), ("origin.partition", b"3"), ("origin.offset", b"4")]
-    with pytest.raises(Unfit, match="of 77 bytes was truncated"):
+    with pytest.raises(NotReplayableError, match="of 77 bytes was truncated"):
         of_letter(letter_of([*origin, ("origin.length", b"77")]), anywhere=True)
     origin[1] = ("origin.topic", b"__consumer_offsets")
-    with pytest.raises(Unfit, match="its origin is unknown"):
+    with pytest.raises(NotReplayableError, match="its origin is unknown"):
         of_letter(letter_of(origin), anywhere=False)
     assert of_letter(letter_of(origin), anywhere=True).topic == "dlq"
 
