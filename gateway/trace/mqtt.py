@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -144,8 +144,3 @@ def _properties(properties: Properties) -> Line:
         else:
             line[name] = shown(value)
     return line
-
-
-def of_connect(connect: Any, payload: int) -> Line:
-    """Return the line of a CONNECT that was received before the trace matched its client."""
-    return described(connect, payload)
