@@ -73,9 +73,7 @@ log = structlog.get_logger(__name__)
 SIGNAL: Final = Where("signal")
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # minimum time for the embedded broker to stop
-NEEDED: Final = frozenset(
-    {"live reader", "state", "topics", "sessions"}
-)  # not ready while one of these is being retried
+NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one is retried
 RESTART_S: Final = 1.0  # before the embedded broker is started again
 
 

@@ -71,9 +71,7 @@ from mapping.tenants import Tenancy, TenantRules, tenant_of
 CLOSE_S: Final = 1.0
 """Time for the last bytes of every connection, and for the last records of the sessions."""
 
-CONNECT_WAIT_S: Final = (
-    1.0  # wait for Kafka's first answer; without it the listeners open, but the gateway is not ready
-)
+CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then the listeners open, but the gateway is not ready
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -385,7 +383,7 @@ def _presence(config: Config, publisher: Publisher, gateways: Gateways) -> Prese
     )
 
 
-def _session_parts(  # noqa: PLR0917 - what sessions touch
+def _session_parts(  # noqa: PLR0917 - the parts that sessions use
     process: Process,
     log: Log,
     rules: Rules,

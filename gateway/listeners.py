@@ -107,11 +107,10 @@ def open_listeners(server: ProtocolSide, process: Process, security: ListenerSec
     """Add the configured listeners of its protocol to a server; they do not listen yet."""
     for settings in listeners(process.config):
         if settings.protocol == server.name:
+            assign_tenant = security.tenants.assigner(settings.name)
             listener = Listener(
                 settings,
-                Entrance(
-                    settings.name, security.authenticator, settings.logins, security.tenants.assigner(settings.name)
-                ),
+                Entrance(settings.name, security.authenticator, settings.logins, assign_tenant),
                 server.accept,
                 tls=security.certificates.context(settings.tls, settings.tls_key),
                 strangers=security.strangers,

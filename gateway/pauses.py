@@ -21,9 +21,7 @@ from gateway.statistics import counter, gauge
 PROCESS_BUDGET: Final = "process budget"
 TOPIC_BUDGET: Final = "topic budget"
 CONNECTION_BUDGET: Final = "connection budget"
-SHARE: Final = (
-    "share of a budget"  # a connection has more in flight than is free in the topic's or the process's budget
-)
+SHARE: Final = "share of a budget"  # a connection has more in flight than is free for the topic or the process
 # Limits (`gateway.limits`): the client is in debt for what it has published or received.
 RATES: Final = ("rate of the connection", "rate of the principal", "rate of the tenant", "rate of the listener")
 OUTGOING_RATES: Final = tuple(f"outgoing {rate}" for rate in RATES)

@@ -47,7 +47,7 @@ def listeners(config: Config) -> tuple[ListenerSettings, ...]:
         if not one.logins:
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
-                " security.plugins, security.oauth nor security.tls_client_ca is set: nobody could connect to"
+                " security.plugins, security.oauth nor security.tls_client_ca is set: no client could log in at"
                 f" {one.key}"
             )
     return found

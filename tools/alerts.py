@@ -324,11 +324,11 @@ def rules() -> dict[str, Any]:
 
 def rule(alert: Alert) -> dict[str, Any]:
     """Return a rule in Prometheus' format."""
-    whose = "{{ $labels.query }}" if "query" in alert.expr else "{{ $labels.instance }}"
+    subject = "{{ $labels.query }}" if "query" in alert.expr else "{{ $labels.instance }}"
     return {
         "alert": alert.name,
         "expr": alert.expr,
         **({} if alert.lasts == "0m" else {"for": alert.lasts}),
         "labels": {"severity": alert.severity},
-        "annotations": {"summary": f"{whose}: {alert.summary}", "runbook_url": f"{RUNBOOK}#{alert.name.lower()}"},
+        "annotations": {"summary": f"{subject}: {alert.summary}", "runbook_url": f"{RUNBOOK}#{alert.name.lower()}"},
     }

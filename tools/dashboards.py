@@ -276,7 +276,7 @@ def dashboard(board: Board) -> dict[str, Any]:
             place = {"h": 8, "w": 8, "x": 8 * (index % 3), "y": down + 8 * (index // 3)}
             panels.append(panel(one, board.chosen, len(panels) + 1, place))
         down += 8 * -(-len(row) // 3)
-    told = "trivium_native_in_use" if board.chosen == "instance" else "trivium_spark_rows_total"
+    known = "trivium_native_in_use" if board.chosen == "instance" else "trivium_spark_rows_total"
     return {
         "uid": board.uid,
         "title": board.title,
@@ -292,7 +292,7 @@ def dashboard(board: Board) -> dict[str, Any]:
                     "name": board.chosen,
                     "type": "query",
                     "datasource": {"type": "prometheus", "uid": "${datasource}"},
-                    "query": f"label_values({told}, {board.chosen})",
+                    "query": f"label_values({known}, {board.chosen})",
                     "refresh": 2,
                     "includeAll": True,
                     "multi": True,

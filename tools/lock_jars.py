@@ -29,10 +29,7 @@ Wish = tuple[str, bool]  # coordinate, whether to include its run-time dependenc
 WISHES: dict[str, list[Wish]] = {
     "kafka": [
         ("org.apache.kafka:kafka_2.13:4.3.1", True),
-        (
-            "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
-            True,
-        ),  # for the broker's log; not among Kafka's dependencies
+        ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4", True),  # for the broker's log; no dependency of Kafka
     ],
     # These work with pyspark 4.3.0, which contains the rest; the token provider and Avro have no newer version.
     "spark": [

@@ -66,10 +66,10 @@ async def restore(settings: dict[str, Any], lines: list[str]) -> None:
     async with AIOKafkaProducer(**settings, acks="all", enable_idempotence=True) as producer:
         sent = []
         for topic, partition, timestamp, key, value, headers in rows:
-            told = [(name, content(header)) for name, header in headers]
+            decoded = [(name, content(header)) for name, header in headers]
             sent.append(
                 await producer.send(
-                    topic, content(value), content(key), partition=partition, timestamp_ms=timestamp, headers=told
+                    topic, content(value), content(key), partition=partition, timestamp_ms=timestamp, headers=decoded
                 )
             )
         await asyncio.gather(*sent)

@@ -41,7 +41,7 @@ class LimitStatistics(msgspec.Struct, frozen=True):
     disconnected_total: Annotated[int, counter("MQTT clients disconnected because they were above their rate")]
 
 
-class LimitExceeded(Exception):  # noqa: N818 - an answer, not an error of anybody
+class LimitExceeded(Exception):  # noqa: N818 - an answer, not a failure
     """The client may not connect now. The text is for the client."""
 
     def __init__(self, kind: Kind, per: Per, wait_s: float) -> None:
@@ -116,9 +116,7 @@ class Limits:
         self._rules = LimitRules(config.rules, listeners)
         self._burst_s = config.burst_s
         self._shares: dict[Key, Share] = {}
-        self._left: collections.OrderedDict[Key, None] = (
-            collections.OrderedDict()
-        )  # shares without connections, oldest first
+        self._left: collections.OrderedDict[Key, None] = collections.OrderedDict()  # without connections, oldest first
         self._refused_connections: dict[str, int] = {"connections": 0, "connects": 0}
         self.refused = 0
         self.disconnected = 0

@@ -151,7 +151,5 @@ class Console:
         _, ready = self._ready()
         content = _Event(flow, self._metrics.figures(FIGURES), ready, self._spark.last())
         event = b"data: %b\n\n" % msgspec.json.encode(content)
-        self._took_s = (
-            time.thread_time() - cpu
-        )  # includes other turns of the loop in between, which only lengthens the pause
+        self._took_s = time.thread_time() - cpu  # includes turns in between, which only lengthens the pause
         return event

@@ -58,9 +58,7 @@ class LoopLag:
         self._former: Any = None  # the previous signal handler
         self._interrupts = False
         self._cpu = 0.0  # CPU time of the loop's thread at the timer's last call
-        self._seen: collections.Counter[str] = (
-            collections.Counter()
-        )  # the functions that ran while the timer was overdue
+        self._seen: collections.Counter[str] = collections.Counter()  # what ran while the timer was overdue
         self._logged_at = float("-inf")
         self._unlogged = 0
 

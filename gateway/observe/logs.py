@@ -19,9 +19,7 @@ from gateway.kafka.driver.outage import outage
 from gateway.secret import BLANK, Redactor, is_secret_name
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
-REPEAT_S: Final = (
-    30.0  # a library's line is written at most once in this time: aiokafka repeats itself while a broker is down
-)
+REPEAT_S: Final = 30.0  # a library's line is written once in this time: aiokafka repeats itself during an outage
 REPEAT_LINES: Final = 256
 
 

@@ -21,7 +21,7 @@ import msgspec
 STRANGERS_EVERY: Final = 4  # unknown addresses get one turn in this many while known ones wait
 
 
-class Busy(Exception):  # noqa: N818 - an answer, not an error of anybody
+class Busy(Exception):  # noqa: N818 - an answer, not a failure
     """Too many attempts are waiting, from this address or in total. The client may try again."""
 
 
@@ -47,9 +47,7 @@ class FairQueue:
         self._waiting_of_address = waiting_of_address
         self._limit = waiting
         self._lines: dict[str, _Line] = {}
-        self._known: collections.OrderedDict[str, None] = (
-            collections.OrderedDict()
-        )  # addresses eligible for a turn, in order
+        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()  # eligible addresses, in order
         self._strangers: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._given = 0
         self.waiting = 0

@@ -196,8 +196,6 @@ def new_scram_line(user: str, password: str, mechanism: str, iterations: int) ->
 def _check(user: str, password: str) -> None:
     """Raise ValueError for a name or password that the files cannot hold or no login can use."""
     if not is_principal(user) or user != user.strip() or user.startswith("#") or ":" in user or not user.isprintable():
-        raise ValueError(
-            "the name must be printable, without colons, surrounding spaces or a leading #, and not reserved"
-        )
+        raise ValueError("the name must be printable, without colon, outer spaces or leading #, and not reserved")
     if not password:
         raise ValueError("the password is empty")

@@ -76,7 +76,7 @@ def test_what_an_operator_wants() -> None:
             {"security": {"allow_anonymous": False, **PASSWORDS}},
             "listeners.a.logins: anonymous needs security.allow_anonymous",
         ),
-        ([one("a")], {"security": {"allow_anonymous": False}}, "nobody could connect to listeners.a.address"),
+        ([one("a")], {"security": {"allow_anonymous": False}}, "no client could log in at listeners.a.address"),
         ([one("a", proxy_protocol=True)], {}, "listeners.a.proxy_protocol: needs security.trusted_proxies"),
         ([one("a", address="0.0.0.0:0")], {}, "listeners.a.address: 0.0.0.0:0 can be reached"),
     ],

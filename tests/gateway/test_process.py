@@ -412,7 +412,7 @@ async def test_a_taken_port_is_one_clear_line(bootstrap: str, tmp_path: Path, li
         ("[mqtt]\nreceive_maximum = 0", ("mqtt.receive_maximum", "greater than or equal to 1", "got 0")),
         ("[mqtt]\nadress = 1", ("mqtt.adress", "not permitted")),
         ("[nonsense]\na = 1", ("nonsense", "not permitted")),
-        ("[security]\nallow_anonymous = false", ("security.allow_anonymous", "nobody could connect")),
+        ("[security]\nallow_anonymous = false", ("security.allow_anonymous", "no client could log in")),
         ('[security]\npassword_file = "/missing"', ("security.password_file", "/missing")),
         ('[[mapping.rules]]\nmqtt = "a/#/b"\ntopic = "t"', ("mapping.rules", "a/#/b")),
         ("[mqtt", ("not valid TOML",)),
