@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, and jobs run in it on real topics."""
+"""One Spark session for the whole test run, and helpers that run jobs in it on real topics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spark_jars() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def archive(spark_jars: list[Path]) -> Path:
-    """Spark's classes, as `make setup` records them; other checkouts' archives may have taken the place of ours."""
+    """The archive of Spark's classes that `make setup` creates; another checkout may have replaced it."""
     subprocess.run([sys.executable, "-m", "gateway.embedded.class_recording"], cwd=ROOT, check=True)
     return archive_path("spark", find_java(), spark_jars, cache_directory())
 
@@ -57,10 +57,10 @@ def java_options(archive: Path) -> str:
 
 @pytest.fixture(scope="session")
 def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
-    """Slots for a real-time query of two partitions and everything beside it; real-time batches of less than 5 s.
+    """A session with enough slots for a real-time query of two partitions and everything else; batches under 5 s.
 
-    State is in one partition: each is a task, files and perhaps a worker of Python. A test about that has `two_parts`.
-    Heartbeats bring nothing that was not told when it happened, so a test does not wait for one without noticing.
+    State has one partition, since each one needs a task, files and possibly a Python worker. Tests about partitioned
+    state use `two_parts`. Heartbeats do not flush status data, so that no test depends on one unnoticed.
     """
     conf = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s", "spark.ui.liveUpdate.minFlushPeriod": "1h"}
     started = session(
@@ -74,14 +74,14 @@ def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def two_parts(spark: SparkSession) -> Iterator[None]:
-    """The state of what is begun by this test is in two partitions, as that of a job."""
+    """State created by this test has two partitions, as in a real job."""
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     yield
     spark.conf.set("spark.sql.shuffle.partitions", "1")
 
 
 class RunningJob:
-    """A job in a thread of its own."""
+    """A job running in its own thread."""
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         self.progress: list[Progress] = []
@@ -149,7 +149,7 @@ async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
 
 @pytest.fixture
 async def read_until(bootstrap: str) -> AsyncIterator[Read]:
-    """`await read_until(topic, condition)`: every record of the topic, once condition(records) holds."""
+    """`await read_until(topic, condition)` returns all records of the topic as soon as condition(records) holds."""
     consumers: list[AIOKafkaConsumer] = []
 
     async def read(topic: str, condition: Callable[[Sequence[Any]], bool], limit_s: float = 60) -> list[Any]:
@@ -172,7 +172,7 @@ async def read_until(bootstrap: str) -> AsyncIterator[Read]:
 
 
 def newest_results(records: Sequence[Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """The last result of every sensor and window, as a reader of `maximum` keeps them."""
+    """Return the last result of every sensor and window, as a reader of `maximum` would keep them."""
     results = {}
     for record in records:
         value = json.loads(record.value)
@@ -188,13 +188,13 @@ def newest() -> Callable[[Sequence[Any]], dict[tuple[str, int], dict[str, Any]]]
 
 
 Reading = tuple[str, float, int]
-"""Sensor, temperature, event time in ms."""
+"""A reading: sensor, temperature, event time in ms."""
 
 
 def naive_maxima(
     readings: Sequence[Reading], window_ms: int = 5_000, slide_ms: int = 1_000
 ) -> dict[tuple[str, int], tuple[int, float, int]]:
-    """(sensor, start) -> (end, maximum, count), by the definition and one by one."""
+    """Compute (sensor, start) -> (end, maximum, count) one reading at a time, following the definition."""
     windows: dict[tuple[str, int], list[float]] = {}
     for sensor, temperature, time in readings:
         start = time - time % slide_ms

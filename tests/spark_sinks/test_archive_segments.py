@@ -1,4 +1,4 @@
-"""The upkeep of an archive of Parquet files, without Spark: read by DuckDB, and at every step of whoever lists it."""
+"""Maintenance of a Parquet archive, without Spark: readable by DuckDB, and at every step of a directory listing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def begun(directory: Path) -> Path:
 
 
 def add(archive: Path, number: int, *leaves: tuple[str, str], more: bool = False) -> None:
-    """A batch as Spark writes it: five rows of each date and topic."""
+    """Write a batch as Spark does: five rows per date and topic."""
     for place, (date, topic) in enumerate(leaves):
         home = archive / f"segment={number // SEGMENT}" / f"batch={number}" / f"date={date}" / f"topic={topic}"
         home.mkdir(parents=True)
@@ -40,7 +40,7 @@ def add(archive: Path, number: int, *leaves: tuple[str, str], more: bool = False
 
 
 def filled(directory: Path) -> Path:
-    """Two segments that have all their batches, with another set of dates and topics in each batch, and one begun."""
+    """Two complete segments whose batches have different dates and topics, and an incomplete third one."""
     archive = begun(directory)
     for number in range(9):
         days = [("2026-11-20", "a")] if number % 3 else [("2026-11-21", "b"), ("2026-11-20", "a")]
@@ -49,7 +49,7 @@ def filled(directory: Path) -> Path:
 
 
 def read(archive: Path) -> list[tuple[str, str, int, float | None]]:
-    """As anybody reads it."""
+    """Read the archive as any reader would."""
     files = f"{archive}/**/*.parquet"
     rows = duckdb.sql(
         f"SELECT date::TEXT, topic, \"offset\", load FROM read_parquet('{files}', hive_partitioning=true, "
@@ -87,10 +87,10 @@ def test_files_are_as_large_as_wanted(tmp_path: Path) -> None:
 
 
 class Walker:
-    """Lists the files below a directory as readers do, one directory after the other; one that is gone has none."""
+    """List the files below a directory as readers do, one directory at a time; a missing directory has none."""
 
     def __init__(self, old: Path, new: Path, after: int, *, backwards: bool) -> None:
-        """The two change places before directory number `after` is listed."""
+        """The two are exchanged before directory number `after` is listed."""
         self.files: list[Path] = []
         self.exchanged = False
         self._left = after
@@ -163,7 +163,7 @@ def test_what_is_gone_when_it_is_looked_at_is_somebodys_at_work(tmp_path: Path) 
     at_work = tmp_path / "lake.staging" / "now" / "7"
     at_work.mkdir(parents=True)
     (at_work / "part.parquet").write_bytes(b"half")
-    (at_work / "gone").symlink_to(at_work / "nothing")  # as a file that is there when it is listed, and then not
+    (at_work / "gone").symlink_to(at_work / "nothing")  # like a file that disappears after it was listed
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=2)
     assert segments.maintain(archive, Maintain(unused=Duration("1h")), later).unused == 0
     assert (at_work / "part.parquet").exists()

@@ -1,4 +1,4 @@
-"""Archives as tables, without Spark: batches by their numbers, whoever writes them, and their upkeep."""
+"""Archives as tables, without Spark: idempotent batches, concurrent writers, and maintenance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PER_BATCH = 6
 
 
 def batch(number: int, *, day: datetime.date = DAY, **more: Any) -> pa.Table:
-    """Rows as Spark collects them: six of one topic and two dates."""
+    """Rows as Spark collects them: six rows of one topic and two dates."""
     offsets = range(number * PER_BATCH, (number + 1) * PER_BATCH)
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
     columns = {
@@ -45,7 +45,7 @@ def batch(number: int, *, day: datetime.date = DAY, **more: Any) -> pa.Table:
 
 
 class Lake:
-    """A table of one format, and how others read it."""
+    """A table of one format, and how other programs read it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -134,7 +134,7 @@ def test_of_processes_that_write_the_same_batch_one_does(lake: Lake) -> None:
             try:
                 archive.append(batch(number), number)
             except Exception as error:
-                refused.append(error)  # the job ends with it, and looks again when it is started again
+                refused.append(error)  # the job would end here, and check again after a restart
 
     writers = [threading.Thread(target=write) for _ in range(4)]
     for writer in writers:
@@ -209,7 +209,7 @@ def test_what_no_reader_needs_any_more_is_deleted_and_nothing_else(lake: Lake) -
 
 def test_records_older_than_their_days_are_deleted(lake: Lake) -> None:
     archive = lake.archive()
-    archive.append(batch(0), 0)  # of the 20th and the 21st
+    archive.append(batch(0), 0)  # dates: 20th and 21st
     archive.append(batch(1, day=datetime.date(2026, 11, 22)), 1)
     done = lake.maintain(Maintain(keep_days=2))
     assert done.expired == 3

@@ -1,4 +1,4 @@
-"""A backfill from a real archive's layout to a real Kafka."""
+"""Backfill from an archive with the real layout to a real Kafka."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ run = { bootstrap_servers = "BOOTSTRAP", rate = 40 }
 
 
 def batch(number: int) -> pa.Table:
-    """30 records of two partitions each, as Spark collects them; of the last batch they are another topic's."""
+    """Batches of 30 records in each of two partitions, as Spark collects them; the last batch has another topic."""
     places = [(partition, offset) for offset in range(30 * number, 30 * number + 30) for partition in range(2)]
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.table(
@@ -92,7 +92,7 @@ async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_p
     job: Any = read(tmp_path / "backfill.toml").spec
 
     async def run(records: int | None) -> Replayed:
-        """Until so many records are told of."""
+        """Run until this many records have been reported."""
         stopped, told = asyncio.Event(), 0
 
         def report(done: Replayed) -> None:

@@ -1,4 +1,4 @@
-"""How many records a micro-batch may have: by batches that last as long as a test says, and by a job that is slow."""
+"""The limit of records per micro-batch, with simulated batch durations and with a slow job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def transform(readings):
 
 
 def run(size: BatchSize, batches: int, rate: float, each_s: float = 0.0) -> list[int]:
-    """The sizes of batches with a backlog: `rate` records a second, and `each_s` for a batch, whatever is in it."""
+    """Return the batch sizes with a backlog, if a batch takes `each_s` plus its records divided by `rate`."""
     sizes = []
     for _ in range(batches):
         sizes.append(size.now)
@@ -102,7 +102,7 @@ async def test_the_batches_of_a_slow_job_with_a_backlog_become_smaller_and_lose_
     *, run_job: Any, producer: AIOKafkaProducer, new_topic: Any, read_until: Any, bootstrap: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(flow_execution, "SHORTEST_S", 0.3)  # a test has no minutes
+    monkeypatch.setattr(flow_execution, "SHORTEST_S", 0.3)  # the real value is too long for a test
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     keys = {b"k%d" % number for number in range(4_000)}
     for key in keys:

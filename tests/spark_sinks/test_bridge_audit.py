@@ -1,4 +1,4 @@
-"""The audit of what gateways have acknowledged: nothing is missing where nothing is, and one record is found."""
+"""The audit of acknowledged records: no false alarms, and a single missing record is found."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PLACE = Place("t", 0)
 @settings(max_examples=40)
 @given(st.data())
 def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked(data: st.DataObject) -> None:
-    """Its batches, records of others and offsets without a record, in any order; and one lost record is told."""
-    log: list[bool | None] = []  # of the gateway, of others, none
+    """With batches, foreign records and offset gaps in any order, the audit reports exactly the one lost record."""
+    log: list[bool | None] = []  # written by the gateway, by others, or an offset gap
     told: Acknowledged | None = None
     before: Checkpoint | None = None
     lost = 0
@@ -40,10 +40,10 @@ def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked
             log += [True] * size
             count, first = (told.count, told.first) if told else (0, base)
             told = Acknowledged(1.0, count + size, first, len(log))
-        log += data.draw(st.lists(st.sampled_from([True, False, None]), max_size=2))  # stored, and not acknowledged yet
+        log += data.draw(st.lists(st.sampled_from([True, False, None]), max_size=2))  # stored but not acknowledged yet
         on_the_way = [index for index in range(told.behind if told else 0, len(log)) if log[index]]
         for index in on_the_way:
-            log[index] = False  # acknowledged to nobody: as if another had written them
+            log[index] = False  # never acknowledged, as if another program had written them
         what = None if told is None else uncounted(PLACE, before, {"a": told})
         if told is None or what is None:
             continue
@@ -62,7 +62,7 @@ def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked
 
 def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothing() -> None:
     before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
-    what = uncounted(PLACE, before, {"a": Acknowledged(2.0, 10, 105, 115)})  # five were stored since the last look
+    what = uncounted(PLACE, before, {"a": Acknowledged(2.0, 10, 105, 115)})  # five were stored since the last audit
     assert what is not None
     assert (what.begin, what.end, what.acknowledged) == (100, 115, 10)
     assert balance(what, Counted(15, 0, {}), before, gateways=1, since="", until="").verdict == "uncertain"
@@ -99,7 +99,9 @@ def test_a_topic_made_anew_is_uncertain() -> None:
 
 def test_what_is_cut_off_from_the_log_and_written_over_is_missing() -> None:
     before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
-    what = uncounted(PLACE, before, {"a": Acknowledged(1.0, 105, 0, 95)})  # Kafka went back to 90, and took five more
+    what = uncounted(
+        PLACE, before, {"a": Acknowledged(1.0, 105, 0, 95)}
+    )  # the log was truncated to 90, and five more records were stored
     assert what is not None
     assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 95, 105, True)
     assert balance(what, Counted(95, 0, {}), before, gateways=1, since="", until="").missing == 10
@@ -118,7 +120,7 @@ async def test_what_a_gateway_acknowledged_is_there_and_one_record_that_is_not_i
     *, gateway: Any, admin: Any, new_topic: Any, bootstrap: str, tmp_path: Path
 ) -> None:
     topic, target = f"-audit-{uuid.uuid4().hex}", await new_topic(partitions=1)
-    await admin.create_topics([NewTopic(topic, 2, 1)])  # first by name, of all topics of the run that metrics tell of
+    await admin.create_topics([NewTopic(topic, 2, 1)])  # sorts first among the topics with metrics
     await until_led(admin, topic)
     management = f"http://{gateway.addresses['management']}"
     text = AUDIT.replace("TOPIC", topic).replace("AUDIT", target)

@@ -1,4 +1,4 @@
-"""When a query may run in real time, by steps of a clock that the test has."""
+"""When a query may run in real-time mode, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_backlog_is_caught_up_until_it_is_fresh() -> None:
     assert policy.lag(0) == 100_000
     assert not policy.may_run_in_real_time(0, 0)
     policy.observe_end(8, 108_000)
-    assert not policy.may_run_in_real_time(8, 100_000)  # what it has not read is up to 8 s old
+    assert not policy.may_run_in_real_time(8, 100_000)  # unread records are up to 8 s old
     policy.observe_end(12, 112_000)
     assert policy.may_run_in_real_time(12, 108_000)
 
@@ -76,5 +76,5 @@ def test_behind_is_the_age_of_the_first_record_not_read(steps: list[tuple[float,
             assert behind == 0
         elif position < looks[0][1]:
             assert behind == float("inf")
-        else:  # it arrived after the last look at which everything was before `position`
+        else:  # it arrived after the last observation at which all records were before `position`
             assert behind == now - max(at for at, seen in looks if seen == max(e for _, e in looks if e <= position))

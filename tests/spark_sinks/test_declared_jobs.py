@@ -1,4 +1,4 @@
-"""Every kind of job file on a real Kafka: equal to a plain computation over the log, also after a restart."""
+"""Every kind of job file on a real Kafka. Results equal a plain computation over the log, also after a restart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RunOnce = Callable[[Options], Awaitable[list[Progress]]]
 
 @pytest.fixture
 def declare(bootstrap: str, tmp_path: Path) -> Declare:
-    """The options of a job file of this text, with a checkpoint of the test's own."""
+    """Write a job file and return its options, with its own checkpoint."""
 
     def options(text: str, suffix: str = ".toml", **told: Any) -> Options:
         path = tmp_path / f"job{suffix}"
@@ -56,7 +56,7 @@ def declare(bootstrap: str, tmp_path: Path) -> Declare:
 
 @pytest.fixture
 def run_once(spark: SparkSession) -> RunOnce:
-    """Run a job over what is in its topics, in bounded micro-batches, from its checkpoint."""
+    """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
 
     def run(options: Options) -> list[Progress]:
         [flow] = flows(spark, options)
@@ -118,7 +118,7 @@ async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_
         return made
 
     await send(producer, source, [*some(150), ("nowhere", reading(1, at)), ("floor-1/lift", b"stuck")])
-    await run_once(options)  # the watermark is drawn after the batch: what is late comes in another
+    await run_once(options)  # the watermark advances after the batch, so late records need another batch
     late = reading(1e6, START_MS - 600_000)
     job = await run_job(options)
     await send(producer, source, [*some(50), ("floor-1/lift", late)])
@@ -137,7 +137,7 @@ async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_
         assert (found["n"], found["low"], found["high"]) == (len(loads), min(loads), max(loads))
         assert math.isclose(found["mean"], statistics.fmean(loads), abs_tol=1e-9)
         assert found["middle"] == sorted(loads)[math.ceil(len(loads) / 2) - 1]
-        assert abs(found["kinds"] - len(set(loads))) <= 2  # of 15 at most, by sketches
+        assert abs(found["kinds"] - len(set(loads))) <= 2  # of at most 15; the count is approximate
         assert found["rate"] == len(loads) / 4
         if len(loads) > 1:
             assert math.isclose(found["spread"], statistics.stdev(loads), abs_tol=1e-9)
@@ -238,7 +238,7 @@ async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes
     expected = {f"{target}/{key}": one[1] for key, one in newest.items()}
     seen: dict[str, bytes] = {}
     async with asyncio.timeout(120):
-        while seen != expected:  # the gateway reads them a moment later, then who subscribes has them
+        while seen != expected:  # the gateway reads them a moment later and delivers them to subscribers
             client = await RawClient.connect(gateway.address("mqtt"))
             await client.subscribe(f"{target}/#")
             with contextlib.suppress(TimeoutError):
@@ -313,7 +313,7 @@ async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restar
     worker = tmp_path / "python"
     worker.write_text(WORKER.format(once=tmp_path / "once", python=sys.executable))
     worker.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(worker))  # the first is not there in time
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(worker))  # the first one does not start in time
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
     options = declare(MEANS.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
     rng = random.Random(8)
@@ -394,7 +394,7 @@ async def test_readings_are_enriched_by_what_the_registry_says_now(
     await send(producer, known, [("new", b'{"room": "hall", "limit": "low"}')])
     enriched: list[Any] = []
     async with AIOKafkaConsumer(target, bootstrap_servers=bootstrap) as consumer, asyncio.timeout(180):
-        while not enriched:  # at its next look at the registry
+        while not enriched:  # when it next reads the registry
             await send(producer, source, [("new", reading(2, START_MS))])
             enriched = [one for batch in (await consumer.getmany(timeout_ms=1_000)).values() for one in batch]
     assert json.loads(enriched[0].value) == {"key": "new", "time": START_MS, "load": 2.0, "room": "hall"}
@@ -422,7 +422,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     await run_once(options)
     commits = sorted((tmp_path / "checkpoint" / "archive" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     assert len(commits) >= 2
-    commits[-1].unlink()  # as if the job had been killed between the files and Spark's own commit
+    commits[-1].unlink()  # as if the job had been killed between writing the files and Spark's commit
     commits[-1].with_name(f".{commits[-1].name}.crc").unlink()
     left = tmp_path / "lake.staging" / "killed" / "7" / "date=2023-11-14"
     left.mkdir(parents=True)
@@ -448,7 +448,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     archive = Archive(spark, str(lake), str(tmp_path / "checkpoint" / "archive"), segment=2)
     (lake / "segment=7").mkdir()
     (lake / "segment=7" / MERGED).touch()
-    # A checkpoint from a backup repeats a batch whose directory is merged.
+    # A checkpoint restored from a backup repeats a batch whose directory is already merged.
     await asyncio.to_thread(archive.write, spark.read.parquet(str(lake / "segment=1")), 15)
     counted = duckdb.sql(f"SELECT count(*), count(DISTINCT (topic, partition, \"offset\")) FROM '{lake}/**/*.parquet'")
     assert counted.fetchall() == [(53, 53)]
@@ -458,7 +458,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
     elsewhere = declare(text.replace("CHECKPOINT", str(tmp_path / "another")))
     with pytest.raises(ArchiveError, match="was written with another checkpoint"):
         await run_once(elsewhere)
-    renamed = declare(text.replace('job = "archive"', 'job = "archive"\nname = "anew"'))  # begins at batch 0 again
+    renamed = declare(text.replace('job = "archive"', 'job = "archive"\nname = "anew"'))  # starts at batch 0 again
     with pytest.raises(ArchiveError, match="was written with another checkpoint"):
         await run_once(renamed)
 
@@ -479,7 +479,7 @@ async def test_a_table_holds_every_record_once_also_when_a_batch_is_repeated(
     await send(producer, source, [(f"d{n}", reading(n, START_MS + n)) for n in range(9)])
     await run_once(declare(text))
     commit = tmp_path / "checkpoint" / "archive" / "commits" / "0"
-    commit.unlink()  # as if the job had been killed between the table's commit and Spark's own
+    commit.unlink()  # as if the job had been killed between the table's commit and Spark's
     commit.with_name(".0.crc").unlink()
     await send(producer, source, [("d0", b"no reading")])
     await run_once(declare(text))

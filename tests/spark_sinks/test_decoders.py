@@ -1,4 +1,4 @@
-"""The decoders that are Python, over bytes: what other encoders wrote, RFC examples, and whatever else may come."""
+"""The Python decoders, with bytes from other encoders, examples from RFCs, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fault(decoder: Decoder, value: bytes | None) -> str:
 
 
 def test_maps_of_cbor() -> None:
-    decoder = pickle.loads(pickle.dumps(Cbor(ALL, "when")))  # it goes to other processes
+    decoder = pickle.loads(pickle.dumps(Cbor(ALL, "when")))  # it is sent to other processes
     at = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     good = {
         (21.5, 7, True, "Küche"): {"at": {"load": 21.5}, "n": 7, "on": True, "who": "Küche"},
@@ -114,7 +114,7 @@ def test_the_packs_of_the_rfc() -> None:
         *({"n": "current", "t": n - 5, "v": (12 + n) / 10} for n in range(6)),
     ]
     assert read(decoder, json.dumps(in_json).encode()) == expected
-    # 5.1.3, and what 5.1.4 resolves it to
+    # 5.1.3, and its resolved form in 5.1.4
     place = "urn:dev:ow:10e2073a01080063"
     told = [
         {"bn": place, "bt": 1.320067464e09, "bu": "%RH", "v": 20}, {"u": "lon", "v": 24.30621},
@@ -126,7 +126,7 @@ def test_the_packs_of_the_rfc() -> None:
         (place, "lat", 60.07965, "1320067464000"), (place, "%RH", 20.3, "1320067524000"),
         (place, "%EL", 98.0, "1320067614000"),
     ]  # fmt: skip
-    # 5.1.5 and 5.1.6: values that are no numbers, sums
+    # 5.1.5 and 5.1.6: non-numeric values, sums
     told = [
         {"bn": "dev:", "n": "temp", "u": "Cel", "v": 23.1}, {"n": "label", "vs": "Machine Room"},
         {"n": "open", "vb": False}, {"n": "nfc-reader", "vd": "aGkgCg"}, {"n": "m", "bs": 5, "s": 2.5},
@@ -178,7 +178,7 @@ def descriptors() -> bytes:
 
 
 def descriptor_set() -> bytes:
-    """What protoc makes of a file with `plant.Reading`."""
+    """A descriptor set with `plant.Reading`, as protoc would write it."""
     file = descriptor_pb2.FileDescriptorProto(
         name="plant.proto", package="plant", syntax="proto3", dependency=["google/protobuf/timestamp.proto"]
     )

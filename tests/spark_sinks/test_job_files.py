@@ -1,4 +1,4 @@
-"""Job files: what is good, and what is wrong in one sentence. No Spark is started."""
+"""Job files: which are valid, and the message for each error. No Spark is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, command line and progress of the jobs; no Spark is started."""
+"""Options, command line and progress of jobs. No Spark is started."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_driver_is_told_of_the_jars_and_keeps_what_the_user_tells_it() -> No
     [
         ("local[2]", {}, sys.executable),
         ("local[2]", {"PYSPARK_PYTHON": "/elsewhere/python3"}, sys.executable),  # another version would fail
-        ("spark://host:7077", {"PYSPARK_PYTHON": "/opt/python3"}, "/opt/python3"),  # as it is named on the cluster
+        ("spark://host:7077", {"PYSPARK_PYTHON": "/opt/python3"}, "/opt/python3"),  # the path on the cluster
         ("spark://host:7077", {}, sys.executable),
     ],
 )

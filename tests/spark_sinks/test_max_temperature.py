@@ -1,4 +1,4 @@
-"""The job on a real Kafka: complete over restarts, malformed and late readings dead-lettered, both triggers."""
+"""The job on a real Kafka: complete results across restarts, dead letters for bad and late readings, both triggers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
 from tests.support.waiting import wait_until
 
-BATCH_MS = 2_000  # of the real-time trigger
+BATCH_MS = 2_000  # batch duration of the real-time trigger
 
 Model = Callable[..., dict[tuple[str, int], tuple[int, float, int]]]
 
 
 class Readings:
-    """Readings of a few sensors on their way to the source topic, in the order of their time."""
+    """Sends readings of a few sensors to the source topic, in order of their time."""
 
     def __init__(self, producer: AIOKafkaProducer, topic: str) -> None:
         self.all: list[tuple[str, float, int]] = []
@@ -45,7 +45,7 @@ class Readings:
         self.time = int(time.time() * 1000) - 60_000
 
     async def send(self, count: int) -> None:
-        """In one go: one after the other each would be a batch of its own, and a batch costs a third of a second."""
+        """Send all at once. Sent one at a time, each would be its own batch, which takes a third of a second."""
         for _ in range(count):
             self.time += self._chance.randint(1, 400)
             sensor, temperature = f"room-{self._chance.randint(0, 3)}", round(self._chance.uniform(-20, 40), 2)
@@ -62,7 +62,7 @@ def reading(temperature: float, at: int, **fields: Any) -> bytes:
 
 
 def watermark(query: StreamingQuery) -> float:
-    """Of the query's newest batch, epoch seconds."""
+    """The watermark of the query's newest batch, epoch seconds."""
     progress = query.lastProgress
     return datetime.fromisoformat(progress.eventTime["watermark"]).timestamp() if progress else 0
 
@@ -72,7 +72,7 @@ def as_model(results: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[tuple
 
 
 def processed(progress: Progress, topic: str) -> int:
-    """Records of the topic before the windows' end offsets."""
+    """Return the records of the topic before the windows' end offsets."""
     if progress.query != "max-temperature" or progress.end is None:
         return 0
     return sum(progress.end[topic].values())
@@ -100,7 +100,7 @@ async def test_nothing_is_lost_over_a_restart(
     await readings.send(40)
     await job.wait_for(lambda done: sum(p.rows for p in done if p.query == "max-temperature") >= 40)
     first = await job.stop()
-    await readings.send(40)  # nobody is there
+    await readings.send(40)  # no job is running
     job = await run_job(options)
     await readings.send(20)
     expected = model(readings.all)
@@ -109,7 +109,7 @@ async def test_nothing_is_lost_over_a_restart(
     second = await job.stop()
     assert as_model(newest(records)) == expected
     assert first["max-temperature"].late_rows == second["max-temperature"].late_rows == 0
-    assert 60 <= second["max-temperature"].rows <= 100  # not all from the start
+    assert 60 <= second["max-temperature"].rows <= 100  # it does not start from the beginning
 
 
 async def test_malformed_and_late_readings_are_dead_lettered(
@@ -121,12 +121,12 @@ async def test_malformed_and_late_readings_are_dead_lettered(
     job = await run_job(options)
     now = readings.time
     await readings.send_one("oven", 200.0, now)
-    # The watermark is drawn after the batch that saw `now`, so late means: in a batch after that one.
+    # The watermark advances after the batch with `now`, so a late reading must be in a later batch.
     await read_until(options.target, lambda records: len(newest(records)) == 5)
     await job.wait_for(lambda done: any((p.watermark_ms or 0) >= now - 30_000 for p in done))
     await readings.send_one("oven", 999.0, now - 90_000, note="too late")
     await readings.send_one("oven", 999.0, now - 91_000)
-    await readings.send_one("oven", 210.0, now - 20_000)  # late, but not too late
+    await readings.send_one("oven", 210.0, now - 20_000)  # out of order, but before the watermark
     letters = await read_until(options.dead_letter, lambda records: len(records) == 4)
     records = await read_until(options.target, lambda records: len(newest(records)) == 10)
     await job.wait_for(lambda _: sum(found.late for found in job.examined) == 2)
@@ -197,7 +197,7 @@ async def test_real_time_goes_on_from_its_checkpoint(
     job = await run_job(options)
     await readings.send(20)
     await job.wait_for(lambda done: any(p.query == "max-temperature" for p in done))
-    await readings.send(20)  # in a batch that is never finished
+    await readings.send(20)  # these are in a batch that never finishes
     await job.stop()
     await readings.send(20)
     await run_job(options)
@@ -240,7 +240,7 @@ async def test_late_readings_of_a_killed_run_are_accounted_for_by_the_next(
     readings = Readings(producer, options.source)
     await readings.send_one("oven", 200.0, readings.time)
     [flow] = flows(spark, options)
-    query = flow.start(Trigger())  # the query alone: nobody looks after its batches
+    query = flow.start(Trigger())  # only the query; nothing observes its batches
     await wait_until(lambda: watermark(query) > 0, 60)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await producer.send_and_wait(options.source, b"hot", b"oven")
@@ -257,7 +257,7 @@ async def test_late_readings_of_a_killed_run_are_accounted_for_by_the_next(
     again = await run_job(options)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await read_until(options.dead_letter, lambda records: len(records) == 3)
-    await again.wait_for(lambda _: sum(found.late for found in again.examined) == 1)  # not those of before
+    await again.wait_for(lambda _: sum(found.late for found in again.examined) == 1)  # not the earlier ones
     await again.stop()
 
 
@@ -275,7 +275,7 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
         spark.conf.set(version, "2")
     with pytest.raises(ValueError, match=r"max-temperature was created with state that real time cannot use"):
         await run_job(msgspec.structs.replace(options, trigger=REAL_TIME, interval_ms=BATCH_MS))
-    job = await run_job(options)  # in micro-batches it goes on
+    job = await run_job(options)  # it continues in micro-batches
     await job.stop()
 
 
@@ -317,7 +317,7 @@ async def test_missing_topics_are_named_and_a_stop_ends_the_waiting(spark: Spark
     stop: SimpleQueue[Progress | None] = SimpleQueue()
     kind = known_jobs()["max-temperature"]
     waiting = asyncio.create_task(asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, stop))
-    # Said first where the machine is so busy that Kafka's answer comes late: that it does not answer.
+    # On a busy machine Kafka may answer late; then the message that Kafka does not answer comes first.
     await wait_until(lambda: bool(said) and not said[-1].startswith("waiting for Kafka"), 60)
     stop.put(None)
     assert not await asyncio.wait_for(waiting, 60)
@@ -328,7 +328,7 @@ async def test_missing_topics_are_named_and_a_stop_ends_the_waiting(spark: Spark
 async def test_a_slow_kafka_is_given_more_time_each_time(
     spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "FIRST_ANSWER_S", 0.001)  # less than any Kafka takes, as 3 s on a busy machine
+    monkeypatch.setattr(runner, "FIRST_ANSWER_S", 0.001)  # shorter than any response, like 3 s on a busy machine
     kind = known_jobs()["max-temperature"]
     said: list[str] = []
     waiting = asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, SimpleQueue())

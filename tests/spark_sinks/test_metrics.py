@@ -1,4 +1,4 @@
-"""What a job counts of itself, and how it is read again; no Spark is started."""
+"""A job's metrics, and how they are read. No Spark is started."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_rate_is_of_the_newest_minute_or_of_a_longer_batch() -> None:
     assert query.statistics().rows_per_second == pytest.approx(60 / 60)
     clock.now += 2
     assert query.statistics().rows_per_second == 0
-    query.finished(msgspec.structs.replace(BATCH, rows=3_000, duration_ms=300_000))  # of real time
+    query.finished(msgspec.structs.replace(BATCH, rows=3_000, duration_ms=300_000))  # a real-time batch
     assert query.statistics().rows_per_second == pytest.approx(3_060 / 300)
     assert query.statistics().watermark_lag_ms == 101_000
 
@@ -152,7 +152,7 @@ def test_on_a_terminal_the_metrics_are_a_table_with_lines_for_people_above_it() 
     screen.close()
     os.close(terminal)
     shown = b""
-    with contextlib.suppress(OSError):  # the end, as Linux tells it
+    with contextlib.suppress(OSError):  # Linux raises OSError at the end
         while part := os.read(main, 65_536):
             shown += part
     os.close(main)

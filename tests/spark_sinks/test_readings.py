@@ -1,4 +1,4 @@
-"""Records as typed columns, and what the decoders make of them: every case goes through Spark in one batch."""
+"""Records as typed columns, and the decoders. All cases go through Spark in one batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def instant(ms: int) -> datetime:
 def frame(spark: SparkSession, sent: list[Sent]) -> DataFrame:
     at = instant(ARRIVAL_MS)
     rows = [(one.key, one.value, one.headers, "sensors", 1, n, at) for n, one in enumerate(sent)]
-    return spark.createDataFrame(rows, SOURCE).coalesce(1)  # one task, hence one worker of Python
+    return spark.createDataFrame(rows, SOURCE).coalesce(1)  # one task, hence one Python worker
 
 
 def read(spark: SparkSession, sent: list[Sent], *by: str, **source: Any) -> list[Row]:
@@ -217,7 +217,7 @@ def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
     noise = [rng.randbytes(rng.randint(0, 30)) for _ in range(300)]
     noise += [bytes(b ^ (rng.random() < 0.1) << rng.randrange(8) for b in value) for value in good]
     noise += [good[0][:place] for place in range(len(good[0]))]
-    noise += [b"\x02" + b"\xfe\xff\xff\xff\x0f" * 3]  # a text of two gigabytes
+    noise += [b"\x02" + b"\xfe\xff\xff\xff\x0f" * 3]  # a string length of 2 GB
     schema = tmp_path / "reading.avsc"
     schema.write_text(json.dumps(AVRO))
     columns = {

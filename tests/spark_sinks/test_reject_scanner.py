@@ -1,4 +1,4 @@
-"""By which watermark a record was judged, from what the checkpoint says of the batches."""
+"""The watermark that applied to a record, from the batches in the checkpoint."""
 
 from __future__ import annotations
 

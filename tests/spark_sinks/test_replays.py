@@ -1,4 +1,4 @@
-"""Replays on a real Kafka: each record once, as it was, in its order, whatever is killed when."""
+"""Replays on a real Kafka: each record exactly once, unchanged and in order, whenever a replay is killed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_letter_whose_value_was_cut_or_whose_origin_is_internal_is_unfit() -> 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=3), st.data())
 def test_logs_are_merged_by_time_and_each_keeps_its_order(times: list[list[int]], data: st.DataObject) -> None:
-    """However they are read, page by page, and with offsets that no record has."""
+    """Pages may be of any size, and the offsets may have gaps."""
     places = [Place("t", number) for number in range(len(times))]
     logs = {
         place: [SimpleNamespace(place=place, offset=3 * index, timestamp=time) for index, time in enumerate(column)]
@@ -129,7 +129,7 @@ def test_an_origin_is_new_once(origins: list[tuple[int, int]]) -> None:
 def test_a_record_goes_to_the_partition_that_it_was_in_or_else_by_its_key() -> None:
     item = Item("t", 5, 0, 0, b"k", b"", ())
     assert target_partition(item, "t", 6, 6, 1) == 5
-    assert target_partition(item, "t", 3, 3, 1) == 1  # the topic was made anew with fewer
+    assert target_partition(item, "t", 3, 3, 1) == 1  # the topic was recreated with fewer partitions
     assert target_partition(item, "other", 6, 6, 1) == 5
     assert target_partition(item, "other", 8, 6, 1) == 1
     assert target_partition(item, "other", 3, None, -1) == 2
@@ -181,7 +181,7 @@ Run = Callable[[str], Awaitable[tuple[list[Replayed], Replayed, list[str]]]]
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Run:
-    """Run a job file of this text in this process: its transactions, its totals, its lines."""
+    """Run a job file in this process; return its transactions, its totals and its lines."""
 
     async def run(text: str) -> tuple[list[Replayed], Replayed, list[str]]:
         (tmp_path / "job.toml").write_text(text)
@@ -216,7 +216,7 @@ async def test_letters_replayed_twice_by_a_job_that_is_killed_arrive_once_as_the
                 ("origin.partition", b"%d" % partition), ("origin.offset", b"%d" % offset),
                 ("origin.timestamp", b"%d" % was[2]),
             ]  # fmt: skip
-            for _ in range(1 if offset % 10 else 2):  # a killed job writes some of its letters again
+            for _ in range(1 if offset % 10 else 2):  # as if a killed job had written some letters again
                 await producer.send(dead, was[1], was[0], headers=headers)
     await producer.send(dead, b"no letter", b"k")
     await producer.flush()
@@ -232,7 +232,7 @@ async def test_letters_replayed_twice_by_a_job_that_is_killed_arrive_once_as_the
     await process.wait()
     assert (told["kind"], 0 < told["records"] < 300) == ("replayed", True)
 
-    # One that is killed in the middle of a transaction: what it has written stays in the log, and is never committed.
+    # A replay killed within a transaction: its records stay in the log but are never committed.
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"trivium-replay-{topic}") as cut_off:
         await cut_off.begin_transaction()
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Mean and deviation of values that come one by one are those of all of them; no Spark."""
+"""Running mean and deviation equal those computed over all values. No Spark is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_sinks.running_statistics import RunningStatistics
 
-USUAL = st.integers(-(10**12), 10**12).map(lambda millionths: millionths / 1e6)  # the square of 1e-200 is 0
+USUAL = st.integers(-(10**12), 10**12).map(lambda millionths: millionths / 1e6)  # the square of 1e-200 would be 0
 
 
 @settings(max_examples=60)

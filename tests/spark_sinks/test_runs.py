@@ -1,4 +1,4 @@
-"""Which jobs run here: said by their processes, also when they are killed, and asked to end; no Spark is started."""
+"""The list of local jobs, also after a kill, and stopping them. No Spark is started."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """A process that stands for a job: it registers and serves as one, and starts no JVM."""
+    """A process that stands in for a job: it registers and serves metrics, but starts no JVM."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(name: str, *, file: Path | None = None, query: str = "", checkpoint: str = "") -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""The job as a process: nothing is lost when it is killed, and it leaves nothing running."""
+"""The job as a process: a kill loses nothing, and no process is left running."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def processes_with(text: str) -> list[int]:
-    """The ids of the processes that have `text` in their command line."""
+    """Return the ids of the processes with `text` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 command = (entry / "cmdline").read_bytes()
-            except OSError:  # it ended meanwhile
+            except OSError:  # it has ended
                 continue
             if text.encode() in command:
                 found.append(int(entry.name))
@@ -39,7 +39,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def told_of(directory: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that tells how often `program` was started from now on; none: never."""
+    """Return a file with one line per start of `program` from now on; it does not exist before the first start."""
     told, own = directory / f"{program}.started", directory / "programs" / program
     own.parent.mkdir()
     own.write_text(f'#!/bin/sh\necho "$@" >> {told}\nexec {shutil.which(program)} "$@"\n')
@@ -73,7 +73,7 @@ class JobProcess:
                 await asyncio.sleep(0.1)
 
     async def reports_until(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """The lines of the standard output up to the one that meets the condition."""
+        """Return the lines of standard output up to the first that meets the condition."""
         lines: list[dict[str, Any]] = []
         async with asyncio.timeout(60):
             while not lines or not condition(lines[-1]):
@@ -81,7 +81,7 @@ class JobProcess:
         return lines
 
     async def both(self) -> list[int]:
-        """The job and its JVM: whatever the JVM starts looks like it until it has its own command line."""
+        """Return the job and its JVM. A child of the JVM looks like the JVM until it has its own command line."""
         found: list[int] = []
 
         def alone() -> bool:
@@ -92,14 +92,14 @@ class JobProcess:
         return found
 
     async def wait_gone(self, limit_s: float = 60) -> None:
-        """Until neither the process nor a JVM of its is left."""
+        """Wait until neither the process nor its JVM is running."""
         async with asyncio.timeout(limit_s):
             while processes_with(self.mark):  # noqa: ASYNC110 - nobody tells when it is gone
                 await asyncio.sleep(0.05)
 
 
 def processed(line: dict[str, Any], topic: str) -> int:
-    """Records of the topic before the windows' end offsets."""
+    """Return the records of the topic before the windows' end offsets."""
     if line.get("kind") != "progress":
         return 0
     return sum(line["end"][topic].values())
@@ -182,7 +182,7 @@ async def test_killed_in_mid_load_and_started_again(
     await wait_until(lambda: told().queries[0].lag == 0)
     [query] = told().queries
     assert (query.trigger, query.restarts, query.late, query.malformed) == ("micro-batch", 1, 0, 0)
-    assert query.rows >= 100  # and what the first run had read and not committed
+    assert query.rows >= 100  # including those that the first run had read but not committed
     assert query.state_rows == len(expected)
 
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""`trivium spark submit`: its command line and its archive; no cluster is needed."""
+"""`trivium spark submit`: its command line and archive. No cluster is needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dry_run(*arguments: str) -> tuple[int, str]:
 
 
 def options(command: list[str]) -> dict[str, str]:
-    """Spark's options, those behind --conf by their own names."""
+    """Return Spark's options, with those after --conf by their names."""
     main = next(at for at, part in enumerate(command) if part.endswith("trivium_job.py"))
     pairs = list(zip(command[1:main:2], command[2:main:2], strict=True))
     conf = dict(value.split("=", 1) for name, value in pairs if name == "--conf")
@@ -99,7 +99,7 @@ def test_the_archive_is_all_that_a_job_needs_of_this_project(tmp_path: Path) -> 
         names = set(file.namelist())
     assert {"spark_sinks/runner.py", "mapping/record.py", "gateway/statistics.py"} <= names
     assert not [name for name in names if name.startswith("gateway/mqtt") or not name.endswith(".py")]
-    # Without the site module the project itself, which is installed by a link, is not on the path.
+    # Without the site module, the project is not on the path, because it is installed in editable mode.
     code = f"import sys; sys.path[:0] = [{str(archive)!r}, {sysconfig.get_path('purelib')!r}]\n{main.read_text()}"
     ran = subprocess.run(
         [sys.executable, "-S", "-c", code, "max-temperature", "--help"], cwd=tmp_path, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""The transforms on static DataFrames: every case of a kind goes through Spark in one batch."""
+"""The transforms on static DataFrames. All cases of a kind go through Spark in one batch."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_good_reading(good_rows: dict[str, Row], name: str) -> None:
     row, case = good_rows[name], GOOD[name]
     assert row.error is None
     assert (row.sensor, row.temperature, row.sent) == (case.sensor, case.temperature, case.sent)
-    # collect() gives the session's zone away: compare instants
+    # collect() returns times in the session's time zone, so compare instants
     assert round(row.time.timestamp() * 1000) == case.time
 
 
