@@ -1,4 +1,4 @@
-"""A canary in the place of every secret, in every way to log in of every protocol, looked for in all that is told."""
+"""A canary as every secret, in every login method of every protocol, is searched for in all output."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 
 class Told:
-    """All that was told to somebody, and what must not be in it."""
+    """All output, and the canaries that it must not contain."""
 
     def __init__(self, *tokens: str) -> None:
         self.texts: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Told:
 
 
 async def amqp(address: tuple[str, int], mechanism: str, response: bytes, *, then: bytes = b"") -> str:
-    """All that the gateway answers to a login, and to an attach that it must refuse."""
+    """Return all answers to a login, and to an attach that must be refused."""
     init = Frames.performative(0x41, Frames.symbol(mechanism), Frames.binary(response))
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"AMQP\x03\x01\0\0" + Frames.frame(init, kind=1) + then)
@@ -111,7 +111,7 @@ async def mqtt(address: tuple[str, int], **connect: Any) -> RawClient | str:
 
 
 async def log_in_everywhere(gateway: GatewayProcess, told: Told, bearer: str, allowed: str) -> None:
-    """Rightly and wrongly, and with the secret in the wrong place."""
+    """Log in with right and wrong secrets, and with a secret in the wrong field."""
     secret, address = CANARY.encode(), gateway.address("mqtt")
     oauth = {"authentication_method": "OAUTHBEARER"}
     for number, how in enumerate(

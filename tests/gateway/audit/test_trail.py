@@ -1,4 +1,4 @@
-"""The audit trail: limited for each client, what is left out told; a file that is renamed or cannot be written."""
+"""The audit trail: limits per client, counts of suppressed lines, a renamed or unwritable file."""
 
 from __future__ import annotations
 

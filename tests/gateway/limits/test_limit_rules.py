@@ -1,4 +1,4 @@
-"""Which limits hold for whom; what cannot be meant ends the start with a sentence."""
+"""Which limits apply to which clients; invalid rules stop the start with an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ identities = st.one_of(
 
 
 def is_for(rule: LimitRule, who: Identity, listener: str) -> bool:
-    """As the documentation says it."""
+    """The example of the documentation."""
     if rule.per == "tenant" and who.tenant is None:
         return False
     if rule.principal == "anonymous":
@@ -99,7 +99,7 @@ def test_who_shares_a_limit_is_the_same_as_the_rule_says(rules: list[LimitRule],
 def test_a_rule_that_is_said_to_be_never_reached_never_holds(
     rules: list[LimitRule], who: Identity, listener: str
 ) -> None:
-    """And whatever is left out of a configuration for that changes nothing."""
+    """Leaving such a rule out changes nothing."""
     chosen = LimitRules(rules, LISTENERS).choose(who, "10.0.0.1", listener)
     dead = [rule for at, rule in enumerate(rules) if any(earlier.covers(rule) for earlier in rules[:at])]
     assert not any(rule is one for rule, _ in chosen for one in dead)

@@ -1,4 +1,4 @@
-"""What connections have in common, who may connect, what is remembered of those who left; who waits has a turn."""
+"""Shares of limits: admission, debts that outlive connections, and turns of waiters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.security.identity import ANONYMOUS, Identity
 
 
 class Time:
-    """A clock, and the part of an event loop that sets timers: it passes when it is told to."""
+    """A clock with timers like an event loop's, which the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,7 +75,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def door(limits: Limits, listener: str = "mqtt") -> Callable[..., ClientLimits]:
-    """Who enters at a listener."""
+    """Count a client at a listener."""
 
     def enter(identity: Identity, address: str = "a", former: ClientLimits | None = None) -> ClientLimits:
         found = limits.enter(identity, address, listener, former)
@@ -203,7 +203,7 @@ def brake(rate: float, burst_s: float, time: Time, *, size: bool = False) -> Bra
 
 
 class Receiver:
-    """Is sent messages one by one, as long as nothing is owed: there are always more."""
+    """A receiver that gets messages one by one while it has no debt; there are always more."""
 
     def __init__(self, limits: tuple[Brake, ...], time: Time, sizes: list[int], sent: list[tuple[float, int]]) -> None:
         self.total = 0
@@ -221,7 +221,7 @@ class Receiver:
 
 
 def passes_at_most(sent: list[tuple[float, int]], burst: float, rate: float) -> None:
-    """In any time: the burst, what the time is worth, and one message."""
+    """In any period: at most the burst, the period's share, and one message."""
     largest = max(size for _, size in sent)
     low, before = 0.0, 0  # the lowest of (spent before) - rate * time: any window begins there
     for when, size in sent:
@@ -254,7 +254,7 @@ def test_a_shared_limit_is_kept_in_any_time_and_used_up(rate: int, burst_s: floa
 
 
 def test_who_shares_a_limit_has_a_turn(time: Time) -> None:
-    """Equal ones get the same, whoever came first."""
+    """Equal waiters get the same, in whatever order they came."""
     shared = brake(1000, 1.0, time)
     sent: list[tuple[float, int]] = []
     receivers = [Receiver((shared,), time, [1], sent) for _ in range(10)]
@@ -294,7 +294,7 @@ def test_who_comes_to_be_sent_something_is_behind_those_who_wait(time: Time) -> 
 
 
 def test_reading_goes_on_in_turns_that_are_worth_what_was_read_before(time: Time) -> None:
-    """Three connections that read 100 at a time, of 100 a second: they are let go on one after the other."""
+    """Three connections that read 100 at a time share 100 a second: they resume one after the other."""
     limit = Brake(RateLimit(100, 0, 1.0, 0.0), RATES[1], 0.05, time)
     paused: dict[int, str] = {}
     reads: list[int] = []

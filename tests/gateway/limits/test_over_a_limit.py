@@ -1,4 +1,4 @@
-"""What a client of each protocol meets over each of its limits; each test has a principal of its own."""
+"""What happens to a client of each protocol above each limit; every test has its own principal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Ours = tuple[str, int]
 PASSWORD = "of them all"
 OWN = {"address": Address("127.0.0.1:0")}
 RATE = 200
-"""Messages a second; a burst is half of that."""
+"""Messages a second; the burst is half of that."""
 TEXT = {"Accept": "application/vnd.kafka.text.v2+json"}
 MESSAGES = 200  # so they take half a second, and are above any burst
 PAGE = 20
@@ -49,12 +49,12 @@ PROTOCOLS = ("mqtt", "amqp", "http")
 
 
 def named(kind: str, place: str) -> str:
-    """A principal that one test has for itself, with the limits of its kind."""
+    """A principal of one test, with the limits of its kind."""
     return f"{kind}-{place}"
 
 
 class Gateway:
-    """All listeners in this process."""
+    """Starts all listeners in this process."""
 
     def __init__(self, made: Assembled, servers: dict[str, Any]) -> None:
         self.made = made
@@ -141,7 +141,7 @@ async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
 
 @contextlib.asynccontextmanager
 async def paused(reason: str, of: str) -> AsyncIterator[None]:
-    """In the block somebody whose subject has `of` in it is paused for this."""
+    """Assert that within the block a subject that contains `of` is paused for this reason."""
     seen: list[str] = []
     begin = pauses.begin
 
@@ -157,7 +157,7 @@ async def paused(reason: str, of: str) -> AsyncIterator[None]:
 
 
 async def store(gateway: Gateway, topic: str, count: int = MESSAGES) -> list[bytes]:
-    """Messages that are there; by a principal without limits."""
+    """Store messages as a principal without limits."""
     values = [b"%05d" % number for number in range(count)]
     records = [{"key": f"{topic}/a", "value": value.decode()} for value in values]
     async with gateway.http("free") as http:
@@ -288,7 +288,7 @@ async def test_a_stream_is_a_connection_until_it_ends(gateway: Gateway, new_topi
 
 
 async def test_a_connection_of_http_is_its_last_clients(gateway: Gateway) -> None:
-    """Behind a proxy that shares its connections the limit of one client is not used up by another."""
+    """Behind a proxy that shares connections, one client does not use up another's limit."""
     one, other = named("few", "moved"), "free"
     connector = aiohttp.TCPConnector(limit=1)
     async with gateway.http(one, connector=connector) as http:

@@ -1,4 +1,4 @@
-"""Limits of what is published a second: a sender above its rate is held at it, loses nothing, and delays nobody."""
+"""Publish rates: a sender above its rate is held to it, loses nothing, and delays no other client."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def sending(
 
 
 async def stored(bootstrap: str, topic: str) -> list[bytes]:
-    """The values in a topic of one partition."""
+    """Return the values in a topic of one partition."""
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
         (partition,) = consumer.assignment()
         end = (await consumer.end_offsets([partition]))[partition]
@@ -85,7 +85,7 @@ async def stored(bootstrap: str, topic: str) -> list[bytes]:
 
 
 async def paused(gateway: GatewayProcess, protocol: str) -> set[str]:
-    """Why clients of a protocol are paused, or were."""
+    """Return why clients of a protocol are or were paused."""
     address = f"http://{gateway.addresses['management']}/flow"
     async with aiohttp.ClientSession() as http, http.get(address) as answer:
         flow = json.loads(await answer.text())
@@ -93,7 +93,7 @@ async def paused(gateway: GatewayProcess, protocol: str) -> set[str]:
 
 
 async def seen_paused(gateway: GatewayProcess, protocol: str, reason: str) -> None:
-    """It is told."""
+    """The limit is reported."""
     async with asyncio.timeout(60):
         while reason not in await paused(gateway, protocol):
             pass

@@ -1,4 +1,4 @@
-"""`/clients` and `trivium clients`, `kick`: one list over the three protocols, and the end of one client."""
+"""`/clients`, `trivium clients` and `kick`: one list of all protocols' clients; closing one of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIVE = "trivium.v1"
 
 
 class Somebody:
-    """One of very many; a `gateway.clients.Connected`."""
+    """A minimal `gateway.clients.Connected`, for large numbers."""
 
     socket = None
     subject = ""
@@ -105,7 +105,7 @@ async def kick(operator: aiohttp.ClientSession, client: str) -> int:
 
 
 async def command(gateway: GatewayProcess, *arguments: str) -> str:
-    """As an operator types it."""
+    """Run a command as an operator does."""
     url = f"http://{gateway.addresses['management']}"
     done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--url", url])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Each number is declared on its struct, a gateway tells what the page says, and no name is used twice."""
+"""Each metric is declared on its struct, a gateway exposes what the page lists, and no name is used twice."""
 
 from __future__ import annotations
 

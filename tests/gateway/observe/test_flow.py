@@ -1,4 +1,4 @@
-"""`GET /flow`: who is on the way, who waits and for what."""
+"""`GET /flow`: messages in flight, paused connections and their reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 
 class Connection:
-    """One of very many."""
+    """A minimal connection, for large numbers."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -136,7 +136,7 @@ async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None
             assert (sent["granted"], sent["outstanding"], sent["paused"]["reason"]) == (2, 0, "Receive Maximum")
 
             async def noted() -> bool:
-                """For so long that it is an episode when it is over."""
+                """Pause long enough to become an episode."""
                 flow = await ask(gateway, f"?client={name}%3Cimg")
                 (found,) = flow["connections"]
                 paused = {pause["reason"]: flow["at"] - pause["since"] for pause in found["paused"]}

@@ -20,7 +20,7 @@ Start = Callable[..., io.StringIO]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Configures logs to a text buffer, and puts everything back afterwards."""
+    """Configures logs to a text buffer and restores everything afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     before = structlog.get_config()

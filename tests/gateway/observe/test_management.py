@@ -42,7 +42,7 @@ async def no_topics() -> TopicsReport:
 
 
 class Gateway:
-    """What is asked for readiness."""
+    """The readiness that the listener reports."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -62,7 +62,7 @@ Start = Callable[..., Awaitable[Management]]
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Opens a management listener; closes it whatever happens."""
+    """Opens a management listener and closes it in any case."""
     opened: list[Management] = []
 
     async def open_one(address: Address = LOOPBACK, metrics: Metrics | None = None, **options: Any) -> Management:
@@ -247,7 +247,7 @@ async def test_the_console_is_live_and_has_nothing_inline(http: aiohttp.ClientSe
 
 
 class Batches(Metrics):
-    """What a Spark job tells."""
+    """The metrics of a Spark job."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -200,7 +200,7 @@ async def test_a_turn_that_takes_long_is_counted_and_named(capsys: pytest.Captur
 
 
 def take_processor(seconds: float) -> None:
-    """Our own code, which the watchdog sees; asking for the time is the kernel's, so it is asked now and then only."""
+    """Busy in our own code, which the watchdog samples; reading the clock is kernel code, so it is done rarely."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         sum(range(100_000))

@@ -1,4 +1,4 @@
-"""Pauses that go on, and the episodes that are over."""
+"""Current pauses and past episodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCH = 1_700_000_000.0
 
 
 class Clock:
-    """Two clocks that an operator's machine has, turned by hand."""
+    """A monotonic and a wall clock, which the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -30,7 +30,7 @@ def configured(plugin: str, **options: Any) -> SecurityConfig:
 
 @pytest.fixture
 async def users(tmp_path: Path) -> str:
-    """A SQLite data base made by amqtt's own manager; ann is in it."""
+    """A SQLite database created by amqtt's own manager, with the user ann."""
     from amqtt.contrib.auth_db.managers import UserManager
 
     connection = f"sqlite+aiosqlite:///{tmp_path / 'users.db'}"
@@ -68,7 +68,7 @@ async def test_sql_without_its_tables_refuses_and_counts(tmp_path: Path) -> None
 
 
 class Judge:
-    """An HTTP service that knows ann."""
+    """An HTTP service that accepts ann."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_name_is_no_ldap_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """amqtt's plugin writes the name into a search filter as it is; RFC 4515 part 3 says what that needs."""
+    """amqtt's plugin does not escape the name in its search filter, which RFC 4515 part 3 requires."""
     filters: list[str] = []
 
     class Directory:

@@ -1,4 +1,4 @@
-"""Passwords by amqtt's password file, and what does not depend on the plugin: memory, slowness, secrecy."""
+"""Passwords from amqtt's password file, and what does not depend on the plugin: cache, delays, secrecy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
 
 
 class Clock:
-    """Time that passes only where somebody sleeps."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -46,7 +46,7 @@ class Clock:
 
 
 class CountingPlugin(BaseAuthPlugin):
-    """Knows one password; tells what it was asked. Its configuration chooses what it does."""
+    """A plugin with one password that records its calls; its configuration selects its behaviour."""
 
     @dataclass
     class Config:
@@ -125,7 +125,7 @@ HASHES = {
     "crypt": "$6$rounds=1000$abc$"
     "zaWpAwySRl8PX4W2aEMJwxpN82bCKtDZP0RBdOD6W7BQlilBqAsWnAZuS10iUyJZneS8Ob1gxs1BZkqJi1nTi.",
 }
-"""Of the password x, by every kind that amqtt's plugin knows."""
+"""Hashes of the password x, of every kind that amqtt's plugin supports."""
 
 
 @pytest.mark.parametrize("kind", HASHES)
@@ -383,7 +383,7 @@ def test_names_in_certificates(peercert: dict[str, Any] | None, name: str | None
 
 
 async def test_a_crowd_waits_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart everybody comes at once: a queue longer than a check's time-out refuses nobody."""
+    """All clients reconnect after a restart: a queue longer than a check's time-out refuses no login."""
     monkeypatch.setattr(amqtt_plugins, "CHECK_TIMEOUT_S", 1.0)
     monkeypatch.setattr(authentication, "CHECKS_AT_ONCE", 1)
     authenticator = Authenticator(with_plugin(behaviour="block"))

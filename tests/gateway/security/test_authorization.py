@@ -17,7 +17,7 @@ BOB = Identity("bob", "certificate")
 
 
 def rules(*lines: str) -> AccessList:
-    """`allow ann publish sensors/#` each."""
+    """Parse rules such as `allow ann publish sensors/#`."""
     parsed = []
     for line in lines:
         verdict, principal, action, topic = line.split()

@@ -1,4 +1,4 @@
-"""OAUTHBEARER and XOAUTH2 through the authenticator: messages, refusals in two steps, who is slowed."""
+"""OAUTHBEARER and XOAUTH2 through the authenticator: messages, refusals in two steps, delays per address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a listener takes of the logins that are configured."""
+"""Which of the configured login methods a listener accepts."""
 
 from __future__ import annotations
 

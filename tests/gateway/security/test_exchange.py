@@ -1,4 +1,4 @@
-"""SCRAM through the authenticator: identities, refusals that come late, reload, and what a scram_file alone means."""
+"""SCRAM through the authenticator: identities, delayed refusals, reload, and a configuration with only a scram_file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def scram_file(tmp_path: Path) -> Path:
 
 
 class Sleeper:
-    """A clock that stands and a sleep that remembers, or waits for a gate."""
+    """A clock that stands still, and a sleep that is recorded or waits for a gate."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -56,7 +56,7 @@ def make(scram_file: Path, sleeper: Sleeper | None = None, **options: Any) -> Au
 
 
 async def run(exchange: Exchange | None, user: str, password: str, mechanism: str = MECHANISM) -> Done | Failed:
-    """The whole exchange by aiokafka's client, which judges the server too."""
+    """The whole exchange with aiokafka's client, which verifies the server too."""
     assert exchange is not None
     client = ScramAuthenticator(
         loop=None, sasl_plain_username=user, sasl_plain_password=password, sasl_mechanism=mechanism

@@ -1,4 +1,4 @@
-"""The end of a proof of identity."""
+"""The expiry of a login."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.waiting import wait_until
 
 
 class Wall:
-    """A wall clock that is set by hand, and who was told."""
+    """A wall clock that the test sets, and the recorded calls."""
 
     def __init__(self) -> None:
         self.now = 1_000_000

@@ -1,4 +1,4 @@
-"""No listener that other machines can reach without authentication, unless that is said aloud."""
+"""No listener is reachable from other machines without authentication, unless `insecure` is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FairQueue: no address keeps another one waiting, whatever it has under way; nothing is lost when somebody leaves."""
+"""FairQueue: no address delays another, however many attempts it has; cancelled waiters lose no turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.security.fair_queue import Busy, FairQueue
 
 
 class Handshakes:
-    """Attempts that stay in their turn until they are let go; `order`: of their turns."""
+    """Attempts that hold their turn until the test ends them; `order` is the order of the turns."""
 
     def __init__(self, **limits: int) -> None:
         self.turns = FairQueue(**{"at_once": 4, "of_address": 2, "waiting_of_address": 100, "waiting": 1000, **limits})
@@ -22,7 +22,7 @@ class Handshakes:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def come(self, address: str, count: int = 1, *, known: bool = False) -> None:
-        """Have attempts of an address begin."""
+        """Start attempts from an address."""
         self.tasks += [asyncio.create_task(self._attempt(address, known=known)) for _ in range(count)]
         await self.settle()
 
@@ -38,20 +38,20 @@ class Handshakes:
                 self.inside.remove(place)
 
     async def settle(self) -> None:
-        """Let everything happen that can: a few turns of the loop."""
+        """Run a few turns of the event loop."""
         for _ in range(5):
             turn = asyncio.Event()
             asyncio.get_running_loop().call_soon(turn.set)
             await turn.wait()
 
     async def finish(self, count: int = 1) -> None:
-        """The first ones inside are done."""
+        """End the first running attempts."""
         for _, leave in self.inside[:count]:
             leave.set()
         await self.settle()
 
     async def empty(self) -> None:
-        """All are done, in their turns."""
+        """End all attempts, in turn."""
         while self.inside:
             await self.finish()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Whose groups are: several gateways, one Kafka; names that are given up; rules about groups."""
+"""Ownership of groups: several gateways with one Kafka, released names, group rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITHIN_S = 60
 
 
 class Clock:
-    """The time, and what is added to it."""
+    """The time plus an offset that the test sets."""
 
     ahead_ms = 0
 
@@ -42,7 +42,7 @@ class Clock:
 
 @asynccontextmanager
 async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupNames]:
-    """What one gateway process has of it."""
+    """The group names and their parts in one gateway process."""
     async with state_process(bootstrap) as process:
         kafka = process.kafka
         lookup = Lookup(kafka, spawn=process.spawn, ensure=process.topics.get, timeout_s=60.0)

@@ -1,4 +1,4 @@
-"""Reading key sets: which keys can be used, and as what."""
+"""Reading key sets: which keys can be used, and with which algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys from a file and from a URL: fetched, kept while the URL fails, asked for again when one is missing."""
+"""Keys from a file and from a URL: fetched, kept while the URL fails, fetched again for an unknown key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 class Issuer:
-    """A server of key sets that counts who asks."""
+    """A server of key sets that counts requests."""
 
     def __init__(self) -> None:
         self.asked = 0

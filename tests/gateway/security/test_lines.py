@@ -1,4 +1,4 @@
-"""`trivium password` prints lines that let the user in, and says what it cannot make."""
+"""`trivium password` prints lines with which the user can log in, and errors for unusable input."""
 
 from __future__ import annotations
 

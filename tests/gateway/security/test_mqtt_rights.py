@@ -1,4 +1,4 @@
-"""What MQTT clients may do, in MQTT's names: one judgement at SUBSCRIBE, PUBLISH and delivery, whatever the mapping."""
+"""Rights of MQTT clients over MQTT topics: the same at SUBSCRIBE, PUBLISH and delivery, whatever the mapping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def grant(*rules: dict[str, object], mapping: Rules | None = None, partial: bool
 
 
 def test_rules_are_about_the_topics_that_clients_say() -> None:
-    """By a mapping rule, and by the catch-all: where they lie in Kafka is another thing."""
+    """Topics with a mapping rule and in the catch-all topic: their place in Kafka does not matter."""
     one = grant({"topic": "f/berlin/#"}, {"topic": "no kafka name/#"}, mapping=MAPPING)
     for text, place, key in (
         ("f/berlin/x", "f-berlin", b"f/berlin/x"),
@@ -93,7 +93,7 @@ mappings = st.sampled_from((None, MAPPING))
 def test_subscribe_and_delivery_never_disagree(
     rules: list[dict[str, object]], mapping: Rules | None, wanted: str, names: list[str]
 ) -> None:
-    """A refused filter matches nothing that would be delivered, and one that is granted as a whole nothing denied."""
+    """A refused filter matches no deliverable message; a fully granted one matches no denied message."""
     partly = grant(*rules, mapping=mapping).mqtt_subscribe
     wholly = grant(*rules, mapping=mapping, partial=False).mqtt_subscribe
     places = mapping if mapping is not None else Rules()

@@ -1,4 +1,4 @@
-"""Which web pages may use the gateway, and under which names it may be called."""
+"""Which web pages may use the gateway, and which host names requests may have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def allowed(origin: str, security: dict[str, Any], *, secure: bool = False, host
 
 @pytest.mark.parametrize("security", EVERY)
 def test_only_pages_of_this_machine_may_call(security: dict[str, Any]) -> None:
-    """Whatever a login needs: a browser remembers passwords, and shows certificates by itself."""
+    """Independent of the login methods: a browser remembers passwords and sends certificates by itself."""
     assert [origin for origin in NEAR + FAR if allowed(origin, security)] == list(NEAR)
 
 

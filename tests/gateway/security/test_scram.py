@@ -1,4 +1,4 @@
-"""SCRAM by the vectors of the RFCs, against a foreign client, and against any message at all."""
+"""SCRAM with the RFCs' vectors, with another implementation's client, and with arbitrary messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(credential: ScramCredential = ANN, mechanism: str = SHA_256) -> Scram
 
 
 def proof(said: str, credential_of: str = "secret") -> str:
-    """A client's proof, written out by hand."""
+    """A client's proof, computed independently."""
     salted = hashlib.pbkdf2_hmac("sha256", credential_of.encode(), SALT, 4096)
     key = hmac.digest(salted, b"Client Key", "sha256")
     signature = hmac.digest(hashlib.sha256(key).digest(), said.encode(), "sha256")
@@ -42,7 +42,7 @@ def proof(said: str, credential_of: str = "secret") -> str:
 
 
 def final(first_bare: str, binding: str = "biws", nonce: str = f"c{NONCE}", extension: str = "") -> bytes:
-    """A right client-final message for `server()`."""
+    """A correct client-final message for `server()`."""
     answer = f"r=c{NONCE},s={base64.b64encode(SALT).decode()},i=4096"
     without = f"c={binding},r={nonce}{extension}"
     return f"{without},p={proof(f'{first_bare},{answer},{without}')}".encode()
@@ -82,7 +82,7 @@ def foreign_client(mechanism: str, user: str, password: str) -> Any:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("user", ["ann", "a,n=n", "=2C", "Zoë"])
 def test_a_foreign_client(mechanism: str, user: str) -> None:
-    """aiokafka's client, which is proven against Kafka, believes us and is believed."""
+    """aiokafka's client, which works with Kafka, and our server accept each other."""
     credential = derive(mechanism, "secret", SALT, 5000)
     for password in ("secret", "wrong"):
         client = foreign_client(mechanism, user, password)

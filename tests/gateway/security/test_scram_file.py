@@ -1,4 +1,4 @@
-"""The SCRAM file: what is read, what is refused without being quoted, and users who do not exist."""
+"""The SCRAM file: valid and invalid files (errors quote nothing), and users who do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a client's tenant comes from: the first source that says one, which is a tenant's name and the only one."""
+"""A client's tenant: from the first source that names one, which must be a single valid name."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_without_a_source_there_are_no_tenants() -> None:
 
 
 def test_a_tenants_client_has_no_right_on_the_management_port() -> None:
-    """Its right to administer is for what its tenant has."""
+    """Its right `admin` covers only its tenant's names."""
     found = tenants("user", "listener")
     assert found.is_operator(client("root"))
     assert not found.is_operator(client("acme/root"))

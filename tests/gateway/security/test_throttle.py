@@ -1,4 +1,4 @@
-"""Whom a failure is counted for; what it costs is tested with the authenticator."""
+"""The address that a failure is counted for; delays are tested with the authenticator."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ Serve = Callable[[Tls], Awaitable[tuple[int, Seen]]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a server that sends one line to whoever comes, and keeps the certificates it saw."""
+    """Starts a server that sends one line to each client and records the client certificates."""
     servers: list[asyncio.Server] = []
 
     async def start(tls: Tls) -> tuple[int, Seen]:
@@ -163,7 +163,7 @@ async def test_a_required_certificate(files: Files, serve: Serve) -> None:
 
 
 def raise_reset() -> bool:
-    """With TLS 1.3 the refusal may come after the client's side of the handshake: as an end without a greeting."""
+    """With TLS 1.3 the refusal may come after the client's handshake: the connection closes without a greeting."""
     raise ConnectionResetError
 
 

@@ -1,4 +1,4 @@
-"""Which tokens are believed, and what they say."""
+"""Which tokens are valid, and their content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEEWAY_S = 30
 
 
 class Clock:
-    """Both clocks, moved by hand."""
+    """Both clocks, which the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -63,13 +63,13 @@ def encoded(*parts: bytes) -> str:
 
 
 def segments(header: dict[str, Any], claims: dict[str, Any], secret: bytes | None = None) -> str:
-    """A token by hand, signed by HS256 where there is a secret."""
+    """A handmade token, signed with HS256 if there is a secret."""
     said = json.dumps(header).encode(), json.dumps(claims).encode()
     return encoded(*said, b"" if secret is None else hmac.digest(secret, encoded(*said).encode(), "sha256"))
 
 
 def forged() -> dict[str, str]:
-    """Tokens that nobody with the issuer's keys has made."""
+    """Tokens that were not signed with the issuer's keys."""
     claims = jwt.decode(token(), options={"verify_signature": False})
     public = KEYS["rsa"][0].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     head, _, signature = token().rpartition(".")

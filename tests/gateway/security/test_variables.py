@@ -1,4 +1,4 @@
-"""Variables in the access list: what each stands for, values that are good for nothing, and rules that are refused."""
+"""Variables in the access list: their values, unusable values, and invalid rules."""
 
 from __future__ import annotations
 

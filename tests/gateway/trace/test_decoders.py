@@ -1,4 +1,4 @@
-"""What a trace makes of bytes: cut anywhere, begun amid something, broken, large; never a secret, never a failure."""
+"""Trace decoders with bytes that are cut anywhere, start midway, are broken or large: no secrets, no exceptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ V5 = Version.V5
 
 
 def lines(decoder: Any, data: bytes, *, sent: bool = False, piece: int = 1 << 30) -> list[dict[str, Any]]:
-    """All that is told of bytes that come in pieces."""
+    """Return the trace lines of bytes that arrive in pieces."""
     found = []
     for at in range(0, len(data), piece):
         found += [decoder.line(unit, sent=sent) for unit in decoder.units(data[at : at + piece], sent=sent)]

@@ -32,7 +32,7 @@ def name() -> str:
 
 
 class Reader:
-    """What a trace has told so far."""
+    """The lines of a trace so far."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class Reader:
         return found[-1]
 
     async def end(self) -> dict[str, Any]:
-        """Wait for its end; the last line."""
+        """Wait for the trace's end and return the last line."""
         await asyncio.wait_for(self._reading, 60)
         return self.lines[-1]
 
@@ -85,7 +85,7 @@ async def tracing(gateway: GatewayProcess, **wanted: Any) -> AsyncIterator[Reade
 
 
 async def test_mqtt_by_its_client_id_from_a_connect_to_the_next(gateway: GatewayProcess, name: str) -> None:
-    """One that is there, one that comes while it is traced, and nobody else."""
+    """Traces a connected client and one that connects later, and no other."""
     paho = await PahoClient(gateway.address("mqtt"), client_id=name, user=SECRET, password=SECRET).connect()
     other = await PahoClient(gateway.address("mqtt"), client_id=f"{name}-other").connect()
     client = f"mqtt/{name}"
@@ -147,7 +147,7 @@ async def test_amqp_by_its_topic_and_every_protocol_too(gateway: GatewayProcess,
 
 
 class KeptConnection:
-    """HTTP by hand, request after request on one connection."""
+    """Raw HTTP: request after request on one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
