@@ -28,7 +28,7 @@ class Waiter(Protocol):
     mean: float  # average bytes of a message
 
     def resume(self, brake: Brake) -> tuple[int, int]:
-        """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend meanwhile."""
+        """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend now."""
 
 
 class Brake:

@@ -34,11 +34,11 @@ def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
 
 def _text(fields: dict[str, Any]) -> Text:
     at = datetime.fromtimestamp(fields["at"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    who = fields.get("client") or fields.get("address", "")
+    client = fields.get("client") or fields.get("address", "")
     kind = next((name for name in KINDS if name in fields), "")
     what = str(fields[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {fields.get(kind, '')}".strip()
     rest = " ".join(f"{name}={_value(one)}" for name, one in fields.items() if name not in HEAD and name != kind)
-    return plain(f"{at}  {who}  {ARROWS[fields.get('dir', '')]}  {what} {rest}".rstrip())
+    return plain(f"{at}  {client}  {ARROWS[fields.get('dir', '')]}  {what} {rest}".rstrip())
 
 
 def _value(value: Any) -> str:

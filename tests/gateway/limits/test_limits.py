@@ -89,7 +89,7 @@ def ann(number: int = 0, **fields: Any) -> Identity:
     return Identity(f"ann-{number}" if number else "ann", "password", **fields)
 
 
-# who may connect
+# admission
 
 
 def test_connections_of_a_principal_are_counted_on_all_its_connections(time: Time) -> None:
@@ -161,7 +161,7 @@ def test_an_exception_has_no_limits(time: Time) -> None:
     assert other.incoming is not None
 
 
-# what is remembered
+# debts that outlive connections
 
 
 def test_who_comes_back_still_owes_and_who_owes_nothing_is_forgotten(time: Time) -> None:
@@ -194,7 +194,7 @@ def test_memory_is_bounded_whatever_they_owe(time: Time, monkeypatch: pytest.Mon
     assert limits.statistics().shares == {"principal": 50 + len(stays)}
 
 
-# who waits
+# waiters
 
 
 def brake(rate: float, burst_s: float, time: Time, *, size: bool = False) -> Brake:

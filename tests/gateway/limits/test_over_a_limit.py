@@ -301,7 +301,7 @@ async def test_a_connection_of_http_is_its_last_clients(gateway: Gateway) -> Non
             assert answer.status == 200
 
 
-# what is published
+# publishing
 
 
 async def test_a_rash_client_of_mqtt_is_sent_away_where_it_is_wanted(gateway: Gateway, new_topic: NewTopic) -> None:
@@ -373,7 +373,7 @@ async def test_http_is_told_when_to_come_again(gateway: Gateway, new_topic: NewT
     assert "rate of the principal" in body["message"]
 
 
-# what is sent
+# receiving
 
 
 async def test_mqtt_is_sent_qos_1_at_the_rate_and_nothing_is_lost(gateway: Gateway, new_topic: NewTopic) -> None:

@@ -12,7 +12,7 @@ from gateway.security.filters import covers, matches, overlap
 from protocols.mqtt.topics import is_valid_filter
 
 LETTERS = ("a", "b", "")
-# Three levels of names judge filters of up to three levels exactly: `c` stands for every word no filter holds.
+# Names of three levels decide exactly about filters of up to three levels; `c` is any word that no filter contains.
 NAMES = [name for depth in (1, 2, 3, 4) for name in itertools.product((*LETTERS, "c"), repeat=depth)]
 
 levels = st.lists(st.sampled_from((*LETTERS, "+")), min_size=1, max_size=3)
