@@ -146,9 +146,8 @@ MISPLACED: Final[dict[int, ReasonCode]] = {
     PacketType.SUBSCRIBE: ReasonCode.MALFORMED_PACKET,
     PacketType.UNSUBSCRIBE: ReasonCode.MALFORMED_PACKET,
 }
-"""Reason codes for a well-formed property on a packet that may not carry it, where it is not 0x82.
-
-Section 2.2.2.2 calls it malformed, but no numbered clause fixes the code, so the codes are Mosquitto's."""
+"""Reason codes for a well-formed property on the wrong packet, where it is not 0x82. Section 2.2.2.2 calls that
+malformed, but no numbered clause fixes the code, so the codes are Mosquitto's."""
 
 
 def decode_properties(data: bytes, position: int, end: int, packet: int) -> tuple[Properties | None, int]:

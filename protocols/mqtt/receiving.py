@@ -94,8 +94,7 @@ class Receiver(Sender):
     def _frame(self, buffer: bytes, position: int) -> tuple[int, int]:
         """Check a packet's header, before the packet is complete, and return where its body starts and ends.
 
-        With an incomplete header the end lies beyond the buffer. The flags of a PUBLISH are checked later, when it is
-        complete.
+        With an incomplete header the end lies beyond the buffer. A PUBLISH's flags are checked when it is complete.
         """
         first = buffer[position]
         if self.state is not OPEN or first & 0xF0 != 0x30:

@@ -174,8 +174,7 @@ class Sender:
             is not sent and counts as delivered [MQTT-3.1.2-25], and a reserved `packet_id` is freed.
 
         Raises:
-            UsageError: the connection is not open, the client's window is full (`outbound.free`), or no packet
-                identifier is free.
+            UsageError: not open, the client's window is full (`outbound.free`), or no packet identifier is free.
         """
         if self.state is not OPEN:
             raise UsageError(f"PUBLISH in state {self.state.name}")

@@ -267,9 +267,7 @@ class Client(ClientPort):
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            self._enhanced = login.start_enhanced(
-                pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush
-            )
+            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush)
             if self._enhanced is None:
                 return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
             return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))

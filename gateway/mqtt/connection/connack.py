@@ -67,10 +67,7 @@ def session_expiry(connect: Connect, asked: Properties, config: MqttConfig) -> i
 def announcement(  # noqa: PLR0917 - the request, and its result
     connect: Connect, client_id: str, asked: Properties, proof: Properties, expiry: int, config: MqttConfig
 ) -> Properties:
-    """Return CONNACK's properties: values that differ from the request or the standard's defaults.
-
-    `proof` has the properties that complete enhanced authentication.
-    """
+    """Return CONNACK's properties that differ from request or defaults; `proof` ends enhanced authentication."""
     too_long = connect.keep_alive == 0 or connect.keep_alive > config.max_keep_alive_s
     information = None
     if asked.request_response_information and config.response_information is not None:

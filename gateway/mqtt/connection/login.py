@@ -51,7 +51,7 @@ class Login:
             return ReasonCode.NOT_AUTHORIZED, "authentication required"
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
-    def start_enhanced(
+    def start(
         self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
     ) -> EnhancedAuthentication | None:
         """Start enhanced authentication for a CONNECT with an authentication method.

@@ -41,10 +41,7 @@ def report_online(presence: Presence, client: ClientPort, session: Session, addr
 
 
 def report_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
-    """Report the end of a connection.
-
-    `code` with `text` is a reason code of the gateway, `code` without `text` the client's; None: the socket was lost.
-    """
+    """Report the end of a connection; `code` is the gateway's with `text`, the client's without; None: it was lost."""
     if code is None:
         ended = Ended(CLIENT, text="the connection was lost")
     elif text:

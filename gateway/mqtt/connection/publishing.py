@@ -55,8 +55,8 @@ class Incoming:
     """The publishes of one connection; owns its QoS 1 records (the session owns those of QoS 2)."""
 
     __slots__ = (
-        "_acks", "_allowed", "_answering", "_client", "_connection", "_dead_letter", "_inbound", "_names",
-        "_qos0_owner", "_reading", "_refused_id", "_self_delivery", "_services", "_session", "budget", "principal",
+        "_acks", "_allowed", "_answering", "_client", "_connection", "_inbound", "_names", "_qos0_owner", "_reading",
+        "_refused_id", "_resent", "_self_delivery", "_services", "_session", "budget", "principal",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - everything that a publish needs
@@ -83,7 +83,7 @@ class Incoming:
         self._acks = AckQueue()
         self._answering = False  # whether it is in `services.answers`
         self._refused_id = services.refused_again.take(client.client_id)  # packet id refused last, or 0
-        self._dead_letter: Record | None = None  # that message, once it was sent again
+        self._resent: Record | None = None  # that message, once it was sent again
 
     def publish(self, received: list[Any], position: int) -> int:
         """Submit the publishes from `position` on to Kafka. An acknowledgement means that every in-sync replica has it.
@@ -91,7 +91,7 @@ class Incoming:
         Returns:
             The position of the first event that is not a publish. One loop handles a whole run: this is the hot path.
         """
-        if self._refused_id and self._dead_letter is None:
+        if self._refused_id and self._resent is None:
             self._find_refused(received, position)
         services = self._services
         now_ms = services.wall_clock()
@@ -126,9 +126,7 @@ class Incoming:
         for event in itertools.islice(received, position, None):
             if type(event) is events.PublishReceived and event.dup and event.packet_id == self._refused_id:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
-                self._dead_letter = to_record(
-                    event.topic, event.payload, event.qos, event.retain, event.properties, now_ms
-                )
+                self._resent = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 
     def _publish_run(self, received: list[Any], position: int, now_ms: int) -> int:
         """Submit the run of ordinary publishes of one QoS at `position`, each as `_publish_one` would.
@@ -190,9 +188,7 @@ class Incoming:
         if event.qos == EXACTLY_ONCE:
             assert slot is not None
             retained = whole if event.retain else ""
-            self._session.ensure_inbound_qos2().publish(
-                record, event.packet_id, slot, retained, self_delivered=self_delivered
-            )
+            self._session.inbound().publish(record, event.packet_id, slot, retained, self_delivered=self_delivered)
             return True
         if slot is not None and self_delivered:
             slot.own_topic = record.topic
@@ -280,8 +276,8 @@ class Incoming:
             # 3.1.1 has no error codes, and 0x95 is not valid in PUBACK: closing the connection is the only answer.
             closes = connection.version is not Version.V5 or code == ReasonCode.PACKET_TOO_LARGE
             again = closes and result.outcome in PERMANENT
-            if again and self._dead_letter is not None and slot.packet_id == self._refused_id:
-                letter, self._dead_letter, self._refused_id = self._dead_letter, None, 0
+            if again and self._resent is not None and slot.packet_id == self._refused_id:
+                letter, self._resent, self._refused_id = self._resent, None, 0
                 self._acks.put_back(slots[place:])
                 self._services.refused_again.store(letter, self.answered, slot, result)
                 return

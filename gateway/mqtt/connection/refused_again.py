@@ -28,9 +28,7 @@ log = structlog.get_logger(__name__)
 
 REFUSED_TOPIC: Final = INTERNAL_TOPIC_PREFIX + "trivium_refused"
 REMEMBERED: Final = 10_000
-"""Maximum number of clients whose last refused packet is remembered (about 2 MB).
-
-The oldest is forgotten; that client is disconnected once more."""
+"""Maximum number of clients whose refused packet is remembered: about 2 MB. A forgotten one is disconnected again."""
 LOGGED_TOPICS: Final = 1000
 """Maximum number of Kafka topics that are remembered as logged."""
 

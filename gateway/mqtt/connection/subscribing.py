@@ -64,9 +64,7 @@ async def subscribe(
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
     answer = _Answer(len(event.subscriptions))
-    allowed = _authorize(
-        client, session, services, _with_whole_filters(client, event.subscriptions), identifier, answer
-    )
+    allowed = _authorize(client, session, services, _prefixed(client, event.subscriptions), identifier, answer)
     shared = {
         index: subscription for index, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
     }
@@ -93,7 +91,7 @@ async def subscribe(
         session.feed()
 
 
-def _with_whole_filters(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
+def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
     """Return the subscriptions with their whole filters, tenant prefix included (`mapping.tenants`)."""
     assert client.grant is not None
     names = client.grant.names

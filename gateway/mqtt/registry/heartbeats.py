@@ -71,10 +71,7 @@ class Gateways:
         return owner != self.owner and owner.rpartition("/")[0] == self.name
 
     def takes_over(self, owner: str) -> bool:
-        """Whether this gateway takes over sessions of `owner`: its former process, or a dead gateway if it is first.
-
-        The first is the live gateway whose name sorts lowest.
-        """
+        """Whether to take over from `owner`: our former process, or a dead gateway if ours is the lowest live name."""
         if self.is_alive(owner):
             return False
         if self.is_predecessor(owner):

@@ -115,9 +115,7 @@ class Opening:
         return record.gone_at + 1000 * record.expiry <= self._wall_clock()
 
     async def _claim(self, client_id: str, *, clean_start: bool) -> int:
-        """Ask all gateways that may have messages of the session in flight, and wait for their answers.
-
-        With `clean_start` missing answers are accepted, since the session ends.
+        """Ask the gateways that may have messages in flight; with `clean_start` their answers are not needed.
 
         Returns:
             The epoch of the claim.

@@ -18,15 +18,7 @@ from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
-from gateway.mqtt.registry.takeover import (
-    Claim,
-    Unanswered,
-    classify,
-    is_released,
-    merge_predecessors,
-    others,
-    taken_over,
-)  # fmt: skip
+from gateway.mqtt.registry.takeover import Claim, Unanswered, classify, is_released, merge_claims, others, taken_over
 from gateway.mqtt.registry.wills import Wills, due_at
 from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
 from gateway.mqtt.session.session import Session, SessionParts
@@ -185,7 +177,7 @@ class Sessions:
             self._store.inflight.pop(client_id, None)
         elif action in {Action.FOLLOW, Action.RELEASE}:
             assert record is not None
-            self._store.records[client_id] = encode(merge_predecessors(record, self.record(client_id)))
+            self._store.records[client_id] = encode(merge_claims(record, self.record(client_id)))
             if action is Action.RELEASE and client_id not in self._handing_over:
                 self._store.release(client_id)
 
@@ -241,7 +233,7 @@ class Sessions:
         client_id, client = session.client_id, session.client
         self._remove(session)
         self._handing_over[client_id] = session
-        self._store.records[client_id] = encode(merge_predecessors(record, self.record(client_id)))
+        self._store.records[client_id] = encode(merge_claims(record, self.record(client_id)))
         session.will = None  # the new owner publishes it
         session.detach()
         if client is not None:

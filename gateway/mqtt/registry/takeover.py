@@ -72,7 +72,7 @@ def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
     )
 
 
-def merge_predecessors(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:
+def merge_claims(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:
     """Return another gateway's record with the predecessors that its writer did not know added."""
     if known is None or not record.predecessors:
         return record
@@ -137,9 +137,9 @@ def taken_over(
 ) -> SessionRecord:
     """Return the record of a session that was taken over and has no connection.
 
-    The epoch is not raised: a client that reconnected at another gateway meanwhile has a higher one. A connection is
-    taken as ended at `now` (epoch milliseconds). `clean`: the former gateway has written its last in-flight record.
-    `predecessors` have not answered.
+    The epoch stays: a client that reconnected elsewhere meanwhile has a higher one. An open connection counts as ended
+    at `now` (epoch ms). `clean`: the former gateway has written its last in-flight record. `predecessors` have not
+    answered.
     """
     gone_at = record.gone_at if record.gone_at is not None else now
     will = record.will

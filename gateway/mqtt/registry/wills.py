@@ -22,8 +22,7 @@ log = structlog.get_logger(__name__)
 def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
     """Return when a will is due: after its delay or at the session's end, whichever is first [MQTT-3.1.2-8].
 
-    `gone_at`, the end of the connection, and the result are epoch milliseconds; `expiry` is the Session Expiry Interval
-    in seconds.
+    `gone_at` (the end of the connection) and the result are epoch milliseconds; `expiry` is in seconds.
     """
     properties = pending.will.properties or NONE
     delay = properties.will_delay_interval or 0

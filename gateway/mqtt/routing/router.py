@@ -328,10 +328,7 @@ class Router:
         return self.select_run((record,), 0)[0]
 
     def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[AnySubscriber, Match]], int]:
-        """Like `select` for the record at `at`; also return the number of records from there on that it is valid for.
-
-        These have the same MQTT topic, QoS, RETAIN flag and key.
-        """
+        """Return `select` for the record at `at`, and how many records from there share topic, QoS, RETAIN and key."""
         record, messages = records[at], self.messages
         messages.begin_run(record)
         delivery = messages.peek(record)

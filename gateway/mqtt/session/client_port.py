@@ -156,11 +156,7 @@ class ClientPort(abc.ABC):
         dup: bool = False,
         packet_id: int | None = None,
     ) -> int | None:
-        """Send a PUBLISH.
-
-        Returns:
-            Its packet identifier, 0 at QoS 0, or None if it exceeds the client's Maximum Packet Size.
-        """
+        """Send a PUBLISH; return its packet identifier (0 at QoS 0), or None if it is too large for the client."""
         sent = self._connection.send_prepared(message, qos, retain=retain, dup=dup, packet_id=packet_id)
         if sent is None:
             self._counters.too_large += 1

@@ -170,8 +170,7 @@ class InflightMessages:
         """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning.
 
         Returns:
-            The deliveries that were to be read again, now lost. Deliveries already sent stay until they are
-            acknowledged, or are lost at the next `rewind`.
+            The deliveries that were to be read again, now lost. Others may still be acknowledged until `rewind`.
         """
         lost: list[InflightMessage] = []
         self.reached.pop(topic, None)

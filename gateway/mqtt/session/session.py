@@ -254,7 +254,7 @@ class Session:
         )
         return self.inbound_qos2
 
-    def ensure_inbound_qos2(self) -> InboundQos2:
+    def inbound(self) -> InboundQos2:
         """Return the state of inbound QoS 2 messages, created at the first one."""
         return self.inbound_qos2 if self.inbound_qos2 is not None else self._make_inbound_qos2()
 

@@ -253,7 +253,7 @@ class World:
 
     def send_qos_2(self) -> None:
         assert self.session is not None
-        inbound_qos2 = self.session.ensure_inbound_qos2()
+        inbound_qos2 = self.session.inbound()
         inbound_qos2._persisted_topics.add("t")
         inbound_qos2.publish(Record("t", None, b""), 1, Slot(1, None, 2))
 
@@ -606,7 +606,7 @@ async def test_what_comes_while_the_log_is_read_is_looked_at_too(tmp_path: Path)
     assert [one.low_water_mark for one in log.readings] == [0, 3]
     session, present = task.result()
     assert present
-    assert session.ensure_inbound_qos2().open_ids == [7]
+    assert session.inbound().open_ids == [7]
     await world.close()
 
 
