@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
 from gateway.secret import SecretUrl
-from gateway.settings.values import LARGEST_PORT, MEBIBYTE, Address, BootstrapServers, Section
+from gateway.settings.values import LARGEST_PORT, MEBIBYTE, BootstrapServers, Section, check_url
 
 
 class KafkaOauthConfig(Section):
@@ -44,10 +43,7 @@ class KafkaOauthConfig(Section):
         if self.client_secret is not None and self.client_secret_file is not None:
             raise ValueError("client_secret and client_secret_file exclude each other")
         if self.token_url is not None:
-            parts = urlsplit(self.token_url.get_secret_value())
-            near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
-            if not parts.hostname or not (parts.scheme == "https" or near):
-                raise ValueError("token_url: expected https://..., or http:// on this machine")
+            check_url(self.token_url, "token_url")
             if self.client_id is None or (self.client_secret is None and self.client_secret_file is None):
                 raise ValueError("token_url needs client_id, and client_secret or client_secret_file")
         for name, value in self.extensions.items():

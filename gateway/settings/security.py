@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, IPvAnyNetwork, field_validator, model_validator
 
 from gateway.secret import SecretUrl, SecretValue
 from gateway.settings.listeners import TlsConfig
-from gateway.settings.values import Address, BootstrapServers, HostName, LoginMethod, Origin, Section
+from gateway.settings.values import BootstrapServers, HostName, LoginMethod, Origin, Section, check_url
 
 
 class AccessRule(Section):
@@ -66,10 +65,7 @@ class OauthConfig(Section):
         if self.enabled and (self.issuer is None or not self.audience):
             raise ValueError("issuer and audience are needed: otherwise tokens for other services would be valid here")
         if self.jwks_url is not None:
-            parts = urlsplit(self.jwks_url.get_secret_value())
-            near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
-            if not parts.hostname or not (parts.scheme == "https" or near):
-                raise ValueError("jwks_url: expected https://..., or http:// on this machine")
+            check_url(self.jwks_url, "jwks_url")
         return self
 
     @property

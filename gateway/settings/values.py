@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+from gateway.secret import SecretUrl
 
 MEBIBYTE = 1024 * 1024
 LARGEST_PORT = 65535
@@ -68,6 +71,14 @@ def _is_bracketed(host: str) -> bool:
         return host[0] + host[-1] == "[]" and ipaddress.ip_address(host[1:-1]).version == 6
     except ValueError:
         return False
+
+
+def check_url(url: SecretUrl, key: str) -> None:
+    """Raise ValueError, which names `key`, unless the URL is https://, or http:// on this machine."""
+    parts = urlsplit(url.get_secret_value())
+    near = parts.scheme == "http" and Address(f"{parts.hostname}:0").is_loopback
+    if not parts.hostname or not (parts.scheme == "https" or near):
+        raise ValueError(f"{key}: expected https://..., or http:// on this machine")
 
 
 def _origin(text: str) -> str:
