@@ -122,10 +122,12 @@ async def sse(options: argparse.Namespace) -> int:
     allow_files()
     crowd = events.Crowd(**chosen(options, ("listeners", "messages", "rate", "size", "late")))
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
-        heard = await events.listen(gateway.kafka, gateway.address("mqtt"), gateway.address("http"), crowd, gateway.pid)
+        result = await events.listen(
+            gateway.kafka, gateway.address("mqtt"), gateway.address("http"), crowd, gateway.pid
+        )
     report = Report("server-sent events")
-    report.add(listeners=crowd.listeners, rate=crowd.rate, **heard.row())
-    return conclude(options, report, heard.problems)
+    report.add(listeners=crowd.listeners, rate=crowd.rate, **result.row())
+    return conclude(options, report, result.problems)
 
 
 async def everything(options: argparse.Namespace) -> int:
@@ -269,7 +271,7 @@ async def roll(options: argparse.Namespace) -> int:
     return conclude(options, report, rolled.problems(plan))
 
 
-async def who_is_there(options: argparse.Namespace) -> int:
+async def run_presence(options: argparse.Namespace) -> int:
     """Run scenario `presence`; 0 if the topic finally agrees with every client."""
     allow_files()
     plan = presence.Plan(**chosen(options, presence.Plan._fields))
@@ -414,7 +416,7 @@ RUN: Final[dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]]] 
     "faults": faults,
     "recovery": recover,
     "rolling": roll,
-    "presence": who_is_there,
+    "presence": run_presence,
     "idle": silent,
     "reads": reads,
     "topics": flood_topics,

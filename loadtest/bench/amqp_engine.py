@@ -221,7 +221,7 @@ class Socket:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.entrance = Anybody()
+        self.entrance = AnonymousEntrance()
 
     def flush(self) -> None:
         """Discard the pending output."""
@@ -232,7 +232,7 @@ class Socket:
         self._connection.data_to_send()
 
 
-class Anybody:
+class AnonymousEntrance:
     """Stands in for the entrance."""
 
     name = "bench"

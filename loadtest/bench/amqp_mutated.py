@@ -29,7 +29,7 @@ DESTINATIONS: Final = (
     Destination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4),
     Destination("t", b"other", 2, b"key", "ann", (), MINUTE, MINUTE, partitions=4),
 )
-TELLING: Final = bytes.fromhex(
+SIGNIFICANT: Final = bytes.fromhex(
     "00 01 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 75 76 77 78 80 81 82 83 84 98 a0 a1 a3 b0 b1 b3"
     "c0 c1 c2 d0 d1 e0 ed f0 f4 ff"
 )
@@ -81,14 +81,14 @@ def _made(rng: random.Random, values: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def damaged(rng: random.Random, message: bytes, telling: bytes = TELLING) -> bytes:
-    """Mutate a message in up to three places; `telling` are byte values with a meaning in the format."""
+def damaged(rng: random.Random, message: bytes, significant: bytes = SIGNIFICANT) -> bytes:
+    """Mutate a message in up to three places; `significant` are byte values with a meaning in the format."""
     data = bytearray(message)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         at = rng.randrange(len(data)) if data else 0
         match rng.randrange(6):
             case 0:
-                data[at : at + 1] = bytes((rng.choice(telling),))
+                data[at : at + 1] = bytes((rng.choice(significant),))
             case 1:
                 data[at : at + 1] = bytes((rng.randrange(256),))
             case 2:
@@ -96,7 +96,7 @@ def damaged(rng: random.Random, message: bytes, telling: bytes = TELLING) -> byt
             case 3:
                 del data[at : at + rng.randint(1, 4)]
             case 4:
-                data[at:at] = bytes((rng.choice(telling),)) * rng.randint(1, 3)
+                data[at:at] = bytes((rng.choice(significant),)) * rng.randint(1, 3)
             case _:
                 del data[at:]
     return bytes(data)

@@ -25,7 +25,7 @@ from protocols.rest.requests import decode_json, decode_text
 LIMIT: Final = 100
 HEADERS: Final = (("gw.client", b"mutated"),)
 KINDS: Final = {"minimal": Format.TEXT, "typical": Format.JSON, "jms": Format.BINARY}
-TELLING: Final = b'"\\{}[]:,= \t\n0129-+.eEntfuAab/_\xc3\xa9\xf0\x9f\x98\x80\xff'
+SIGNIFICANT: Final = b'"\\{}[]:,= \t\n0129-+.eEntfuAab/_\xc3\xa9\xf0\x9f\x98\x80\xff'
 VALUES: Final = (
     b"null", b"true", b"-0", b"1e400", b"12345678901234567890", b'""', b'"\\u00e9\\n"', b'"\\ud83d\\ude00"', b'"YQ=="',
     b'"YR=="', b'"a b"', b"[ ]", b'[1, "a", {"b" : null}]', b'{"a": {"a":1},"a":2}', b'"' + b"x" * 300 + b'"',
@@ -50,7 +50,7 @@ def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
         rng.shuffle(records)
         if records and rng.random() < 0.8:
             place = rng.randrange(len(records))
-            records[place] = damaged(rng, records[place], TELLING)
+            records[place] = damaged(rng, records[place], SIGNIFICANT)
         yield form, b'{"records":[' + b",".join(records) + b"]}"
 
 

@@ -35,7 +35,7 @@ ANNOUNCED: Final = (
     Properties(receive_maximum=3, retain_available=0),
     Properties(maximum_packet_size=300, maximum_qos=1, topic_alias_maximum=1),
 )
-TELLING: Final = bytes.fromhex(
+SIGNIFICANT: Final = bytes.fromhex(
     "00 01 02 03 08 09 0b 11 23 26 2b 2f 30 32 34 3c 40 50 62 70 7f 80 a9 bf c0 c3 e2 ed f0 ff"
 )
 """Packet types and flags, properties, wildcards, and boundary values of UTF-8 bytes and lengths."""
@@ -57,7 +57,7 @@ def streams(rng: random.Random) -> Iterator[tuple[bytes, int]]:
         packets = rng.choices(whole, k=rng.randint(1, RUN))
         place = rng.randrange(len(packets))
         if rng.random() < 0.6:
-            packets[place] = damaged(rng, packets[place], TELLING)
+            packets[place] = damaged(rng, packets[place], SIGNIFICANT)
         yield b"".join(packets), len(packets)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from loadtest.clients.amqp_record import Pieces
 from loadtest.clients.amqp_wire import listed, read_value
 
-_TELLING: Final = (0x00, 0x01, 0x40, 0x45, 0x7F, 0x80, 0xC0, 0xC1, 0xE0, 0xFE, 0xFF)
+_SIGNIFICANT: Final = (0x00, 0x01, 0x40, 0x45, 0x7F, 0x80, 0xC0, 0xC1, 0xE0, 0xFE, 0xFF)
 _VALUES: Final = (
     b"\x40", b"\x41", b"\x42", b"\x43", b"\x44", b"\x45", b"\x52\x01", b"\x70\xff\xff\xff\xff", b"\x70\x7f\xff\xff\xff",
     b"\x80" + b"\xff" * 8, b"\x54\x80", b"\x50\xff", b"\x60\xff\xff", b"\x82" + b"\x7f\xf8" + b"\0" * 6,
@@ -56,7 +56,7 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
             case 0 if changed:
                 changed[at] ^= 1 << rng.randrange(8)
             case 1 if changed:
-                changed[at] = rng.choice(_TELLING)
+                changed[at] = rng.choice(_SIGNIFICANT)
             case 2:
                 del changed[at : at + rng.randrange(1, 9)]
             case 3:

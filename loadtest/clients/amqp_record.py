@@ -24,7 +24,7 @@ class Relay:
     """Forwards one connection between a client and the gateway, and records the client's bytes."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self.said = bytearray()
+        self.sent = bytearray()
         self._target = target
         self._server: asyncio.Server
         self._over = asyncio.Event()
@@ -47,7 +47,7 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._copy(reader, far_writer, self.said))
+            group.create_task(self._copy(reader, far_writer, self.sent))
             group.create_task(self._copy(far_reader, writer, bytearray()))
         self._over.set()
 
@@ -77,7 +77,7 @@ async def record(address: tuple[str, int], topic: str) -> list[Pieces]:
     for play in (_basics, _groups, _transactions, _pass):
         async with Relay(address) as relay:
             await asyncio.to_thread(play, relay.url, topic)
-            found.append(cut(bytes(relay.said)))
+            found.append(cut(bytes(relay.sent)))
     return found
 
 

@@ -30,7 +30,7 @@ class Stream:
         self.expected = b""
         self.length = 0
 
-    def learn(self, first: int, body: bytes) -> None:
+    def derive_form(self, first: int, body: bytes) -> None:
         """Derive the form from a PUBLISH at QoS 0."""
         head = body[: -len(self._payloads[0])]
         self.expected = b"".join(packet(first, head + payload) for payload in self._payloads)
@@ -122,7 +122,7 @@ class Follower(asyncio.Protocol):
         for first, body in self._splitter.feed(data):
             if first & 0xF0 == 0x30:
                 if not self._stream.length:
-                    self._stream.learn(first, body)
+                    self._stream.derive_form(first, body)
                 at = 2 + struct.unpack_from(">H", body)[0]
                 length, at = read_varint(body, at)
                 self.position = self._stream.number(body[at + length :]) + 1

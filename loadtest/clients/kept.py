@@ -162,7 +162,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         self.total = 0
         self.answered = 0
         self.given_up = 0
-        self.stories: dict[int, list[Event]] = {}
+        self.histories: dict[int, list[Event]] = {}
         self.qos = qos
         self._again = again
         self._topic = topic
@@ -172,7 +172,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         self._room = window
         self._next = 0
         self._next_id = 1
-        self._anew: list[int] = []
+        self._resend: list[int] = []
         self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
 
     def push(self) -> None:
@@ -180,9 +180,9 @@ class KeptPublisher(NumberedSender, KeptClient):
         if not self.connected.is_set():
             return
         out = bytearray()
-        while len(self._outgoing) < self._room and (self._anew or self._next < self.total):
-            if self._anew:
-                sequence = self._anew.pop(0)
+        while len(self._outgoing) < self._room and (self._resend or self._next < self.total):
+            if self._resend:
+                sequence = self._resend.pop(0)
             else:
                 sequence = self._next
                 self._next += 1
@@ -201,8 +201,8 @@ class KeptPublisher(NumberedSender, KeptClient):
     def _note(self, sequence: int, what: str, identifier: int) -> None:
         if not self._again:
             return
-        story = self.stories.setdefault(sequence, [])
-        story.append(Event(time.time(), what, identifier, self.connects))
+        history = self.histories.setdefault(sequence, [])
+        history.append(Event(time.time(), what, identifier, self.connects))
 
     def _resume(self, present: bool, receive_maximum: int) -> None:
         self._room = min(self._window, receive_maximum)
@@ -239,7 +239,7 @@ class KeptPublisher(NumberedSender, KeptClient):
             self.refusals[f"{name} 0x{code:02x}"] += 1
             del self._outgoing[identifier]
             if self._again:
-                self._anew.append(one.sequence)  # sent by the next `push`
+                self._resend.append(one.sequence)  # sent by the next `push`
             else:
                 self.given_up += 1
         elif first == PUBREC:

@@ -229,13 +229,13 @@ class Delivery(NamedTuple):
     Attributes:
         payload: of its Data section.
         place: the record's position.
-        born: of the connection, see `KeptReceiver`.
+        generation: of the connection, see `KeptReceiver`.
         at: time of arrival, `time.monotonic`.
     """
 
     payload: bytes
     place: Place
-    born: int
+    generation: int
     at: float
 
 
@@ -244,7 +244,7 @@ class KeptReceiver(KeptLink):
 
     Attributes:
         attached: set when the source was attached for the first time.
-        born: the value of `generation` when the connection started.
+        generation_at_start: the value of `generation` when the connection started.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class KeptReceiver(KeptLink):
         """`on_accept` is called with the time (`time.monotonic`) when the disposition was written."""
         super().__init__(address, container)
         self.attached = asyncio.Event()
-        self.born = 0
+        self.generation_at_start = 0
         self._terms = (link, container, source)
         self._durable = durable
         self._capabilities = capabilities
@@ -281,7 +281,7 @@ class KeptReceiver(KeptLink):
         self._due: asyncio.TimerHandle | None = None
 
     def _begin(self) -> None:
-        self.born = self._generation()
+        self.generation_at_start = self._generation()
         self._held.clear()
         self._received = self._granted = 0
         super()._begin()
@@ -312,7 +312,7 @@ class KeptReceiver(KeptLink):
     def _transferred(self, fields: list[Any], payload: bytes) -> None:
         if len(fields) > _MORE and fields[_MORE]:
             self.faults.append("a small message arrived in several transfers")
-        delivery = take_apart(payload, self.born)
+        delivery = take_apart(payload, self.generation_at_start)
         self._received += 1
         self._on_delivery(delivery)
         self._held.append((fields[1], delivery))
@@ -337,7 +337,7 @@ class KeptReceiver(KeptLink):
         self._held.clear()
 
 
-def take_apart(message: bytes, born: int) -> Delivery:
+def take_apart(message: bytes, generation: int) -> Delivery:
     """Decode a message with one Data section and the annotations of its record's position."""
     notes: dict[bytes, Any] = {}
     payload = b""
@@ -349,4 +349,4 @@ def take_apart(message: bytes, born: int) -> Delivery:
         elif section == 0x75:
             payload = value
     place = Place(notes[b"x-opt-bridge.partition"], notes[b"x-opt-bridge.offset"])
-    return Delivery(payload, place, born, time.monotonic())
+    return Delivery(payload, place, generation, time.monotonic())

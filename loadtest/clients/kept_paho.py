@@ -141,7 +141,7 @@ class PahoSubscriber(PahoClient):
     ) -> None:
         super().__init__(address, client_id)
         self.subscribed = asyncio.Event()
-        self._filter, self._qos, self._told = topic_filter, qos, on_message
+        self._filter, self._qos, self._callback = topic_filter, qos, on_message
         self._client.on_message = self._on_message
         self._client.on_subscribe = self._on_subscribe
 
@@ -155,4 +155,4 @@ class PahoSubscriber(PahoClient):
         self._loop.call_soon_threadsafe(self.subscribed.set)
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
-        self._loop.call_soon_threadsafe(self._told, bytes(message.payload), message.qos)
+        self._loop.call_soon_threadsafe(self._callback, bytes(message.payload), message.qos)

@@ -231,7 +231,7 @@ class ProtonReceiver(ProtonClient):
     ) -> None:
         super().__init__(address, container, prefetch=100, auto_accept=False)
         self.attached = asyncio.Event()
-        self.born = 0
+        self.generation_at_start = 0
         self._link, self._source = link, source
         self._terms = _Terms(durable, capabilities)
         self._on_delivery = on_delivery
@@ -239,7 +239,7 @@ class ProtonReceiver(ProtonClient):
         self._generation = generation
 
     def _attach(self, container: Any) -> None:
-        self.born = self._generation()
+        self.generation_at_start = self._generation()
         container.create_receiver(self._connection, self._source, name=self._link, options=self._terms)
 
     def on_link_opened(self, event: Any) -> None:
@@ -252,7 +252,7 @@ class ProtonReceiver(ProtonClient):
         """Accept a message, and pass it on."""
         notes = event.message.annotations
         place = Place(notes["x-opt-bridge.partition"], notes["x-opt-bridge.offset"])
-        delivery = Delivery(bytes(event.message.body), place, self.born, time.monotonic())
+        delivery = Delivery(bytes(event.message.body), place, self.generation_at_start, time.monotonic())
         self.accept(event.delivery)
         self._loop.call_soon_threadsafe(self._take, delivery)
 

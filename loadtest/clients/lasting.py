@@ -22,7 +22,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         faults: violations by the server.
         refusals: counts of refused messages, links and connections by their code, and of lost connections.
         connected: set while it is served.
-        welcomes: seconds of each reconnection's handshake.
+        handshakes: seconds of each reconnection's handshake.
         moved: whether it has lost a connection since `moved` was reset.
         alive_s: interval of heartbeats.
     """
@@ -37,7 +37,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self.faults: list[str] = []
         self.refusals: collections.Counter[str] = collections.Counter()
         self.connected = asyncio.Event()
-        self.welcomes: list[float] = []
+        self.handshakes: list[float] = []
         self.moved = False
         self._began_at = 0.0
         self._address = address
@@ -82,7 +82,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
     def _served(self) -> None:
         """Note that the server has accepted the client."""
         if self.moved:
-            self.welcomes.append(time.monotonic() - self._began_at)
+            self.handshakes.append(time.monotonic() - self._began_at)
         self.connected.set()
         self._decided.set()
 

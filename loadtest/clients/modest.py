@@ -73,7 +73,7 @@ def main() -> None:
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(connect_packet(f"modest-{secrets.token_hex(4)}"))
 
-        def heard() -> bool:
+        def received() -> bool:
             while True:
                 data = peer.recv(4096)
                 if not data:
@@ -81,11 +81,11 @@ def main() -> None:
                 if packets.feed(data):
                     return True
 
-        alive = heard()
+        alive = received()
         while alive:
             sent = time.monotonic()
             peer.sendall(publish_packet(f"{topic}/modest", b"x", 1, 1))
-            alive = heard()
+            alive = received()
             if alive:
                 sys.stdout.buffer.write(array.array("d", (sent, time.monotonic() - sent)).tobytes())
                 sys.stdout.buffer.flush()

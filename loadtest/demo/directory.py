@@ -42,7 +42,7 @@ class Directory:
                 break
             except BlockingIOError:
                 holder = os.pread(self.lock, 32, 0).decode(errors="replace").strip()
-                if _lives(holder) or time.monotonic() > deadline:
+                if _is_running(holder) or time.monotonic() > deadline:
                     os.close(self.lock)
                     raise InUseError(
                         f"{self.data} is in use by another `make run` (process {holder or 'unknown'}): "
@@ -57,7 +57,7 @@ class Directory:
         os.close(self.lock)
 
 
-def _lives(holder: str) -> bool:
+def _is_running(holder: str) -> bool:
     return holder.isdigit() and Path(f"/proc/{holder}").exists()
 
 

@@ -64,7 +64,7 @@ class Process:
         """Wait until the process ends on its own, which it should not, then raise ProcessError."""
         assert self._process is not None
         code = await self._process.wait()
-        why = f"signal {-code}" if code < 0 else f"exit code {code}: {self._last_words()}"
+        why = f"signal {-code}" if code < 0 else f"exit code {code}: {self._last_output()}"
         raise ProcessError(f"{self.name} ended, {why} (log: {self.log})")
 
     async def ready(self, timeout: float) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         lines = _COLOURS.sub("", self._errors.read_text(errors="replace")).splitlines()
         spoken = (
             line.strip() for line in reversed(lines) if line.strip() and not line.startswith("{")

@@ -26,7 +26,7 @@ KEEP_ALIVE_S: Final = 2
 SLACK: Final = 8  # descriptors that stay: connections to Kafka
 LARGE: Final = b"x" * 20_000
 LITTLE: Final = 4096  # receive buffer, bytes
-DEAF_MIB: Final = 16  # memory of all non-reading clients beyond the budget
+NON_READING_MIB: Final = 16  # memory of all non-reading clients beyond the budget
 OVER: Final = 50_000  # transfers; the credit is a thousand
 CROWD_S: Final = 1.0  # period in which all of them connect
 
@@ -102,7 +102,7 @@ async def vanish(stage: Stage) -> None:
                 await _log_in(protocol, peers[-1], name, half[protocol])
         await asyncio.sleep(0.5)
         for proxy in proxies.values():
-            proxy.silence()
+            proxy.block()
         await _forgotten(stage, before)
     finally:
         for _, writer in peers:
@@ -147,13 +147,13 @@ async def _flood(stage: Stage, seconds: float) -> None:
     async def press(protocol: str, peer: Peer) -> None:
         reader, writer = peer
         async with asyncio.TaskGroup() as both:
-            swallow = both.create_task(_swallow(reader))
+            discard = both.create_task(_discard(reader))
             with contextlib.suppress(OSError):
                 while True:
                     writer.write(pieces[protocol])
                     await writer.drain()
                     written[protocol] += len(pieces[protocol])
-            swallow.cancel()
+            discard.cancel()
 
     async with asyncio.TaskGroup() as group:
         tasks = []
@@ -172,7 +172,7 @@ async def _flood(stage: Stage, seconds: float) -> None:
         stage.seen[f"{protocol}: flood of {size >> 20} MiB"] += 1
 
 
-async def _swallow(reader: asyncio.StreamReader) -> None:
+async def _discard(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):
         while await reader.read(65536):
             pass
@@ -253,16 +253,16 @@ async def dribble(stage: Stage) -> None:
         reader, writer = await _connect(stage.gateway.address(protocol))
         begun = time.monotonic()
         async with asyncio.TaskGroup() as both:
-            swallow = both.create_task(_swallow(reader))
+            discard = both.create_task(_discard(reader))
             for byte in words[protocol]:
                 writer.write(bytes((byte,)))
-                done, _ = await asyncio.wait({swallow}, timeout=1.0)
+                done, _ = await asyncio.wait({discard}, timeout=1.0)
                 if done:
                     stage.seen[f"{protocol}: cut off after {round(time.monotonic() - begun)} s"] += 1
                     break
             else:
                 stage.problems.append(f"{protocol}: a handshake of {len(words[protocol])} s was accepted")
-            swallow.cancel()
+            discard.cancel()
         _cut(writer)
 
     async with asyncio.TaskGroup() as group:
@@ -321,7 +321,7 @@ def faults(plan: Plan) -> tuple[Fault, ...]:
             "no reading",
             f"{MANY} receivers of each protocol request everything and read nothing for {plan.short:g} s",
             no_reading,
-        )._replace(held_mib=plan.outgoing + DEAF_MIB),
+        )._replace(held_mib=plan.outgoing + NON_READING_MIB),
         quiet("flood", f"eight clients send 20 kB messages without a pause for {plan.short:g} s", flood),
         quiet("flood, stalled", f"the same while Kafka is stopped (SIGSTOP) for {plan.short:g} s", flood_stalled),
         quiet("no credit", "transfers beyond the link credit, PUBLISH beyond the Receive Maximum", no_credit),

@@ -103,9 +103,9 @@ async def half_open(stage: Stage) -> None:
 
 async def black_hole(stage: Stage) -> None:
     """Pass nothing in either direction; connections can still be opened."""
-    stage.proxy.silence()
+    stage.proxy.block()
     await asyncio.sleep(stage.plan.stall)
-    stage.proxy.speak()
+    stage.proxy.unblock()
 
 
 async def full_disk(stage: Stage) -> None:

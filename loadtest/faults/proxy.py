@@ -88,11 +88,11 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def silence(self) -> None:
-        """Become a black hole: connections can be opened, but nothing is forwarded until `speak`."""
+    def block(self) -> None:
+        """Become a black hole: connections can be opened, but nothing is forwarded until `unblock`."""
         self._flows.clear()
 
-    def speak(self) -> None:
+    def unblock(self) -> None:
         """Forward again, starting with the held data."""
         self._flows.set()
 

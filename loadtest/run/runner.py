@@ -42,7 +42,7 @@ class Run:
         self._topic = scenario.topic or f"load-{self._numbering.run}"
         self._series: list[Row] = []
         self._began = time.perf_counter()
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._connection_bytes: float | None = None
         self._shares: list[Share] = []
 
@@ -187,8 +187,8 @@ class Run:
             "cpu s": cpu,
         }
         self._series.append(row)
-        if at - self._told_at >= self._scenario.every:
-            self._told_at = at
+        if at - self._reported_at >= self._scenario.every:
+            self._reported_at = at
             memory = "" if resident is None else f", gateway {resident / MIB:.0f} MiB"
             self._say(
                 f"{at:.0f} s: {row['per second']:,.0f}/s, p50 {row['p50 ms']:.1f} ms, p99 {row['p99 ms']:.1f} ms"

@@ -118,32 +118,34 @@ class Group:
     def __init__(self, name: str, numbering: Numbering) -> None:
         self.name = name
         self.arrivals = Arrivals(numbering)
-        self._deliveries: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)  # (born, at)
+        self._deliveries: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)  # (generation, at)
         self._accepted: dict[Place, list[tuple[int, float]]] = collections.defaultdict(list)
 
     def take(self, delivery: Delivery) -> None:
         """Record a delivery."""
         if self.arrivals.take(delivery.payload):
-            self._deliveries[delivery.place].append((delivery.born, delivery.at))
+            self._deliveries[delivery.place].append((delivery.generation, delivery.at))
 
     def accepted(self, delivery: Delivery, at: float) -> None:
         """Record that its acceptance was sent."""
-        self._accepted[delivery.place].append((delivery.born, at))
+        self._accepted[delivery.place].append((delivery.generation, at))
 
     def again(self, kills: Sequence[Kill], outages: Sequence[Outage]) -> list[Again]:
         """Return every repeated delivery."""
         return [
-            self._check(place, born, at, kills, outages)
+            self._check(place, generation, at, kills, outages)
             for place, deliveries in self._deliveries.items()
-            for born, at in deliveries[1:]
+            for generation, at in deliveries[1:]
         ]
 
-    def _check(self, place: Place, born: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]) -> Again:
-        """`born` counts the kills before a connection, so kill number `born` ended it."""
-        below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[:born])
+    def _check(
+        self, place: Place, generation: int, at: float, kills: Sequence[Kill], outages: Sequence[Outage]
+    ) -> Again:
+        """`generation` counts the kills before a connection, so kill number `generation` ended it."""
+        below = any(kill.committed[self.name].get(place.partition, 0) > place.offset for kill in kills[:generation])
         ages: list[float] = []
         for earlier, accepted in self._accepted[place]:
-            if earlier < born:
+            if earlier < generation:
                 ages.append(_age(accepted, kills[earlier].at, outages))
             elif accepted < at:  # by the same gateway, which rejoined its group after the broker was killed
                 died = max((outage.begin for outage in outages if outage.begin < at), default=math.inf)

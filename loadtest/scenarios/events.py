@@ -39,7 +39,7 @@ class Crowd(NamedTuple):
     patience: float = 5.0
 
 
-class Heard(NamedTuple):
+class Result(NamedTuple):
     """The result; `cpu_us` is the gateway's CPU per event, including publishing."""
 
     events: int
@@ -62,7 +62,7 @@ class Heard(NamedTuple):
         }
 
 
-async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd: Crowd, pid: int) -> Heard:
+async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd: Crowd, pid: int) -> Result:
     """Run it on a gateway with process id `pid`."""
     numbering = Numbering()
     topic = f"events-{numbering.run}"
@@ -115,7 +115,7 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     slowest = latencies.milliseconds(100.0) / 1000
     if slowest > crowd.late:
         problems.append(f"a listener was {slowest:.2f} s behind")
-    return Heard(events, lost, wrong, last - began, latencies, cpu / events * 1e6 if events else 0.0, problems)
+    return Result(events, lost, wrong, last - began, latencies, cpu / events * 1e6 if events else 0.0, problems)
 
 
 def _same(listener: EventListener) -> EventListener:

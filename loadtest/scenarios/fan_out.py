@@ -86,10 +86,10 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     await create_topic(kafka, topic)
     await create_topic(kafka, f"{topic}-beside")
     stream = Stream([numbering.payload(0, sequence, fan.size) for sequence in range(fan.messages)])
-    heard: list[tuple[int, float]] = []  # the last message of each read, and when
+    received: list[tuple[int, float]] = []  # the last message of each read, and when
 
     def on_message(number: int, now: float) -> None:
-        heard.append((number, now))
+        received.append((number, now))
 
     followers = [
         Follower(f"{topic}-{number}", [f"{topic}/#", *_fillers(topic, fan, number)], stream, fan.messages, on_message)
@@ -105,8 +105,8 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
         quiet_since, count = began, 0
         while waiting and (not publishing.done() or time.perf_counter() - quiet_since < fan.patience):
             _, waiting = await asyncio.wait(waiting, timeout=0.5)
-            if not publishing.done() or len(heard) > count:
-                quiet_since, count = time.perf_counter(), len(heard)
+            if not publishing.done() or len(received) > count:
+                quiet_since, count = time.perf_counter(), len(received)
         found = await publishing
     cpu, own = process_cpu(pid) - cpu, process_cpu(os.getpid()) - own
     seconds = time.perf_counter() - began
@@ -116,14 +116,14 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
     for follower in followers:
         follower.close()
     latencies = Latencies()
-    for number, now in heard:
+    for number, now in received:
         latencies.record(now - found.due_at[number])
     modest_ms = modest.between(since, until).summary()
     await modest.stop()
     return Spread(
         deliveries,
         fan.messages * fan.subscribers - deliveries,
-        max((now for _, now in heard), default=began) - found.due_at[0],
+        max((now for _, now in received), default=began) - found.due_at[0],
         found.seconds,
         latencies,
         cpu / deliveries * 1e6 if deliveries else 0.0,

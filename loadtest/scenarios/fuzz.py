@@ -167,7 +167,7 @@ class Fuzz:
         patient = rng.random() < 0.7
         ending = "silence" if rng.random() < self._plan.silent else rng.choice(_ENDINGS)
         self._conversations += 1
-        said = 0
+        answered = 0
         try:
             reader, writer = await asyncio.open_connection(*self._gateway.address("amqp"))
             try:
@@ -177,15 +177,15 @@ class Fuzz:
                     writer.write(piece)
                     self._sent += len(piece)
                     if patient:
-                        said += await _heard(reader, STEP_S)
-                said += await self._end(number, ending, reader, writer)
+                        answered += await _read_some(reader, STEP_S)
+                answered += await self._end(number, ending, reader, writer)
             finally:
                 writer.transport.abort()
         except ConnectionError:
             self._closed += 1  # closed while we wrote
-            said += 1
-        self._answered += bool(said)
-        self._answers += said
+            answered += 1
+        self._answered += bool(answered)
+        self._answers += answered
 
     async def _end(self, number: int, ending: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         if ending == "reset":
@@ -197,16 +197,16 @@ class Fuzz:
             return 0
         if ending == "half-close" and not writer.is_closing():
             writer.write_eof()
-        said = 0
+        answered = 0
         try:
             async with asyncio.timeout(SILENCE_S if ending == "silence" else CLOSE_S):
                 while data := await reader.read(65536):
-                    said += len(data)
+                    answered += len(data)
         except TimeoutError:
             self._problems.append(f"conversation {number}: neither answered nor closed after our {ending}")
         else:
             self._closed += 1
-        return said
+        return answered
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -233,7 +233,7 @@ def _splits(pieces: Pieces, rng: random.Random) -> Pieces:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
 
 
-async def _heard(reader: asyncio.StreamReader, seconds: float) -> int:
+async def _read_some(reader: asyncio.StreamReader, seconds: float) -> int:
     try:
         async with asyncio.timeout(seconds):
             return len(await reader.read(65536))

@@ -155,8 +155,8 @@ class Round(Rounds[Plan, Outcome]):
         problems.append(f"{len(numbers)} messages {what}")
         for number in numbers[:SHOWN]:
             sender = self._senders[number.sender][1]
-            story = ", ".join(
+            history = ", ".join(
                 f"{event.at:.3f} {event.what} id {event.packet_id} connection {event.connection}"
-                for event in (sender.stories.get(number.sequence, ()) if isinstance(sender, KeptPublisher) else ())
+                for event in (sender.histories.get(number.sequence, ()) if isinstance(sender, KeptPublisher) else ())
             )
-            problems.append(f"  sender {number.sender} message {number.sequence}: {places.get(number, [])}; {story}")
+            problems.append(f"  sender {number.sender} message {number.sequence}: {places.get(number, [])}; {history}")

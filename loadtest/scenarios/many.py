@@ -331,9 +331,9 @@ class Many:
                 )
             answers: dict[str, Any] = {}
             while len(answers) < count:
-                heard = await socket.receive_json(timeout=WAIT_S)
-                if heard["type"] != "record":
-                    answers[heard["id"]] = heard
+                answer = await socket.receive_json(timeout=WAIT_S)
+                if answer["type"] != "record":
+                    answers[answer["id"]] = answer
 
 
 def check(found: list[Beside]) -> list[str]:

@@ -276,7 +276,7 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
     """Resume some sessions together in groups; return how many got everything."""
     good = 0
 
-    async def come_back(number: int) -> None:
+    async def reconnect(number: int) -> None:
         nonlocal good
         name = f"{numbering.run}-session-{number}"
         make = partial(Returning, name, numbering, crowd.backlog)
@@ -298,7 +298,7 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
         client.close()
 
     step = max(1, crowd.sessions // max(1, crowd.returning))
-    await in_turn(range(0, step * crowd.returning, step), come_back)
+    await in_turn(range(0, step * crowd.returning, step), reconnect)
     return good
 
 

@@ -234,7 +234,7 @@ class Presence:
             topic = Topic(self._bootstrap, self._topic)
             group = await stack.enter_async_context(asyncio.TaskGroup())
             follower = group.create_task(topic.follow())
-            changes = group.create_task(self._come_and_go(group))
+            changes = group.create_task(self._churn(group))
             await self._kill_all(changes)
             await changes
             while any(device.busy for device in self._devices):  # noqa: ASYNC110 - there is no event to wait for
@@ -257,7 +257,7 @@ class Presence:
             problems,
         )  # fmt: skip
 
-    async def _come_and_go(self, group: asyncio.TaskGroup) -> None:
+    async def _churn(self, group: asyncio.TaskGroup) -> None:
         """Run the plan's connects, spread over time; each device makes one change at a time."""
         began, begun = time.monotonic(), 0
         while self._connects < self._plan.connects:

@@ -61,7 +61,7 @@ class Rolled(NamedTuple):
     Attributes:
         stored: the verification against Kafka.
         pauses: of clients that moved: from the last acknowledgement before to the first one after.
-        welcomes: from CONNECT to CONNACK at another gateway.
+        handshakes: from CONNECT to CONNACK at another gateway.
         round_trips: of a record to Kafka and its acknowledgement in the meantime.
         peak: the most connects within one second of the restarts.
         refused: connections that no gateway accepted.
@@ -71,7 +71,7 @@ class Rolled(NamedTuple):
 
     stored: Stored
     pauses: list[float]
-    welcomes: list[float]
+    handshakes: list[float]
     round_trips: list[float]
     peak: int
     refused: int
@@ -90,8 +90,8 @@ class Rolled(NamedTuple):
             "acknowledged": total("acknowledged"), "lost": total("lost"), "duplicated": total("duplicated"),
             "doubled at QoS 2": self.stored.doubled, "moves": len(self.pauses), "p99 pause s": at(self.pauses, 0.99),
             "longest pause s": at(self.pauses, 1), "connects in a second": self.peak, "refused": self.refused,
-            "messages/s": self.rate, "CONNACK elsewhere p50 ms": 1000 * at(self.welcomes, 0.5),
-            "CONNACK elsewhere p99 ms": 1000 * at(self.welcomes, 0.99),
+            "messages/s": self.rate, "CONNACK elsewhere p50 ms": 1000 * at(self.handshakes, 0.5),
+            "CONNACK elsewhere p99 ms": 1000 * at(self.handshakes, 0.99),
             "Kafka's round trip p50 ms": 1000 * at(self.round_trips, 0.5),
             "Kafka's round trip p99 ms": 1000 * at(self.round_trips, 0.99),
         }  # fmt: skip
@@ -109,8 +109,8 @@ class Rolled(NamedTuple):
             found.append(f"{self.peak} connects in a second, more than {plan.leaving:g} and one")
         if at(self.pauses, 0.99) > plan.pause:
             found.append(f"p99 of the pauses is {at(self.pauses, 0.99):.2f} s")
-        if at(self.welcomes, 0.5) > at(self.round_trips, 0.5) + plan.connack:
-            found.append(f"CONNACK takes {1000 * at(self.welcomes, 0.5):.1f} ms")
+        if at(self.handshakes, 0.5) > at(self.round_trips, 0.5) + plan.connack:
+            found.append(f"CONNACK takes {1000 * at(self.handshakes, 0.5):.1f} ms")
         if not self.pauses:
             found.append("no client was moved")
         return found
@@ -179,10 +179,10 @@ class Rolling:
             for gateway in self._gateways:
                 await gateway.stop(LIMIT_S)
                 faults += gateway.bugs()
-        welcomes = [taken for sender in load.senders["mqtt"] for taken in sender.welcomes]
+        handshakes = [taken for sender in load.senders["mqtt"] for taken in sender.handshakes]
         stored = await load.verify()
         return Rolled(
-            stored, load.pauses, welcomes, round_trips, peak, balancer.refused, seconds, faults + load.faults()
+            stored, load.pauses, handshakes, round_trips, peak, balancer.refused, seconds, faults + load.faults()
         )
 
     async def _restart_all(self, load: Load, balancer: Balancer) -> list[str]:

@@ -25,7 +25,7 @@ MOST: Final = 1_000
 """The most records of a transaction."""
 TOGETHER_S: Final = 1.0
 """With a rate, records of this time share a transaction, so readers of committed records wait this long."""
-SAID_MOST: Final = 20
+MOST_REPORTED: Final = 20
 """The most messages about single records."""
 Say = Callable[[str], None]
 
@@ -162,7 +162,7 @@ class _Run:
         self._positions: dict[Place, int] = places_of(entry.positions)
         self._report = report
         self._say = say
-        self._said = 0
+        self._reported = 0
         self._stopped = stopped
         self._targets: dict[str, Target | None] = {}
 
@@ -234,8 +234,8 @@ class _Run:
         return await self._clients.writer.send(item, target, partitions, original_time=original)
 
     def _report_unfit(self, sentence: str) -> None:
-        self._said += 1
-        if self._said <= SAID_MOST:
+        self._reported += 1
+        if self._reported <= MOST_REPORTED:
             self._say(f"not replayed: {sentence}")
-        elif self._said == SAID_MOST + 1:
+        elif self._reported == MOST_REPORTED + 1:
             self._say("not replayed: more records, which the summary counts")

@@ -47,11 +47,11 @@ async def test_a_half_open_connection_is_found_out_by_a_new_one(
     assert await client.publish("half/open", b"before") == 0
     assert (await client.message()).payload == b"before"
     before = proxy.accepted
-    proxy.silence()
+    proxy.block()
     late = asyncio.create_task(client.publish("half/open", b"late"))
     await unreachable(gateway)
     assert proxy.accepted - before <= MOST
-    proxy.speak()
+    proxy.unblock()
     assert await late == 0
     assert (await client.message()).payload == b"late"
     assert "is half-open" not in gateway.log.read_text()

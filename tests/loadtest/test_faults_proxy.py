@@ -74,14 +74,14 @@ async def test_a_cut_is_in_the_middle_and_resets(proxy: Proxy) -> None:
 async def test_silence_holds_everything_and_loses_nothing(proxy: Proxy) -> None:
     reader, writer = await asyncio.open_connection(*proxy.address)
     assert await ask(reader, writer, b"before") == b"before"
-    proxy.silence()
+    proxy.block()
     writer.write(b"held")
     late_reader, late = await asyncio.open_connection(*proxy.address)
     late.write(b"new")
     answers = [asyncio.ensure_future(one.read(10)) for one in (reader, late_reader)]
     done, _ = await asyncio.wait(answers, timeout=0.2)
     assert not done
-    proxy.speak()
+    proxy.unblock()
     assert [await asyncio.wait_for(one, LIMIT_S) for one in answers] == [b"held", b"new"]
     writer.close()
     late.close()
