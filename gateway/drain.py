@@ -46,7 +46,7 @@ class Departing(Protocol):
         """Close the connection with the protocol's own message."""
 
 
-class Leavable(Protocol):
+class Drainable(Protocol):
     """A protocol's server that can be drained."""
 
     def departing(self) -> Iterable[Departing]:
@@ -70,9 +70,9 @@ class Drain:
     def __init__(
         self,
         config: DrainConfig,
-        listeners: Callable[[], Iterable[Leavable]],  # called when draining starts
+        listeners: Callable[[], Iterable[Drainable]],  # called when draining starts
         *,
-        settle_s: float,  # how long a connection counts as pending
+        settle_s: float,  # how long a prepared connection delays others
         lead_s: float = LEAD_S,  # default
     ) -> None:
         self._config = config
@@ -110,8 +110,8 @@ class Drain:
                     one for each in listeners for one in each.departing() if not (one.left or one in self._waiting)
                 ]
                 random.shuffle(self._order)
-            gone = self._let_go(int(share))
-            gone += self._call(int(share) - gone, now)
+            gone = self._close_answered(int(share))
+            gone += self._prepare_next(int(share) - gone, now)
             share -= gone
             self._sent_away += gone
             if not self._order and all(now - since > self._settle_s for since in self._waiting.values()):
@@ -119,7 +119,7 @@ class Drain:
             if await _happens(hurry, TICK_S):
                 return
 
-    def _let_go(self, most: int) -> int:
+    def _close_answered(self, most: int) -> int:
         """Close prepared connections whose messages Kafka has answered; returns how many."""
         gone = 0
         for one in list(self._waiting):
@@ -130,7 +130,7 @@ class Drain:
                 gone += self._leave(one) and not is_counted
         return gone
 
-    def _call(self, most: int, now: float) -> int:
+    def _prepare_next(self, most: int, now: float) -> int:
         """Prepare the next connections unless too many are pending; returns how many count as gone."""
         called = gone = 0
         recent = sum(1 for since in self._waiting.values() if now - since <= self._settle_s)
