@@ -115,9 +115,7 @@ class Walker:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_whoever_lists_while_places_are_exchanged_has_every_row_or_misses_a_file(
-    tmp_path: Path, *, backwards: bool
-) -> None:
+def test_a_listing_during_an_exchange_has_every_row_or_misses_a_file(tmp_path: Path, *, backwards: bool) -> None:
     merged, other = filled(tmp_path) / "segment=0", tmp_path / "other"
     segments.maintain(merged.parent, Maintain(), NOW)
     other.mkdir()
@@ -136,7 +134,7 @@ def test_whoever_lists_while_places_are_exchanged_has_every_row_or_misses_a_file
     assert {"a file is missed", "every row"} == set(outcomes)
 
 
-def test_what_dates_have_is_deleted_after_their_days(tmp_path: Path) -> None:
+def test_dates_are_deleted_after_their_retention(tmp_path: Path) -> None:
     archive = filled(tmp_path)
     kept = [row for row in read(archive) if row[0] >= "2026-11-21"]
     done = segments.maintain(archive, Maintain(keep_days=2), NOW)
@@ -145,7 +143,7 @@ def test_what_dates_have_is_deleted_after_their_days(tmp_path: Path) -> None:
     assert all((archive / "segment=2" / "batch=8").iterdir()), "a batch that is repeated is known by its directory"
 
 
-def test_what_dead_jobs_left_is_deleted_when_it_is_old(tmp_path: Path) -> None:
+def test_old_leftovers_of_killed_jobs_are_deleted(tmp_path: Path) -> None:
     archive = begun(tmp_path)
     for name in ("lake.staging", "lake.merging"):
         left = tmp_path / name / "dead" / "7"
@@ -157,7 +155,7 @@ def test_what_dead_jobs_left_is_deleted_when_it_is_old(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("part.parquet"))
 
 
-def test_what_is_gone_when_it_is_looked_at_is_somebodys_at_work(tmp_path: Path) -> None:
+def test_a_vanishing_file_belongs_to_a_concurrent_run(tmp_path: Path) -> None:
     archive = filled(tmp_path)
     before = read(archive)
     at_work = tmp_path / "lake.staging" / "now" / "7"
@@ -170,7 +168,7 @@ def test_what_is_gone_when_it_is_looked_at_is_somebodys_at_work(tmp_path: Path) 
     assert read(archive) == before
 
 
-def test_files_whose_columns_differ_in_type_stay_and_are_told(tmp_path: Path) -> None:
+def test_files_whose_columns_differ_in_type_are_kept_and_reported(tmp_path: Path) -> None:
     archive = filled(tmp_path)
     home = next((archive / "segment=0" / "batch=3").rglob("topic=a/*.parquet"))
     pq.write_table(pa.table({"offset": ["much"]}), home)
@@ -182,6 +180,6 @@ def test_files_whose_columns_differ_in_type_stay_and_are_told(tmp_path: Path) ->
     assert not (archive / "segment=0" / MERGED).exists()
 
 
-def test_what_is_no_archive_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_archive_is_left_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="there is no archive of Parquet files"):
         segments.maintain(tmp_path, Maintain(), NOW)

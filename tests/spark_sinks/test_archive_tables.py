@@ -106,7 +106,7 @@ def up_to(batches: int) -> list[int]:
     return list(range(batches * PER_BATCH))
 
 
-def test_a_batch_is_in_the_table_once_whoever_repeats_it(lake: Lake) -> None:
+def test_a_repeated_batch_is_in_the_table_once(lake: Lake) -> None:
     archive = lake.archive()
     assert archive.newest() is None
     for number in (0, 0, 1):
@@ -122,7 +122,7 @@ def test_a_batch_is_in_the_table_once_whoever_repeats_it(lake: Lake) -> None:
     assert row["headers"] == [{"key": "unit", "value": b"C"}]
 
 
-def test_of_processes_that_write_the_same_batch_one_does(lake: Lake) -> None:
+def test_only_one_of_several_processes_writes_a_batch(lake: Lake) -> None:
     lake.archive().append(batch(0), 0)
     start = threading.Barrier(4)
     refused: list[Exception] = []
@@ -150,7 +150,7 @@ def test_another_checkpoint_is_refused(lake: Lake) -> None:
         lake.archive("theirs")
 
 
-def test_a_column_that_a_job_has_got_since_is_null_before_and_one_of_another_type_is_refused(lake: Lake) -> None:
+def test_a_new_column_is_null_in_old_rows_and_a_changed_type_is_refused(lake: Lake) -> None:
     archive = lake.archive()
     archive.append(batch(0), 0)
     archive.append(batch(1, load=[1.5] * PER_BATCH), 1)
@@ -161,7 +161,7 @@ def test_a_column_that_a_job_has_got_since_is_null_before_and_one_of_another_typ
     assert lake.offsets() == up_to(3)
 
 
-def test_small_files_become_large_ones_beside_the_writer_and_batches_are_known_afterwards(lake: Lake) -> None:
+def test_merging_small_files_beside_a_writer_keeps_the_batch_numbers(lake: Lake) -> None:
     archive = lake.archive()
     for number in range(5):
         archive.append(batch(number), number)
@@ -191,7 +191,7 @@ def test_small_files_become_large_ones_beside_the_writer_and_batches_are_known_a
     assert lake.offsets() == up_to(12)
 
 
-def test_what_no_reader_needs_any_more_is_deleted_and_nothing_else(lake: Lake) -> None:
+def test_only_files_that_no_reader_needs_are_deleted(lake: Lake) -> None:
     archive = lake.archive()
     for number in range(3):
         archive.append(batch(number), number)
@@ -207,7 +207,7 @@ def test_what_no_reader_needs_any_more_is_deleted_and_nothing_else(lake: Lake) -
     assert lake.offsets() == up_to(4)
 
 
-def test_records_older_than_their_days_are_deleted(lake: Lake) -> None:
+def test_records_older_than_the_retention_are_deleted(lake: Lake) -> None:
     archive = lake.archive()
     archive.append(batch(0), 0)  # dates: 20th and 21st
     archive.append(batch(1, day=datetime.date(2026, 11, 22)), 1)
@@ -218,7 +218,7 @@ def test_records_older_than_their_days_are_deleted(lake: Lake) -> None:
     assert lake.offsets() == [1, 3, 5, *range(6, 12)]
 
 
-def test_what_was_never_begun_is_not_maintained(lake: Lake) -> None:
+def test_a_missing_table_is_not_maintained(lake: Lake) -> None:
     with pytest.raises(ArchiveError, match="there is no"):
         lake.maintain(Maintain())
 

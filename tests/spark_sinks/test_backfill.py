@@ -113,7 +113,7 @@ async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_p
     assert {record.key for record in records} == {b"k0", b"k1", b"k2"}
 
 
-def test_an_archive_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_archive_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     for source in (f'archive = "{tmp_path}/none"', f'archive = "{tmp_path}/none", format = "delta"'):
         (tmp_path / "backfill.toml").write_text(BACKFILL.replace("SOURCE", source))
         job: Any = read(tmp_path / "backfill.toml").spec

@@ -49,21 +49,21 @@ def test_a_slow_job_gets_smaller_batches_and_larger_ones_when_it_is_fast_again()
     assert run(size, 5, 50_000) == [100_000] * 5
 
 
-def test_one_slow_batch_or_one_that_took_all_there_was_changes_nothing() -> None:
+def test_one_slow_batch_or_one_without_backlog_changes_nothing() -> None:
     size = BatchSize(1_000, 10)
     told = [size.finished(rows, seconds) for rows, seconds in [(1_000, 60), (1_000, 9), (1_000, 60), (20, 300)] * 3]
     assert not any(told)
     assert size.now == 1_000
 
 
-def test_a_batch_that_was_begun_larger_is_not_judged_by_the_new_size() -> None:
+def test_a_batch_started_with_a_larger_size_does_not_count() -> None:
     size = BatchSize(100_000, 10)
     run(size, 2, 1_000)
     assert not any(size.finished(100_000, 100) for _ in range(5))
     assert size.now == 10_000
 
 
-def test_where_each_batch_costs_more_than_what_is_in_it_they_stay_large() -> None:
+def test_batches_with_a_large_fixed_cost_stay_large() -> None:
     size = BatchSize(100_000, 10)
     assert set(run(size, 40, 100_000, each_s=30)[-30:]) == {100_000}
 
@@ -85,7 +85,7 @@ def test_it_settles_where_batches_are_short_enough_or_would_cost_too_much(
 
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.floats(0, 1_000)), max_size=50))
-def test_any_batches_leave_it_within_its_bounds(batches: list[tuple[int, float]]) -> None:
+def test_the_size_stays_within_its_bounds(batches: list[tuple[int, float]]) -> None:
     size = BatchSize(100_000, 10)
     for rows, seconds in batches:
         before = size.now
@@ -94,7 +94,7 @@ def test_any_batches_leave_it_within_its_bounds(batches: list[tuple[int, float]]
 
 
 @pytest.mark.parametrize("most", [1, 50, LEAST])
-def test_a_job_that_allows_few_records_keeps_to_them(most: int) -> None:
+def test_a_low_limit_of_records_is_kept(most: int) -> None:
     assert set(run(BatchSize(most, 10), 10, 0.01)) == {most}
 
 

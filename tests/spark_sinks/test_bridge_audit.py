@@ -26,7 +26,7 @@ PLACE = Place("t", 0)
 
 @settings(max_examples=40)
 @given(st.data())
-def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked(data: st.DataObject) -> None:
+def test_one_gateway_is_balanced_with_any_log_and_at_any_audit_times(data: st.DataObject) -> None:
     """With batches, foreign records and offset gaps in any order, the audit reports exactly the one lost record."""
     log: list[bool | None] = []  # written by the gateway, by others, or an offset gap
     told: Acknowledged | None = None
@@ -60,7 +60,7 @@ def test_one_gateway_is_balanced_whatever_lies_between_and_whenever_it_is_looked
         before = Checkpoint(found.end, {"a": told}, found.surplus)
 
 
-def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothing() -> None:
+def test_a_restarted_gateway_makes_one_range_uncertain_and_reports_no_loss() -> None:
     before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(PLACE, before, {"a": Acknowledged(2.0, 10, 105, 115)})  # five were stored since the last audit
     assert what is not None
@@ -69,7 +69,7 @@ def test_a_gateway_that_started_again_leaves_a_stretch_uncertain_and_loses_nothi
     assert balance(what, Counted(9, 0, {}), before, gateways=1, since="", until="").missing == 1
 
 
-def test_what_one_of_two_gateways_stored_behind_its_look_is_no_loss_at_the_next() -> None:
+def test_records_stored_between_polls_of_two_gateways_are_no_loss() -> None:
     told = {"a": Acknowledged(1.0, 50, 0, 90), "b": Acknowledged(1.0, 40, 1, 100)}
     what = uncounted(PLACE, None, told)
     assert what is not None
@@ -83,21 +83,21 @@ def test_what_one_of_two_gateways_stored_behind_its_look_is_no_loss_at_the_next(
     assert balance(what, Counted(1, 0, {}), before, gateways=2, since="", until="").missing == 1
 
 
-def test_what_kafka_deleted_before_it_was_counted_is_no_loss() -> None:
+def test_records_deleted_before_the_audit_are_no_loss() -> None:
     what = uncounted(PLACE, None, {"a": Acknowledged(1.0, 50, 0, 50)})
     assert what is not None
     found = balance(what, Counted(20, 0, {}, deleted=True), None, gateways=1, since=None, until="")
     assert (found.verdict, found.missing) == ("deleted", 0)
 
 
-def test_a_topic_made_anew_is_uncertain() -> None:
+def test_a_recreated_topic_is_uncertain() -> None:
     before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(PLACE, before, {"a": Acknowledged(1.0, 5, 0, 5)})
     assert what is not None
     assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 5, 5, False)
 
 
-def test_what_is_cut_off_from_the_log_and_written_over_is_missing() -> None:
+def test_truncated_and_overwritten_records_are_missing() -> None:
     before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(
         PLACE, before, {"a": Acknowledged(1.0, 105, 0, 95)}
@@ -116,7 +116,7 @@ run = { bootstrap_servers = "BOOTSTRAP" }
 """
 
 
-async def test_what_a_gateway_acknowledged_is_there_and_one_record_that_is_not_is_named(
+async def test_acknowledged_records_are_found_and_a_missing_one_is_reported(
     *, gateway: Any, admin: Any, new_topic: Any, bootstrap: str, tmp_path: Path
 ) -> None:
     topic, target = f"-audit-{uuid.uuid4().hex}", await new_topic(partitions=1)

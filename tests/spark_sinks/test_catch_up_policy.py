@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from spark_sinks.catch_up_policy import FEW_RECORDS, FIRST_HOLD_S, LONGEST_HOLD_S, RELAPSE_S, CatchUpPolicy
 
 
-def test_a_backlog_is_caught_up_until_it_is_fresh() -> None:
+def test_catching_up_lasts_until_the_records_are_recent() -> None:
     policy = CatchUpPolicy(5)
     policy.observe_end(0, 100_000)
     assert policy.lag(0) == 100_000
@@ -26,11 +26,11 @@ def test_a_few_records_are_no_backlog_however_old() -> None:
     assert not policy.must_catch_up(1_000, 0)
 
 
-def test_nothing_is_fast_before_the_broker_was_asked() -> None:
+def test_real_time_needs_the_brokers_end_offsets() -> None:
     assert not CatchUpPolicy(5).may_run_in_real_time(0, 0)
 
 
-def test_who_falls_behind_again_and_again_waits_longer_each_time() -> None:
+def test_each_relapse_makes_the_wait_longer() -> None:
     policy = CatchUpPolicy(5)
     now, end = 0.0, 0
     holds = []
@@ -51,7 +51,7 @@ def test_who_falls_behind_again_and_again_waits_longer_each_time() -> None:
     assert policy.may_run_in_real_time(now + 6, end + 10_000)
 
 
-def test_a_burst_after_a_long_silence_is_fresh() -> None:
+def test_a_burst_after_a_long_pause_is_recent() -> None:
     policy = CatchUpPolicy(5)
     policy.observe_end(0, 500)
     policy.observe_end(3_600, 500)

@@ -97,7 +97,7 @@ rate = "rate(*)"
 
 
 @pytest.mark.usefixtures("two_parts")
-async def test_window_stats_are_those_of_the_definition_and_what_they_leave_out_is_a_dead_letter(
+async def test_window_stats_follow_the_definition_and_omitted_records_are_dead_letters(
     *, run_job: Any, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, read_until: Any,
     bootstrap: str,
 ) -> None:  # fmt: skip
@@ -170,7 +170,7 @@ run = { checkpoint = "CHECKPOINT" }
 """
 
 
-async def test_sessions_are_those_of_plain_gaps(
+async def test_sessions_follow_the_definition(
     *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
 ) -> None:
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)
@@ -210,7 +210,7 @@ run = { checkpoint = "CHECKPOINT" }
 """
 
 
-async def test_the_last_known_value_is_the_newest_by_its_own_time_and_never_goes_back(
+async def test_the_last_known_value_is_the_newest_by_event_time_and_never_goes_back(
     *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str,
     gateway: GatewayProcess,
 ) -> None:  # fmt: skip
@@ -258,7 +258,7 @@ run = { checkpoint = "CHECKPOINT" }
 """
 
 
-async def test_alarms_are_the_readings_beyond_their_bounds(
+async def test_readings_beyond_thresholds_are_alarms(
     *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
 ) -> None:
     source, target, dead = await new_topic(partitions=2), await new_topic(partitions=1), await new_topic(partitions=1)
@@ -306,7 +306,7 @@ exec {python} "$@"
 """
 
 
-async def test_what_is_far_from_its_devices_mean_is_an_alarm_also_after_a_restart(
+async def test_readings_far_from_the_mean_are_alarms_also_after_a_restart(
     *, run_job: Any, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str, tmp_path: Path,
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -368,7 +368,7 @@ run = { checkpoint = "CHECKPOINT" }
 
 
 @pytest.mark.parametrize("trigger", [MICRO_BATCH, REAL_TIME])
-async def test_readings_are_enriched_by_what_the_registry_says_now(
+async def test_readings_are_enriched_from_the_current_registry(
     *, run_job: Any, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, read_until: Any, bootstrap: str,
     trigger: str,
 ) -> None:  # fmt: skip
@@ -499,7 +499,7 @@ async def test_a_table_holds_every_record_once_also_when_a_batch_is_repeated(
         assert (row["load"] is None) == (row["error"] is not None) == (record.value in (None, b"no reading"))
 
 
-async def test_a_transform_of_ones_own(
+async def test_a_user_defined_transform(
     *, run_once: RunOnce, declare: Declare, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str
 ) -> None:
     source, target = await new_topic(partitions=1), await new_topic(partitions=1)

@@ -208,7 +208,7 @@ def message_class(descriptors: bytes) -> Any:
     return message_factory.GetMessageClass(protobuf._descriptor(descriptors, "plant.Reading"))
 
 
-def test_protobuf_by_a_file_of_descriptors(descriptors: bytes) -> None:
+def test_protobuf_with_a_descriptor_file(descriptors: bytes) -> None:
     columns = (*ALL, Wanted("mode", "string", "mode", True))
     decoder = pickle.loads(pickle.dumps(Protobuf(columns, "when", descriptors, "plant.Reading")))
     message = message_class(descriptors)(n=7, on=False, who="Küche", mode=1)
@@ -241,7 +241,7 @@ def test_protobuf_by_a_file_of_descriptors(descriptors: bytes) -> None:
         ("plant.Reading", ALL[0], "at.t", "time: plant.Place has no field t, only load, floor"),
     ],
 )  # fmt: skip
-def test_what_a_file_of_descriptors_lacks(
+def test_incomplete_descriptor_files_are_refused(
     descriptors: bytes, message: str, column: Wanted, time: str | None, said: str
 ) -> None:
     [lack] = protobuf.lacks(descriptors, message, [column], time)
@@ -267,7 +267,7 @@ AVRO: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_schema_that_avro_is_read_with_has_only_what_is_wanted() -> None:
+def test_the_avro_reader_schema_has_only_the_needed_fields() -> None:
     schema = avro.Schema(json.dumps(AVRO))
     reader = json.loads(schema.reader(["from.load", "to.floor", "before", "mode", "at"]))
     record = {
@@ -297,7 +297,7 @@ def test_the_schema_that_avro_is_read_with_has_only_what_is_wanted() -> None:
         (Wanted("x", "string", "who", True), "from", "time: from is record in the schema, not a number or text"),
     ],
 )  # fmt: skip
-def test_what_a_schema_of_avro_lacks(column: Wanted, time: str | None, said: str) -> None:
+def test_incomplete_avro_schemas_are_refused(column: Wanted, time: str | None, said: str) -> None:
     [lack] = avro.Schema(json.dumps(AVRO)).lacks([column], time)
     assert lack.startswith(said)
 
@@ -313,7 +313,7 @@ def test_what_a_schema_of_avro_lacks(column: Wanted, time: str | None, said: str
         ("7", "not an Avro schema"), ('{"type": 7}', "not an Avro schema"),
     ],
 )  # fmt: skip
-def test_schemas_that_no_job_can_use(schema: str, said: str) -> None:
+def test_unusable_schemas_are_refused(schema: str, said: str) -> None:
     with pytest.raises(avro.SchemaError, match=said):
         avro.Schema(schema)
 
@@ -370,9 +370,7 @@ def written(data: JSON_VALUES, rng: random.Random) -> list[bytes]:  # type: igno
 @example(data={}, rng=random.Random(0), noise=b"\xd8\x1d" * 20)
 @example(data={}, rng=random.Random(0), noise=b"\xc4\x82\x1b" + b"\x7f" * 8 + b"\x01")
 @example(data={}, rng=random.Random(0), noise=b"[" * 40)
-def test_whatever_the_bytes_are_there_are_readings_of_the_types_declared_or_an_error(
-    data: Any, rng: random.Random, noise: bytes
-) -> None:
+def test_any_bytes_give_readings_of_the_declared_types_or_an_error(data: Any, rng: random.Random, noise: bytes) -> None:
     kinds = {"double": float, "long": int, "boolean": bool, "string": str}
     for decoder in DECODERS:
         columns = decoder.columns  # type: ignore[attr-defined]
@@ -391,7 +389,7 @@ def test_whatever_the_bytes_are_there_are_readings_of_the_types_declared_or_an_e
                     assert column.type != "string" or one is None or one.encode() is not None
 
 
-def test_no_library_error_comes_out_of_a_decoder() -> None:
+def test_decoders_raise_no_library_errors() -> None:
     def broken(value: bytes, sent_ms: int) -> Any:
         raise msgspec.ValidationError
 

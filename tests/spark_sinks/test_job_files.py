@@ -248,7 +248,7 @@ def test_there_is_an_example_of_every_kind() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_one_sentence(tmp_path: Path, good: str, old: str, new: str, said: str | None) -> None:
+def test_each_error_is_one_sentence(tmp_path: Path, good: str, old: str, new: str, said: str | None) -> None:
     assert old in good
     path = tmp_path / ("job.py" if good.startswith("\nfrom ") else "job.toml")
     path.write_text(good)
@@ -263,7 +263,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, good: str, old: str, new:
     assert said in str(wrong.value)
 
 
-def test_what_the_command_line_says_otherwise_is_checked_too() -> None:
+def test_overrides_on_the_command_line_are_checked() -> None:
     file = read(EXAMPLES / "sessionize.toml")
     assert file.running_with({"interval": "10s"}).spec.run.interval == "10s"
     with pytest.raises(JobFileError, match="real time does not support session windows"):
@@ -277,7 +277,7 @@ def test_duration(text: str, ms: int) -> None:
     assert Duration.parse(text).ms == ms
 
 
-def test_terms_and_aggregates_are_taken_apart() -> None:
+def test_terms_and_aggregates_are_parsed() -> None:
     assert [(Term.parse(text).parts, Term.parse(text).name) for text in ("key", "level[2]", "header[x-unit]")] == [
         (("column", "key"), "key"),
         (("level", "2"), "level2"),
@@ -299,7 +299,7 @@ TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
     kind=st.sampled_from([STATS, SESSIONS, ARCHIVE, ENRICH, ANOMALIES, REPLAY, LETTERS, BACKFILL, AUDIT]),
     data=st.data(),
 )
-def test_whatever_a_file_says_it_is_good_or_its_fault_is_told(kind: str, data: st.DataObject) -> None:
+def test_any_file_is_valid_or_its_error_is_reported(kind: str, data: st.DataObject) -> None:
     declared = tomllib.loads(kind)
     part = data.draw(st.sampled_from(sorted(declared)))
     within = declared[part] if isinstance(declared[part], dict) and data.draw(st.booleans()) else declared
@@ -335,7 +335,7 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
         (MEANS, "pandas", "thresholds: a running mean needs the package pandas: pip install 'trivium[spark]'"),
     ],
 )
-def test_a_package_that_is_missing_is_told(
+def test_a_missing_package_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, good: str, package: str, said: str
 ) -> None:
     path = tmp_path / "job.toml"
@@ -347,7 +347,7 @@ def test_a_package_that_is_missing_is_told(
     assert str(wrong.value) == f"{path}: {said}"
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
     path = tmp_path / "lake.toml"
     path.write_text(ARCHIVE.replace('"lake"', '"lake", format = "delta"'))
     code = (

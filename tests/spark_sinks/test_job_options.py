@@ -123,12 +123,12 @@ def test_a_new_job_is_one_file(
         assert shown in written.out + written.err
 
 
-def test_a_jar_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_jar_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such jar: .*connector\.jar"):
         session("unused", master="local[1]", jars=[tmp_path / "connector.jar"])
 
 
-def test_the_driver_is_told_of_the_jars_and_keeps_what_the_user_tells_it() -> None:
+def test_the_driver_gets_the_jars_and_keeps_the_users_settings() -> None:
     jars = [Path("/a.jar"), Path("/b.jar")]
     told = {"spark.driver.extraClassPath": "/own.jar", "spark.driver.extraJavaOptions": "-Dx=1", "spark.jars": "/c.jar"}
     local = driver_settings("local[2]", jars, ("", "-Xshare:auto"), told)
@@ -148,7 +148,7 @@ def test_the_driver_is_told_of_the_jars_and_keeps_what_the_user_tells_it() -> No
         ("spark://host:7077", {}, sys.executable),
     ],
 )
-def test_the_workers_python_is_not_left_to_chance(master: str, given: dict[str, str], python: str) -> None:
+def test_the_workers_use_the_same_python(master: str, given: dict[str, str], python: str) -> None:
     assert workers_python(master, given) == python
 
 
@@ -161,7 +161,7 @@ def test_the_workers_python_is_not_left_to_chance(master: str, given: dict[str, 
         ("real-time", 10, False),
     ],
 )
-def test_state_is_in_the_heap_where_it_fits(trigger: str, rows: int | None, *, in_heap: bool) -> None:
+def test_state_that_fits_is_in_the_heap(trigger: str, rows: int | None, *, in_heap: bool) -> None:
     assert runner.heap_holds_state(trigger, rows) == in_heap
 
 

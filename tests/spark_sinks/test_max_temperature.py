@@ -91,7 +91,7 @@ async def options(bootstrap: str, new_topic: Any, tmp_path: Path) -> Options:
 
 
 @pytest.mark.usefixtures("two_parts")
-async def test_nothing_is_lost_over_a_restart(
+async def test_nothing_is_lost_across_a_restart(
     *, run_job: Any, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Model, options: Options
 ) -> None:
     readings = Readings(producer, options.source)
@@ -228,7 +228,7 @@ async def test_a_backlog_is_caught_up_in_bounded_batches_before_real_time(
     assert (totals["max-temperature"].late_rows, totals["max-temperature"].late_readings) == (0, 0)
 
 
-async def test_late_readings_of_a_killed_run_are_accounted_for_by_the_next(
+async def test_the_next_run_reports_late_readings_of_a_killed_run(
     *,
     spark: SparkSession,
     run_job: Any,
@@ -304,7 +304,7 @@ async def test_micro_batches_go_on_where_real_time_ended(
         assert (commits / "0").exists() == (has_finished or trigger != REAL_TIME)
 
 
-def test_a_kafka_that_does_not_answer_is_no_topic_list(spark: SparkSession) -> None:
+def test_an_unresponsive_kafka_is_reported(spark: SparkSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         servers = f"127.0.0.1:{silent.getsockname()[1]}"
         with Broker(spark, {"bootstrap.servers": servers}, 3) as broker:

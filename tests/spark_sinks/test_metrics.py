@@ -43,7 +43,7 @@ def told(metrics: JobMetrics) -> Figures:
     return found
 
 
-def test_a_query_is_told_as_it_was_reported_and_never_by_the_id_of_a_run() -> None:
+def test_metrics_are_labelled_by_query_and_never_by_run_id() -> None:
     metrics = JobMetrics("hall", restarts=3)
     query = metrics.of("maxima")
     query.reads("micro-batch", {}, ENDS, counts_rejects=True)
@@ -68,7 +68,7 @@ def test_a_query_is_told_as_it_was_reported_and_never_by_the_id_of_a_run() -> No
     assert {name for name in named if name.startswith("trivium_")} - {"trivium_scrape_failures_total"} == page
 
 
-def test_a_rate_is_of_the_newest_minute_or_of_a_longer_batch() -> None:
+def test_a_rate_covers_the_last_minute_or_a_longer_batch() -> None:
     clock = Clock()
     query = QueryMetrics(clock=clock)
     clock.now += 30
@@ -83,7 +83,7 @@ def test_a_rate_is_of_the_newest_minute_or_of_a_longer_batch() -> None:
     assert query.statistics().watermark_lag_ms == 101_000
 
 
-def test_jobs_that_count_no_dead_letters_have_none_to_tell_and_queries_that_count_their_own_do() -> None:
+def test_dead_letters_are_reported_only_by_queries_that_count_them() -> None:
     metrics = JobMetrics("archive")
     metrics.of("archive").reads("micro-batch", {}, {}, counts_rejects=False)
     assert told(metrics).dead_letters is None
@@ -98,7 +98,7 @@ def test_lag_is_unknown_before_the_position_is() -> None:
     assert lag({"sensors": {"0": 40}}, ENDS) == {"sensors": {"0": 0, "1": 30, "2": 4}}
 
 
-def test_it_is_served_at_its_address_and_nothing_else_is_there() -> None:
+def test_only_the_metrics_are_served() -> None:
     metrics = JobMetrics("hall")
     metrics.of("hall").finished(BATCH)
     with metrics.serve(Listen("127.0.0.1:0")) as served:
@@ -110,7 +110,7 @@ def test_it_is_served_at_its_address_and_nothing_else_is_there() -> None:
         read(served.address)
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_an_unreachable_job_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(NoAnswer, match=address):
@@ -118,13 +118,13 @@ def test_who_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["trivium_spark_lag Inf", "trivium_spark_batch NaN", "trivium_spark_lag", "{"])
-def test_what_is_no_number_is_an_error(text: str) -> None:
+def test_a_value_that_is_no_number_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the parser's own, mostly without words
         figures(text)
 
 
 @given(st.text() | st.text(alphabet='trivium_spark_lag{job="a"} 1\n#TYPE\\,', max_size=60))
-def test_what_is_no_metrics_is_a_value_error(text: str) -> None:
+def test_invalid_metrics_are_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(figures(f"trivium_spark_lag {text}"), tuple)
 

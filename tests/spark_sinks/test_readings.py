@@ -53,7 +53,7 @@ def read(spark: SparkSession, sent: list[Sent], *by: str, **source: Any) -> list
     return checked.orderBy("offset").withColumn("time_ms", F.unix_millis("time")).collect()
 
 
-def test_a_record_has_typed_columns_whichever_protocol_it_came_by(spark: SparkSession) -> None:
+def test_a_record_has_typed_columns_for_every_protocol(spark: SparkSession) -> None:
     sent = [
         Sent(b"1", headers=[("mqtt.topic", b"sensors/a/b"), ("content-type", b"text/plain"), ("x", b"1"), ("x", b"2")]),
         Sent(b"1", key=None, headers=[("content-type", b"\xff"), ("null", None), ("", b"empty")]),
@@ -73,7 +73,7 @@ def test_a_record_has_typed_columns_whichever_protocol_it_came_by(spark: SparkSe
     assert rows[1].record.headers[0].value == b"\xff"
 
 
-def test_the_time_is_the_first_that_is_there_and_not_ahead(spark: SparkSession) -> None:
+def test_the_time_is_the_first_available_one_that_is_not_ahead(spark: SparkSession) -> None:
     ahead, header, own = ARRIVAL_MS + 60_001, ARRIVAL_MS - 5_000, ARRIVAL_MS - 2_000
 
     def reading(time: object, *created: int) -> Sent:
@@ -93,7 +93,7 @@ def test_the_time_is_the_first_that_is_there_and_not_ahead(spark: SparkSession) 
     assert [row.error for row in rows] == [None] * 8 + [decode.BAD_TIME] * 3 + [None]
 
 
-def test_json_by_its_columns(spark: SparkSession) -> None:
+def test_json_columns(spark: SparkSession) -> None:
     columns = {
         "load": "double", "n": "long", "on": {"type": "boolean", "optional": True},
         "_": None, "lat": {"type": "double", "field": "at.lat", "optional": True},
@@ -149,7 +149,7 @@ def test_lines_of_csv(spark: SparkSession) -> None:
     assert [row.error is None for row in rows] == [True] * 4 + [False] * len(bad)
 
 
-def test_what_a_job_groups_by_must_be_there(spark: SparkSession) -> None:
+def test_grouping_columns_are_required(spark: SparkSession) -> None:
     sent = [Sent(b"1"), Sent(b"1", key=b"kitchen"), Sent(b"1", key=None), Sent(b"1", headers=[("unit", b"C")])]
     rows = read(spark, sent, "level[3]", decode="none")
     assert [row.error for row in rows] == [None, *["level[3] is missing or not a text"] * 2, None]
@@ -249,7 +249,7 @@ def test_records_of_avro(spark: SparkSession, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
+def test_packs_and_maps_are_decoded_in_python_workers(spark: SparkSession) -> None:
     rng = random.Random(5)
     pack = json.dumps([{"bn": "a:", "n": "t", "v": 20, "t": -5}, {"n": "h", "v": 60, "bt": 1.7e9}]).encode()
     packed = cbor2.dumps([{-2: "b:", 0: "t", 2: 21.5, 6: (ARRIVAL_MS + 600_000) / 1000}])
@@ -283,7 +283,7 @@ def test_packs_and_maps_by_python_in_the_workers(spark: SparkSession) -> None:
     assert all(row.error for row in rows[4:])
 
 
-def test_a_registry_that_is_a_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_registry_file(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "devices.csv").write_text('key,room,limit,on\na,kitchen,7,true\nb,"the attic, left",,\n')
     (tmp_path / "devices.json").write_text('{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n')
     columns = {"room": {"type": "string"}, "limit": {"type": "double"}, "on": {"type": "boolean"}}

@@ -17,7 +17,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize("batches", [BATCHES[:2], BATCHES[:3], BATCHES])
-def test_the_watermark_of_each_record_is_its_batchs(spark: SparkSession, batches: list[Batch]) -> None:
+def test_each_record_has_its_batchs_watermark(spark: SparkSession, batches: list[Batch]) -> None:
     wanted = {
         (topic, int(partition), offset): batch.watermark_ms
         for batch in batches

@@ -46,7 +46,7 @@ def letter_of(headers: Sequence[Header], **fields: Any) -> Any:
 
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=9))
-def test_whatever_headers_a_letter_has_it_is_a_record_or_unfit(headers: list[Header]) -> None:
+def test_any_headers_of_a_letter_give_a_record_or_an_error(headers: list[Header]) -> None:
     item: Item | None = None
     with contextlib.suppress(NotReplayableError):
         item = of_letter(letter_of(headers), anywhere=False)
@@ -54,7 +54,7 @@ def test_whatever_headers_a_letter_has_it_is_a_record_or_unfit(headers: list[Hea
 
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=3)), max_size=5))
-def test_a_letter_is_what_it_was_before_and_so_is_one_of_a_replayed_record(own: list[Header]) -> None:
+def test_letters_also_of_replayed_records_are_restored(own: list[Header]) -> None:
     origin = [("origin.topic", b"t"), ("origin.partition", b"3"), ("origin.offset", b"44"), ("origin.timestamp", b"8")]
     was = Item("t", 3, 44, 8, b"k", b"v", tuple(own))
     assert of_letter(letter_of([*own, ("error", b"bad"), *origin]), anywhere=False) == was
@@ -64,14 +64,14 @@ def test_a_letter_is_what_it_was_before_and_so_is_one_of_a_replayed_record(own: 
     assert [name for name, _ in marked(once_more, "r2")].count("origin.replay") == 1
 
 
-def test_a_letter_of_the_gateway_is_what_it_was_before() -> None:
+def test_letters_of_the_gateway_are_restored() -> None:
     was = Received("t", b"k", b"v", (("unit", b"C"),), START_MS, 2, 17)
     letter = dead_letter(was, "dlq", Cause("group", 3, "rejected"))
     item = of_letter(letter_of(letter.headers), anywhere=False)
     assert (item.topic, item.partition, item.offset, item.headers) == ("t", 2, 17, was.headers)
 
 
-def test_a_letter_whose_value_was_cut_or_whose_origin_is_internal_is_unfit() -> None:
+def test_letters_that_are_truncated_or_of_internal_topics_are_not_replayable() -> None:
     origin = [("error", b""), ("origin.topic", b"t"), ("origin.partition", b"3"), ("origin.offset", b"4")]
     with pytest.raises(NotReplayableError, match="of 77 bytes was truncated"):
         of_letter(letter_of([*origin, ("origin.length", b"77")]), anywhere=True)
@@ -109,7 +109,7 @@ def test_logs_are_merged_by_time_and_each_keeps_its_order(times: list[list[int]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 9)), unique_by=lambda one: one[:2]))
-def test_letters_are_put_into_the_order_of_their_partitions(letters: list[tuple[int, int, int]]) -> None:
+def test_letters_are_sorted_into_partition_order(letters: list[tuple[int, int, int]]) -> None:
     items = [Item("t", partition, offset, time, None, None, ()) for partition, offset, time in letters]
     ordered = in_order(items)
     assert sorted(map(str, ordered)) == sorted(map(str, items))
@@ -119,14 +119,14 @@ def test_letters_are_put_into_the_order_of_their_partitions(letters: list[tuple[
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5_000))))
-def test_an_origin_is_new_once(origins: list[tuple[int, int]]) -> None:
+def test_each_origin_is_new_only_once(origins: list[tuple[int, int]]) -> None:
     seen, plain = Origins(), set()
     for partition, offset in origins:
         assert seen.add(Place("t", partition), offset) == ((partition, offset) not in plain)
         plain.add((partition, offset))
 
 
-def test_a_record_goes_to_the_partition_that_it_was_in_or_else_by_its_key() -> None:
+def test_a_record_goes_to_its_original_partition_or_by_key() -> None:
     item = Item("t", 5, 0, 0, b"k", b"", ())
     assert target_partition(item, "t", 6, 6, 1) == 5
     assert target_partition(item, "t", 3, 3, 1) == 1  # the topic was recreated with fewer partitions
@@ -135,7 +135,7 @@ def test_a_record_goes_to_the_partition_that_it_was_in_or_else_by_its_key() -> N
     assert target_partition(item, "other", 3, None, -1) == 2
 
 
-def test_a_time_is_kept_where_the_topic_takes_it() -> None:
+def test_a_timestamp_is_kept_if_the_topic_allows_it() -> None:
     topic = Target("t", 1, before_ms=1_000, after_ms=10, retention_ms=500)
     assert [topic.timestamp(time, 5_000) for time in (3_999, 4_000, 5_010, 5_011, None)] == [
         None,
@@ -157,7 +157,7 @@ def test_a_time_is_kept_where_the_topic_takes_it() -> None:
         ({"security.protocol": "SASL_SSL"}, "sasl.jaas.config: expected"),
     ],
 )
-def test_a_kafka_setting_that_cannot_be_followed_is_told(settings: dict[str, str], said: str) -> None:
+def test_an_unsupported_kafka_setting_is_reported(settings: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kafka_client.check(settings)
 
@@ -202,7 +202,7 @@ run = { bootstrap_servers = "BOOTSTRAP", rate = RATE }
 """
 
 
-async def test_letters_replayed_twice_by_a_job_that_is_killed_arrive_once_as_they_were(
+async def test_letters_replayed_twice_by_a_killed_job_arrive_once_and_unchanged(
     *, run_file: Run, producer: AIOKafkaProducer, new_topic: Any, bootstrap: str, tmp_path: Path
 ) -> None:
     topic, dead = await new_topic(partitions=2), await new_topic(partitions=3)

@@ -16,7 +16,7 @@ USUAL = st.integers(-(10**12), 10**12).map(lambda millionths: millionths / 1e6) 
 
 @settings(max_examples=60)
 @given(st.lists(USUAL, min_size=2, max_size=60))
-def test_as_of_all_values_at_once(values: list[float]) -> None:
+def test_running_statistics_equal_those_of_all_values(values: list[float]) -> None:
     running = RunningStatistics()
     for value in values:
         running = running.with_value(value)
@@ -26,7 +26,7 @@ def test_as_of_all_values_at_once(values: list[float]) -> None:
     assert running.deviation == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6 * spread)
 
 
-def test_a_value_is_judged_by_those_before_it_once_they_are_enough() -> None:
+def test_a_value_is_compared_with_earlier_ones_once_there_are_enough() -> None:
     running = RunningStatistics()
     for value in (10.0, 12.0, 10.0):
         assert not running.is_beyond(1e9, 3, after=3)
@@ -40,7 +40,7 @@ def test_a_value_is_judged_by_those_before_it_once_they_are_enough() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=30))
-def test_whatever_the_values_are_the_state_is_finite(values: list[float]) -> None:
+def test_the_state_is_finite_for_any_values(values: list[float]) -> None:
     states = [RunningStatistics()]
     for value in values:
         states.append(states[-1].with_value(value))

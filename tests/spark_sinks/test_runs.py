@@ -72,7 +72,7 @@ def trivium(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-async def test_all_jobs_of_the_machine_are_listed_with_what_became_of_them(start: Start, tmp_path: Path) -> None:
+async def test_all_local_jobs_are_listed_with_their_state(start: Start, tmp_path: Path) -> None:
     assert trivium("status") == (0, "No Spark job has been started on this machine by this user.")
     file = tmp_path / "hall.toml"
     hall, killed = start("hall", file=file, query="hall"), start("porch")
@@ -108,7 +108,7 @@ async def test_a_job_is_stopped_by_its_file_or_its_name(start: Start, tmp_path: 
     assert trivium("status")[1].count("hall: stopped, ") == 2
 
 
-async def test_a_job_that_does_not_end_is_told(start: Start) -> None:
+async def test_a_job_that_does_not_stop_is_reported(start: Start) -> None:
     job = start("hall")
     os.kill(job.pid, signal.SIGSTOP)
     code, text = trivium("stop", "hall", "--timeout", "0.1")
@@ -137,7 +137,7 @@ def test_one_job_one_checkpoint(start: Start, tmp_path: Path, monkeypatch: pytes
     third.end(None)
 
 
-def test_files_of_others_are_no_jobs(tmp_path: Path) -> None:
+def test_foreign_files_are_ignored(tmp_path: Path) -> None:
     runs.directory().mkdir(parents=True)
     for name, text in (("a.json", "{"), ("b.json", '{"job": 1}'), ("c.json", "")):
         (runs.directory() / name).write_text(text)

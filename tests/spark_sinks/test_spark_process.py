@@ -130,7 +130,7 @@ async def job_process(
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-async def test_killed_in_mid_load_and_started_again(
+async def test_killed_under_load_and_restarted(
     *, job_process: Start, archive: Path, producer: AIOKafkaProducer, read_until: Any, newest: Any, model: Any,
     new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -51,7 +51,7 @@ def test_a_job_on_a_standalone_cluster_has_its_driver_here() -> None:
     assert (given.submitted, kind.file, asked.bootstrap_servers) == (True, STATS, "kafka:9092")
 
 
-def test_on_kubernetes_the_driver_is_there_and_its_file_is_sent() -> None:
+def test_on_kubernetes_the_driver_runs_there_and_gets_the_job_file() -> None:
     code, text = dry_run(
         str(STATS), *K8S, "--checkpoint", "s3a://lake/checkpoints/stats",
         "--conf", "spark.kubernetes.container.image=trivium-spark:0.1.0",
@@ -83,7 +83,7 @@ def test_on_kubernetes_the_driver_is_there_and_its_file_is_sent() -> None:
         (("wrong.toml", "--master", "yarn"), "wrong.toml: No such file or directory"),
     ],
 )
-def test_what_a_cluster_cannot_run_is_said_before_anything_is_sent(
+def test_a_job_that_a_cluster_cannot_run_is_refused_before_submission(
     arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, text = dry_run(*arguments)
@@ -91,7 +91,7 @@ def test_what_a_cluster_cannot_run_is_said_before_anything_is_sent(
     assert said in " ".join((text + capfd.readouterr().err).split())
 
 
-def test_the_archive_is_all_that_a_job_needs_of_this_project(tmp_path: Path) -> None:
+def test_the_archive_has_all_that_a_job_needs(tmp_path: Path) -> None:
     archive, main = submit.archive(tmp_path / "sent")
     again, _ = submit.archive(tmp_path / "again")
     assert archive.read_bytes() == again.read_bytes()

@@ -171,7 +171,7 @@ def test_random_bytes_never_stop_the_stream(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(("window_ms", "slide_ms"), [(5_000, 1_000), (4_000, 4_000), (3_000, 2_000), (1_000, 250)])
-def test_windows_are_those_of_the_definition(
+def test_windows_follow_the_definition(
     spark: SparkSession, model: Callable[..., Any], window_ms: int, slide_ms: int
 ) -> None:
     rng = random.Random(window_ms)
@@ -229,7 +229,7 @@ def letters(source: DataFrame, watermark_ms: int = 0) -> DataFrame:
     return dead_letters.dead_letters(transforms.rejected(checked, 5_000, 1_000, F.lit(watermark_ms)))
 
 
-def test_dead_letter_keeps_the_record_and_says_why_and_whence(spark: SparkSession) -> None:
+def test_dead_letter_keeps_the_record_with_reason_and_origin(spark: SparkSession) -> None:
     own = [Row(key="trace", value=bytearray(b"\x00\x01")), Row(key="null", value=None)]
     rows = letters(records(spark, [(b"k", b"hot"), (b"k", b"21"), (None, None)], own)).collect()
     assert [(row.key, row.value) for row in rows] == [(b"k", b"hot"), (None, None)]
@@ -257,14 +257,14 @@ def test_dead_letter_of_a_record_without_headers(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
-def test_dead_letter_is_cut_so_that_it_fits(spark: SparkSession) -> None:
+def test_dead_letter_is_truncated_to_fit(spark: SparkSession) -> None:
     [row] = letters(records(spark, [(b"k", b"x" * 1_000_000)])).collect()
     assert row.value == b"x" * dead_letters.LIMIT
     assert (row.headers[-1].key, row.headers[-1].value) == ("origin.length", b"1000000")
 
 
 @pytest.mark.parametrize(("window_ms", "slide_ms"), [(5_000, 1_000), (3_000, 2_000)])
-def test_late_is_the_reading_whose_every_window_was_closed(
+def test_a_reading_is_late_if_all_its_windows_are_closed(
     spark: SparkSession, model: Callable[..., Any], window_ms: int, slide_ms: int
 ) -> None:
     watermark = ARRIVAL_MS - 20_000
