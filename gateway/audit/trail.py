@@ -1,8 +1,8 @@
 """The audit trail: one line for each login, each refusal and each administrative action (ADR 0082).
 
-The code that accepts or refuses a client reports it here; allowed messages are not reported. While the trail is off, a
-call costs a check of `audit.enabled`. Refusals are limited per client, so that a client that is refused in a loop does
-not fill the disk; suppressed lines are counted and reported as `more`. The process has one `audit`, like one log.
+The code that accepts or refuses a client reports it here; allowed messages are not reported. A call costs nothing more
+than a check of `audit.enabled` while the trail is off. Refusals are limited per client, so that a client in a loop does
+not fill the disk; suppressed lines are counted and reported as `more`. The process has one `audit`.
 
 No line contains a secret. The name of a refused login is written only if a client has logged in with it before, because
 people type passwords into the wrong field.
@@ -63,9 +63,7 @@ class AuditStatistics(msgspec.Struct):
     """Counts of lines since the start."""
 
     lines_total: Annotated[int, counter("lines of the audit trail")] = 0
-    left_out_total: Annotated[
-        int, counter("refusals that were counted but not written, because there were too many")
-    ] = 0
+    left_out_total: Annotated[int, counter("refusals counted but not written because there were too many")] = 0
     dropped_total: Annotated[int, counter("lines lost because the file or Kafka was too slow or failed")] = 0
     write_errors_total: Annotated[int, counter("failed writes to the audit file")] = 0
 

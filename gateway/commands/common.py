@@ -32,7 +32,7 @@ def fail(text: str, code: int = NOT_STARTED) -> typer.Exit:
 
 def read_config(file: Path | None, flags: dict[str, Any] | None = None) -> Config:
     """Load the configuration, or exit with its error."""
-    from gateway.config import ConfigError, load  # noqa: PLC0415 - takes a third of a second, and `spark run` does not need it
+    from gateway.config import ConfigError, load  # noqa: PLC0415 - slow, and not needed by `spark run`
 
     try:
         return load(file, flags)

@@ -170,9 +170,7 @@ def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
         raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
     name = parse(text, f"{where}.group")
     if beginning and isinstance(name, Slot) and not name.after:
-        raise ConfigError(
-            f"{where}.group: {group!r} needs a separator before the *, because one name may be a prefix of another"
-        )
+        raise ConfigError(f"{where}.group: {group!r} needs a separator before the *: names may be prefixes of others")
     return _GroupTemplate(rule.action, name, beginning, rule.allow)
 
 

@@ -34,12 +34,9 @@ class Entrance:
     def __init__(
         self, name: str, authenticator: Authenticator, logins: Collection[LoginMethod], assign_tenant: AssignTenant
     ) -> None:
-        """`name` is the listener's name, `logins` are the login methods that it accepts if they are configured.
-
-        `assign_tenant` assigns the tenant to a client that has logged in.
-        """
+        """`name` is the listener's name, `logins` are the login methods that it accepts if they are configured."""
         self.name = name
-        self.assign_tenant = assign_tenant
+        self.assign_tenant = assign_tenant  # for clients that have logged in
         self.connections = 0  # open, after PROXY header and TLS; the socket's current owner counts down when it closes
         self._authenticator = authenticator
         self._logins = frozenset(logins)

@@ -41,9 +41,7 @@ class NoTenantError(Exception):
 class TenantsStatistics(msgspec.Struct, frozen=True):
     """Logins by tenant, since the start."""
 
-    tenants: Annotated[
-        int, gauge("tenants whose clients have logged in since the start, up to the number that are counted separately")
-    ]
+    tenants: Annotated[int, gauge("tenants that have logged in since the start and are counted separately")]
     logins_total: Annotated[dict[str, int], counter("logins and HTTP requests", "tenant")]
     refused_total: Annotated[int, counter("clients refused because they have no tenant")]
 
@@ -109,14 +107,12 @@ def _without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> 
     return identity
 
 
-def _names(
-    kind: str, what: str, identity: Identity, peercert: Mapping[str, Any] | None, listener: str
-) -> Sequence[str]:
+def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:
     """Return the tenant names that a source gives for a client: none, one or several."""
     if kind == "claim":
         return dict(identity.claims).get(what, ())
     if kind == "certificate":
-        subject = peercert.get("subject", ()) if peercert else ()
+        subject = cert.get("subject", ()) if cert else ()
         return [value for part in subject for name, value in part if name == _FIELDS[what]]
     if kind == "group":
         prefix = what.removesuffix("*")
