@@ -161,6 +161,12 @@ def process_cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def children_cpu() -> float:
+    """Return the user and system CPU in seconds of this process's children that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def loop_cpu(pid: int) -> float:
     """Return the CPU of a process's first thread, which runs the event loop, in seconds (Linux)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 from aiokafka import AIOKafkaProducer
 
+from loadtest.gateway import children_cpu
 from loadtest.spark.readings import make_topics
 from loadtest.start import start_process
 from loadtest.verify import stored
@@ -95,9 +95,9 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             await _minute(
                 producer, topics.source, figures, PARTITIONS, BEGIN_MS + minute * 60_000
             )  # with markers in between
-            before = _children_cpu_s()
+            before = children_cpu()
             code = await _look(file)
-            cpu += _children_cpu_s() - before
+            cpu += children_cpu() - before
             if code != (minute == lost[0]):
                 print(f"minute {minute}: the audit ended with {code}")
                 return 1
@@ -151,8 +151,3 @@ async def _look(file: Path) -> int:
     argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), "--once"]
     process = await start_process(*argv, stdout=asyncio.subprocess.DEVNULL)
     return await process.wait()
-
-
-def _children_cpu_s() -> float:
-    times = os.times()
-    return times.children_user + times.children_system

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.gateway import children_cpu
 from loadtest.spark.readings import Topics, make_topics
 from loadtest.start import start_process
 from loadtest.verify import stored
@@ -72,9 +73,9 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
         # With a rate limit the job mostly waits between two transactions; without one it is always within one.
         done = await _killed(file, plan.rate if kill % 2 else None, rng)
         print(f"kill {kill + 1} of {plan.kills}: {done:,} records reported in this run", flush=True)
-    began, before = time.monotonic(), _children_cpu_s()
+    began, before = time.monotonic(), children_cpu()
     first = await _finished(file)
-    seconds, cpu = time.monotonic() - began, _children_cpu_s() - before
+    seconds, cpu = time.monotonic() - began, children_cpu() - before
     second = await _finished(file)
     print(
         f"the last run: {first['records']:,} records, {seconds:.1f} s, {cpu:.1f} CPU s; the next: {second['records']}"
@@ -168,8 +169,3 @@ async def _compare(bootstrap: str, topic: str, letters: dict[Origin, Content]) -
         same = letters.get(origin) == Content(record.key, record.value, own, record.timestamp)
         wrong += not (same and record.partition == origin.partition and headers["origin.topic"] == topic.encode())
     return found, reordered, wrong
-
-
-def _children_cpu_s() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
