@@ -48,7 +48,6 @@ class Follower(asyncio.Protocol):
         subscribed: done after SUBACK.
         got: number of messages so far.
         position: number of the next expected message; `position - got` messages were lost.
-        ended_at: arrival time of the stream's last message.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Follower(asyncio.Protocol):
         self.finished: asyncio.Future[None] = loop.create_future()
         self.got = 0
         self.position = 0
-        self.ended_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send CONNECT."""
@@ -114,7 +112,6 @@ class Follower(asyncio.Protocol):
         if self.position > before:
             self._on_message(self.position - 1, now)
         if self.position >= self._total and not self.finished.done():
-            self.ended_at = now
             self.finished.set_result(None)
 
     def _parse(self, data: bytes) -> None:

@@ -40,18 +40,13 @@ class Event(NamedTuple):
 
 
 class KeptClient(LastingClient):
-    """A client with a session.
-
-    Attributes:
-        sessions_lost: how often the server had no session although it should have one.
-    """
+    """A client with a session."""
 
     closing = b"\xe0\x00"
     sign_of_life = b"\xc0\x00"
 
     def __init__(self, address: tuple[str, int], client_id: str, *, receive_maximum: int | None = None) -> None:
         super().__init__(address, client_id)
-        self.sessions_lost = 0
         self._receive_maximum = receive_maximum
         self._had_session = False
         self._splitter = Splitter()
@@ -90,7 +85,6 @@ class KeptClient(LastingClient):
         self.connects += 1
         present = bool(body[0] & 1)
         if self._had_session and not present:
-            self.sessions_lost += 1
             self.faults.append(f"connection {self.connects}: the server has no session")
         if present and not self._had_session:
             self.faults.append("a session that should not exist")
@@ -262,7 +256,6 @@ class KeptSubscriber(KeptClient):
 
     Attributes:
         subscribed: set after SUBACK.
-        duplicates_marked: QoS 2 messages received again while their identifier was not released.
     """
 
     def __init__(
@@ -278,7 +271,6 @@ class KeptSubscriber(KeptClient):
         """`on_message` is called with each payload and its QoS."""
         super().__init__(address, client_id, receive_maximum=receive_maximum)
         self.subscribed = asyncio.Event()
-        self.duplicates_marked = 0
         self._filter = topic_filter
         self._qos = qos
         self._on_message = on_message
@@ -318,7 +310,6 @@ class KeptSubscriber(KeptClient):
         if qos == 2:
             number = identifier[0] << 8 | identifier[1]
             if number in self._held:
-                self.duplicates_marked += 1
                 if not first & 0x08:
                     self.faults.append(f"PUBLISH without DUP for {number}, which was not released")
             else:

@@ -110,7 +110,6 @@ class KeptSender(NumberedSender, KeptLink):
         total: number of messages; may be increased.
         answered: number of accepted messages.
         given_up: number of released or modified messages that are not sent again.
-        resent: number of messages sent again because the connection broke before their outcome.
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class KeptSender(NumberedSender, KeptLink):
         self.total = 0
         self.answered = 0
         self.given_up = 0
-        self.resent = 0
         self._send_again = again
         self._target = target
         self._annotations = key_annotation(key)
@@ -168,7 +166,6 @@ class KeptSender(NumberedSender, KeptLink):
         super().connection_lost(exc)
         for message in self._waiting.values():
             heapq.heappush(self._again, message)
-        self.resent += len(self._waiting)
         self._waiting.clear()
         self._sent = self._limit = 0
 

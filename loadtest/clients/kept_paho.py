@@ -29,7 +29,6 @@ class PahoClient:
     def __init__(self, address: tuple[str, int], client_id: str) -> None:
         self.client_id = client_id
         self.connects = 0
-        self.sessions_lost = 0
         self.faults: list[str] = []
         self.connected = asyncio.Event()
         self.door = asyncio.Event()
@@ -69,7 +68,6 @@ class PahoClient:
             return
         self.connects += 1
         if self.connects > 1 and not flags.session_present:
-            self.sessions_lost += 1
             self.faults.append(f"connection {self.connects}: the server has no session")
         self._resumed(flags.session_present)
         self._loop.call_soon_threadsafe(self.connected.set)
