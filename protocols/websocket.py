@@ -131,10 +131,7 @@ class FrameReader:
             if not first & 0x80:
                 return Fault(PROTOCOL_ERROR, "a fragmented control frame")
         elif (opcode == CONTINUATION) is not self._unfinished:
-            return Fault(
-                PROTOCOL_ERROR,
-                "a new message within a fragmented one" if opcode else "a continuation without a message",
-            )
+            return Fault(PROTOCOL_ERROR, "a message within another" if opcode else "a continuation without a message")
         elif opcode not in (CONTINUATION, self._kind):
             return Fault(UNSUPPORTED_DATA, f"{_NAMES[self._kind]} frames only")  # of binary ones: [MQTT-6.0.0-1]
         if len(head) < 2:

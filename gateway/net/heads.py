@@ -73,10 +73,7 @@ def _check_transfer(lines: list[str], is_current: bool) -> None:
 
 
 def one_request(data: bytes, max_head_bytes: int) -> int:
-    """Return the length of the head if `data` is exactly one request with its body, else 0.
-
-    It runs for every read, so it is quick and returns 0 in doubt.
-    """
+    """Return the length of the head if `data` is exactly one complete request; 0 if not or in doubt. Must be quick."""
     found = data.find(HEAD_END)
     if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front do not belong to a head
         return 0

@@ -40,8 +40,7 @@ HEADER_BYTES: Final = 16 * 1024  # of one field; enough for the long tokens that
 HEADER_FIELDS: Final = 100
 HEAD_BYTES: Final = 64 * 1024
 SMALL_BYTES: Final = 2048
-"""A complete request up to this size takes less memory than its connection. It counts as a stranger's only while its
-login is pending."""
+"""A complete request of this size takes less memory than its connection; it is counted only while its login waits."""
 _CHUNKED: Final = -1
 _TOO_MANY: Final = "Too many headers received"  # aiohttp has no exception of its own for it
 
@@ -56,10 +55,7 @@ class DirectHandler(Protocol):
     """Serves requests that have one known head (`gateway.net.known_heads`)."""
 
     def serve(self, connection: HttpConnection, body: bytes) -> bool:
-        """Serve one request, starting with `connection.begin_direct`. Never raises.
-
-        False means that nothing was done and the request must be parsed.
-        """
+        """Serve a request, starting with `begin_direct`; never raises. False: nothing was done, parse the request."""
         ...
 
 
@@ -222,7 +218,7 @@ class HttpConnection(RequestsInTurn):
         return found is not None and found[0].serve(self, found[1])
 
     def begin_direct(self, request: Abandonable) -> None:
-        """A request is served directly; its client has logged in with an earlier one."""
+        """Start to serve a request directly; its client is authenticated."""
         super().begin_direct(request)
         self._identified = True
 

@@ -26,10 +26,7 @@ class Unread:
         self.bytes = 0
 
     def count(self, size: int) -> bool:
-        """Count `size` bytes in the buffer now, and return whether more may be written.
-
-        More may be written below the buffer's own limit, as long as it holds no more than is free in the budget.
-        """
+        """Count `size` bytes in the buffer now. Returns whether that is below its limit and no more than is free."""
         change = size - self.bytes
         counted = bool(size) - bool(self.bytes)
         self.bytes = size

@@ -126,10 +126,7 @@ def decode_offsets(body: bytes) -> list[PartitionOffset]:
 
 
 def poll_limits(query: Mapping[str, int], default: PollLimits, largest: PollLimits) -> PollLimits:
-    """Return the limits from a poll's query.
-
-    Values above `largest` are reduced rather than refused, since clients repeat polls anyway.
-    """
+    """Return the limits from a poll's query. Values above `largest` are reduced, since clients repeat polls anyway."""
     return PollLimits(
         min(query.get("timeout", default.timeout_ms), largest.timeout_ms),
         min(query.get("max_bytes", default.max_bytes), largest.max_bytes),

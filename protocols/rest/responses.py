@@ -65,10 +65,7 @@ def encode_error(error: RestError) -> bytes:
 
 
 class Page:
-    """A JSON list of records of at most `max_bytes`.
-
-    A single record that is larger is accepted, else it could never be delivered.
-    """
+    """A JSON list of at most `max_bytes`. A single larger record is accepted, else it could never be delivered."""
 
     __slots__ = ("_body", "_limit", "count")
 

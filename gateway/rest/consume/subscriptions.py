@@ -32,10 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Subscriptions(OperationSet):
-    """The operations on a consumer instance that choose what it reads and from where.
-
-    A topic that does not exist is created where the policy allows it.
-    """
+    """The operations that set what a consumer reads and from where. Missing topics are created if the policy allows."""
 
     def __init__(self, consumers: Consumers, services: RestServices) -> None:
         self._consumers = consumers

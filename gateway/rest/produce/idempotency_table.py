@@ -41,10 +41,7 @@ class RequestTable:
     """The table. Bind it to the process's state topics before they are started."""
 
     def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
-        """Start empty; `apply` fills the table.
-
-        An answer is kept for `window_s` seconds; `wall_clock` returns epoch milliseconds.
-        """
+        """Start empty; `apply` fills it. Answers are kept for `window_s`; `wall_clock` returns epoch milliseconds."""
         self.gateway = gateway
         self.window_ms = int(window_s * 1000)
         self.bytes = 0

@@ -19,9 +19,7 @@ ANY: Final = "*"
 MAX_AGE_S: Final = 7200  # how long a browser may cache the preflight answer; Chromium's maximum
 _FIELDS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _FIELDS_LIMIT: Final = 4096  # characters
-_FOREIGN: Final = (
-    "CORS Rejected - Invalid origin; http.cors_origins lists the allowed ones"  # starts like Strimzi's text
-)
+_FOREIGN: Final = "CORS Rejected - Invalid origin; http.cors_origins lists the allowed ones"  # starts like Strimzi's
 
 
 class Cors:

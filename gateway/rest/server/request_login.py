@@ -60,7 +60,7 @@ class RequestLogin:
             request.raw_path, fields, secure=secure
         ):
             raise RestError(
-                403, "Web pages of other sites may not call; security.origins lists the allowed ones", close=True
+                403, "Pages of other sites may not call; security.origins lists the allowed ones", close=True
             )
         connection = cast("HttpConnection", request.protocol)
         known = self.known(connection, header)

@@ -461,15 +461,8 @@ class Live(OperationSet):
             session = LiveSession(self, call.grant, connection, call.expires_ms, call.connection.limits)
             services = self.services
             outgoing = services.publisher.budgets.outgoing
-            pump = Pump(
-                connection,
-                session,
-                services.spawn,
-                services.clock,
-                self._remove,
-                writes=self._writes,
-                outgoing=outgoing,
-            )
+            clock, remove = services.clock, self._remove
+            pump = Pump(connection, session, services.spawn, clock, remove, writes=self._writes, outgoing=outgoing)
             pump.source, pump.entrance = call.connection.source, call.connection.entrance
             self._sessions[pump] = session
             self.counts.opened_total += 1
