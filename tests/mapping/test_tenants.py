@@ -69,7 +69,7 @@ def test_an_mqtt_topic_leads_to_the_tenants_own(one: Names, other: Names, text: 
 
 @settings(max_examples=400)
 @given(owners, owners, texts, st.binary(max_size=6) | texts.map(str.encode), texts, rules)
-def test_what_is_in_a_topic_is_delivered_to_its_tenant_alone(  # noqa: PLR0917 - what is in a record
+def test_records_are_delivered_only_to_the_topics_tenant(  # noqa: PLR0917 - what is in a record
     one: Names, other: Names, text: str, key: bytes, said: str, mapping: TenantRules
 ) -> None:
     """Any client may have written a record's key and headers, perhaps directly into Kafka."""
@@ -124,7 +124,7 @@ def test_an_amqp_address_leads_to_the_tenants_own(one: Names, other: Names, text
 
 @settings(max_examples=400)
 @given(owners, owners, texts, st.sampled_from(["#", "+/#", "a", "{tenant}"]), st.booleans())
-def test_no_rule_gives_a_right_on_what_is_another_tenants(
+def test_no_rule_gives_a_right_on_another_tenants_names(
     one: Names, other: Names, text: str, rule: str, in_kafka: bool
 ) -> None:
     """The second line of defence: the client's rights would refuse an address that was not translated."""
@@ -166,7 +166,7 @@ def test_a_tenants_name_has_no_separator(name: str, good: bool) -> None:
     assert (tenant_of(f"{name}.sensors") == name) is good
 
 
-def test_a_key_or_a_header_brings_nobody_into_a_tenant() -> None:
+def test_no_key_or_header_leads_into_a_tenant() -> None:
     """For a record from a client without a tenant in the catch-all topic, or from a Kafka client anywhere."""
     spoof = b"$tenants/b/x"
     assert TenantRules().mqtt_topic("mqtt", spoof) is None
@@ -188,7 +188,7 @@ def test_a_catch_all_topic_of_a_tenants_is_refused() -> None:
         TenantRules(catch_all="a.rest")
 
 
-def test_tenants_rules_are_told_about_every_question() -> None:
+def test_tenants_rules_override_every_method() -> None:
     """A method added to `Rules` must be overridden for tenants, whose names are whole ones."""
     same = {"destination", "is_target", "fixed_topics"}  # by `_find`, in own names, by `literal_topics`
     assert {name for name in vars(Rules) if not name.startswith("_")} <= vars(TenantRules).keys() | same

@@ -65,7 +65,7 @@ def test_byte_by_byte() -> None:
 
 
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=5), st.lists(st.integers(0, 400_000), max_size=8))
-def test_what_wsproto_writes_is_read(messages: list[tuple[int, bool]], cuts: list[int]) -> None:
+def test_frames_of_wsproto_are_read(messages: list[tuple[int, bool]], cuts: list[int]) -> None:
     client = Connection(ConnectionType.CLIENT)
     data, stream = b"", b""
     for number, (size, finished) in enumerate(messages):
@@ -104,7 +104,7 @@ def test_text_messages_end_where_wsproto_ends_them(messages: list[list[str]], cu
     assert message == b""
 
 
-def test_who_takes_text_takes_no_binary_message() -> None:
+def test_a_reader_of_text_refuses_binary_messages() -> None:
     received = FrameReader(TEXT).receive(frame(b"one", TEXT) + frame(b"two"))
     assert (received.payload, received.ends) == (b"one", (3,))
     assert received.fault == Fault(1003, "text frames only")
@@ -116,7 +116,7 @@ def test_the_opening_handshake_is_answered_as_by_wsproto(key: str) -> None:
 
 
 @given(SIZES)
-def test_wsproto_reads_what_is_written(size: int) -> None:
+def test_wsproto_reads_our_frames(size: int) -> None:
     client = Connection(ConnectionType.CLIENT)
     client.receive_data(write_frame(BINARY, b"x" * size) + write_frame(PING, b"y") + close_frame(1002, "why"))
     message, ping, close = _joined(client)
@@ -171,5 +171,5 @@ def test_a_fault_is_found_with_the_byte_that_makes_it(data: bytes, code: int) ->
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1011, 1014, 3000, 4999])
-def test_codes_that_may_be_said(code: int) -> None:
+def test_valid_status_codes(code: int) -> None:
     assert read(clients_close(code), [])[2:] == (struct.pack("!H", code), None)

@@ -56,7 +56,7 @@ async def test_a_slot_begins_before_the_deadlines_in_it(monkeypatch: pytest.Monk
     assert len(times) == 0
 
 
-async def test_nothing_is_kept_of_what_was_cancelled() -> None:
+async def test_cancelled_alarms_leave_nothing_behind() -> None:
     times = Alarms()
     sleepers = [Sleeper([]) for _ in range(3)]
     at = now() + 1000

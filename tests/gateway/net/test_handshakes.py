@@ -127,7 +127,7 @@ async def test_nothing_is_left_of_one_that_breaks_off(server: Server, begun: byt
 
 
 @pytest.mark.parametrize("begun", [b"", HALF_HELLO])
-async def test_who_says_nothing_is_cut_off_in_time(
+async def test_a_silent_handshake_is_aborted_in_time(
     server: Server, begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.1)
@@ -140,7 +140,7 @@ async def test_who_says_nothing_is_cut_off_in_time(
     assert server.came == []
 
 
-async def test_what_comes_at_once_behind_the_handshake_is_heard_and_counts_no_more(server: Server) -> None:
+async def test_data_together_with_the_end_of_the_handshake_is_received_and_not_counted(server: Server) -> None:
     """The client's last flight and its first bytes leave together, and an end of file behind them."""
     said = b"x" * 100_000
     for _ in range(20):

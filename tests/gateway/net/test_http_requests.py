@@ -159,7 +159,7 @@ async def test_a_body_that_looks_like_heads_costs_what_a_body_costs(server: Http
     assert costs[1] < 10 * costs[0] + 0.5  # it took a hundred times as long: 0.1 s in each turn of the loop
 
 
-async def test_a_slow_body_in_front_does_not_hold_back_what_is_wrong_behind(server: HttpServer) -> None:
+async def test_a_slow_body_does_not_delay_the_error_of_a_later_request(server: HttpServer) -> None:
     """With more requests than the parser queues, and a body that is larger than its buffer."""
     large = b"POST /9 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000\r\n\r\n" + b"\r\n\r\n" * 100_000
     answers = await converse(server, large, GOOD % 1 * 100 + BROKEN[0])
@@ -168,6 +168,6 @@ async def test_a_slow_body_in_front_does_not_hold_back_what_is_wrong_behind(serv
 
 
 @pytest.mark.parametrize("value", [b"x" * 70_000])
-async def test_what_comes_behind_a_bad_request_is_not_kept(server: HttpServer, value: Any) -> None:
+async def test_bytes_behind_a_bad_request_are_not_kept(server: HttpServer, value: Any) -> None:
     answers = await converse(server, GOOD % 1 + BROKEN[0] + value, value)
     assert [status for status, _ in answers][:2] == [200, 400]

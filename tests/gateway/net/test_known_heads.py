@@ -63,7 +63,7 @@ def request(line: bytes, fields: list[bytes], length: bytes, body: bytes, at: in
 
 @given(LINE, FIELDS, LENGTH, BODY, BODY, st.integers(0, 5), st.integers(0, 400), st.binary(max_size=3), st.booleans())
 @example(b"POST /topics/a HTTP/1.1", [], b"Content-Length: ", b"abc", b"abcdefghijklm", 0, 0, b"", False)
-def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of two requests
+def test_a_known_head_gives_the_request_that_the_parser_reads(  # noqa: PLR0917 - the parts of two requests
     loop: asyncio.AbstractEventLoop,
     line: bytes,
     fields: list[bytes],
@@ -99,7 +99,7 @@ def test_what_is_taken_is_what_the_parser_reads(  # noqa: PLR0917 - the parts of
         assert without == [field for field in was[0][2] if field[0].lower() != "content-length"]
 
 
-def test_a_request_in_pieces_or_with_something_behind_it_is_not_taken() -> None:
+def test_a_request_in_pieces_or_with_bytes_behind_it_is_parsed() -> None:
     known = KnownHeads[object](UNBOUNDED)
     whole = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX: y\r\n\r\nabcde"
     known.remember(whole[:-5], object())
@@ -118,7 +118,7 @@ def head(number: int, field: bytes = b"") -> bytes:
     return b"POST /%d HTTP/1.1\r\nHost: it\r\nContent-Length: 1\r\n%b\r\n" % (number, field)
 
 
-def test_what_is_remembered_has_an_end() -> None:
+def test_the_number_and_size_of_remembered_heads_is_limited() -> None:
     known = KnownHeads[object](UNBOUNDED)
     for number in range(TRIES):
         known.remember(head(number), object())
@@ -129,7 +129,7 @@ def test_what_is_remembered_has_an_end() -> None:
     assert known.find(long + b"x") is None
 
 
-def test_who_says_something_else_each_time_is_not_listened_to_for_ever() -> None:
+def test_heads_are_no_longer_remembered_if_none_comes_again() -> None:
     known = KnownHeads[object](UNBOUNDED)
     for number in range(2 * TRIES):
         known.remember(head(0, b"X: %d\r\n" % number), object())
@@ -139,7 +139,9 @@ def test_who_says_something_else_each_time_is_not_listened_to_for_ever() -> None
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 0), (6, 10), (5, 700), (1, 3800), (95, 1), (95, 30)])
-def test_what_is_counted_is_what_it_takes(loop: asyncio.AbstractEventLoop, count: int, length: int) -> None:
+def test_the_counted_memory_is_the_memory_that_a_head_takes(
+    loop: asyncio.AbstractEventLoop, count: int, length: int
+) -> None:
     """The bytes of a head, and the objects that aiohttp has made of it."""
     budget = Budget(1 << 30, 1)
     data = head(1, b"".join(b"X-%d: %b\r\n" % (number, b"y" * length) for number in range(count))) + b"x"
@@ -163,7 +165,7 @@ def test_what_is_counted_is_what_it_takes(loop: asyncio.AbstractEventLoop, count
     assert budget.bytes == 0
 
 
-def test_nobody_remembers_more_than_is_free() -> None:
+def test_no_connection_remembers_more_than_is_free() -> None:
     """A head that is not remembered is parsed: nothing waits for memory."""
     budget = Budget(100_000, 1)
     connections = [KnownHeads[object](budget) for _ in range(20)]

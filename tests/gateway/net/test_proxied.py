@@ -191,7 +191,7 @@ async def test_wrong_passwords_slow_their_own_address_and_not_the_balancers(flee
     assert await fleet.metric("trivium_authentication_addresses_slowed") == before + 5
 
 
-async def test_who_is_no_balancer_and_a_balancer_without_a_header_are_closed(fleet: Fleet) -> None:
+async def test_other_peers_and_a_balancer_without_a_header_are_closed(fleet: Fleet) -> None:
     async def ends(header: bytes, protocol: str, source: str = "127.0.0.1") -> bool:
         reader, writer = await asyncio.open_connection(*fleet.gateway.address(protocol), local_addr=(source, 0))
         writer.write(header)

@@ -51,7 +51,7 @@ async def serving(patience: float | None = None) -> AsyncIterator[Server]:
             await server.listener.wait_closed(2)
 
 
-async def test_what_waits_holds_what_comes_behind_it() -> None:
+async def test_a_waiting_handler_holds_later_events() -> None:
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(b"a\nwait\nb\n")
@@ -64,7 +64,7 @@ async def test_what_waits_holds_what_comes_behind_it() -> None:
         writer.close()
 
 
-async def test_the_close_is_readable_although_the_peer_goes_on_sending() -> None:
+async def test_the_close_is_readable_although_the_peer_continues_to_send() -> None:
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(b"bye\n" + b"more\n" * 20_000)
@@ -74,7 +74,7 @@ async def test_the_close_is_readable_although_the_peer_goes_on_sending() -> None
         assert b"more" not in server.sessions[0].seen
 
 
-async def test_a_pause_stops_reading_until_every_reason_is_gone() -> None:
+async def test_a_pause_stops_reading_until_every_reason_is_removed() -> None:
     async with serving() as server:
         reader, writer = await server.connect()
         writer.write(b"a\n")
@@ -93,7 +93,7 @@ async def test_a_pause_stops_reading_until_every_reason_is_gone() -> None:
 
 
 @pytest.mark.parametrize("end", ["goes on", "has left"])
-async def test_what_was_read_already_waits_for_the_end_of_a_pause_too(end: str) -> None:
+async def test_bytes_that_were_already_read_wait_for_the_end_of_a_pause(end: str) -> None:
     lines = [b"full", *(b"%05d" % number for number in range(20_000)), b"last"]
     async with serving() as server:
         _, writer = await server.connect()
@@ -115,7 +115,7 @@ async def test_what_was_read_already_waits_for_the_end_of_a_pause_too(end: str) 
         writer.close()
 
 
-async def test_time_is_told_without_any_traffic_and_traffic_moves_the_deadline() -> None:
+async def test_deadlines_pass_without_traffic_and_traffic_moves_them() -> None:
     async with serving(patience=1.5) as server:
         loop = asyncio.get_running_loop()
         reader, writer = await server.connect()
@@ -205,7 +205,7 @@ async def test_a_thousand_that_are_to_write_do_so_in_turns_and_each_once(caplog:
     assert caplog.text.count("RuntimeError: our bug, in one of them") == 1
 
 
-async def test_who_waits_for_what_is_written_waits_for_that_and_for_nothing_that_comes_later() -> None:
+async def test_written_waits_for_earlier_writes_only() -> None:
     turns: list[int] = []
     writes = Writes()
     asking = True

@@ -81,7 +81,7 @@ def header(source: str) -> bytes:
     return IPV6 + addresses + struct.pack(">HH", 4712, 1883)
 
 
-async def test_who_never_says_it_or_byte_by_byte_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_or_slow_header_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxied, "HEADER_S", 0.2)
     async with behind() as gateway:
         silent, mute = await gateway.connect()
@@ -100,7 +100,7 @@ async def test_who_never_says_it_or_byte_by_byte_is_closed_in_time(monkeypatch: 
         assert gateway.came == []
 
 
-async def test_nobody_else_waits_for_them_and_their_memory_is_bounded() -> None:
+async def test_no_other_client_waits_for_them_and_their_memory_is_bounded() -> None:
     """Over the limit the balancer's oldest connections are aborted."""
     async with behind(limit_bytes=8 * BUFFER_BYTES) as gateway:
         waiting = [await gateway.connect(SIGNATURE) for _ in range(8)]
@@ -117,7 +117,7 @@ async def test_nobody_else_waits_for_them_and_their_memory_is_bounded() -> None:
         assert gateway.proxies.statistics().broken_total == 7
 
 
-async def test_a_check_that_is_over_at_once_is_nobodys_fault() -> None:
+async def test_a_health_check_that_closes_immediately_is_no_error() -> None:
     async with behind() as gateway:
         host, _, port = gateway.listener.bound.rpartition(":")
         for _ in range(50):

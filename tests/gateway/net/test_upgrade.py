@@ -168,7 +168,7 @@ async def test_frames_may_follow_the_request_at_once_and_a_pause_holds_them_in_t
         writer.close()
 
 
-async def test_a_large_message_behind_the_request_is_all_heard() -> None:
+async def test_a_large_message_behind_the_request_is_received_completely() -> None:
     async with serving() as server:
         _reader, writer = await server.open(handshake() + frame(b"x" * 3_000_000 + b"\n"))
         await wait_until(lambda: [len(line) for line in server.sessions[0].seen] == [3_000_000])
@@ -238,7 +238,9 @@ async def test_good_handshakes(request_: bytes) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1, max_size=400), at=st.integers(0, 200), length=st.integers(0, 20))
-async def test_a_damaged_handshake_harms_nobody(one_server: Server, data: bytes, at: int, length: int) -> None:
+async def test_a_damaged_handshake_harms_no_other_connection(
+    one_server: Server, data: bytes, at: int, length: int
+) -> None:
     good = handshake() + frame(b"a\n") + close_frame(1000)
     reader, writer = await one_server.connect()
     writer.write(good[:at] + data + good[at + length :])

@@ -95,7 +95,7 @@ def test_thousands_of_mutations_have_the_same_fate() -> None:
     assert 1_000 < decoded < records
 
 
-def test_what_clients_send_is_not_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usual_bodies_are_not_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compact or with spaces; only entries with further fields are left to Python."""
     entries: list[Any] = [{"key": f"sensor-{n}", "value": {"n": n, "text": "a b"}} for n in range(3)]
     monkeypatch.setattr(msgspec.json, "format", None)  # the function that the Python code calls for each value
@@ -111,7 +111,7 @@ def test_what_clients_send_is_not_left_to_python(monkeypatch: pytest.MonkeyPatch
     assert fate(_native.json_records, decoded)[1] == [(1, decoded[1])]
 
 
-def test_an_error_of_what_makes_the_others_comes_through() -> None:
+def test_an_error_of_more_is_raised() -> None:
     def more(index: int, entry: Any) -> Record:
         entries.clear()
         raise RestError(422, "no")
@@ -123,7 +123,7 @@ def test_an_error_of_what_makes_the_others_comes_through() -> None:
 
 
 @pytest.mark.parametrize("entries", [[None], [1, "x"], ()])
-def test_what_is_no_entry_is_an_error_and_no_crash(entries: Any) -> None:
+def test_objects_that_are_no_entries_raise_and_do_not_crash(entries: Any) -> None:
     for records, last in ((_native.json_records, ()), (_native.text_records, (True,))):
         with pytest.raises((AttributeError, TypeError)):
             records(entries, "topic", None, HEADERS, None, *last)  # type: ignore[operator]

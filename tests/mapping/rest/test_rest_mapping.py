@@ -82,7 +82,7 @@ def test_a_key_that_another_bridge_wrote_with_quotes_is_read_as_its_text() -> No
 
 
 @given(st.binary(), st.binary() | st.none())
-def test_binary_goes_both_ways(value: bytes, key: bytes | None) -> None:
+def test_binary_records_round_trip(value: bytes, key: bytes | None) -> None:
     entry = {"value": base64.b64encode(value).decode()}
     if key is not None:
         entry["key"] = base64.b64encode(key).decode()
@@ -94,7 +94,7 @@ def test_binary_goes_both_ways(value: bytes, key: bytes | None) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
-def test_text_goes_both_ways(text: str) -> None:
+def test_text_records_round_trip(text: str) -> None:
     (record,) = records_of([{"value": text, "key": text}], Format.TEXT)
     assert record.value == record.key == text.encode()
     item = shown(record, Format.TEXT)
@@ -109,7 +109,7 @@ jsons = st.recursive(
 
 
 @given(jsons, st.sampled_from([None, 0, 3]))
-def test_json_goes_both_ways_however_it_is_written(value: Any, indent: int | None) -> None:
+def test_json_records_round_trip_however_they_are_written(value: Any, indent: int | None) -> None:
     body = json.dumps({"records": [{"value": value}]}, indent=indent, ensure_ascii=False).encode()
     (record,) = records_of(body)
     assert record.value == (
@@ -125,7 +125,7 @@ def test_base64_may_lack_its_padding(padded: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["!!", "a", "Y Q==", "YQ==YQ==", "ü", "YQ==="])
-def test_what_is_no_base64_is_a_422_for_the_request(wrong: str) -> None:
+def test_malformed_base64_is_a_422_for_the_request(wrong: str) -> None:
     with pytest.raises(RestError) as caught:
         records_of([{"value": "YQ=="}, {"value": wrong}], Format.BINARY)
     assert caught.value.status == 422
@@ -223,7 +223,7 @@ def test_headers_are_shown_raw_and_left_out_when_there_are_none() -> None:
         (Record("t", b"\xff", b"a"), Format.TEXT, "key"),
     ],
 )
-def test_what_cannot_be_shown_says_which_record_it_is(record: Record, embedded: Format, part: str) -> None:
+def test_the_error_of_an_undecodable_record_names_it(record: Record, embedded: Format, part: str) -> None:
     with pytest.raises(
         UndecodableError, match=f"^Failed to decode: the {part} of the record at offset 9 of t, partition 0"
     ):

@@ -27,7 +27,7 @@ def test_every_record_is_one_line_of_json(key: bytes | None, value: bytes | None
     assert (shown["topic"], shown["partition"], shown["offset"], shown["timestamp"]) == ("t", 1, 7, 5)
 
 
-def test_what_a_format_cannot_say_is_marked_and_the_rest_is_as_ever() -> None:
+def test_a_part_that_the_format_cannot_represent_is_marked() -> None:
     both = json.loads(view_line(received(BAD, BAD), Format.JSON))
     assert (both["key"], both["key_format"], both["value"], both["value_format"]) == (
         "//4=",

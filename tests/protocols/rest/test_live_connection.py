@@ -65,7 +65,7 @@ def code_of(live: LiveConnection) -> int:
     return int(struct.unpack("!H", frames[-1][1][:2])[0])
 
 
-def test_messages_are_what_they_say() -> None:
+def test_messages_become_events() -> None:
     live = connection()
     assert live.receive_data(STREAM) == [event for _, event in SAID]
     assert sent(live) == [(PONG, b"?")]
@@ -109,7 +109,7 @@ def test_a_message_in_many_frames_is_one() -> None:
         ("[" * 900, None),
     ],
 )
-def test_a_bad_message_is_told_by_its_id_and_the_connection_goes_on(text: str, name: str | None) -> None:
+def test_a_bad_message_gets_an_error_with_its_id_and_the_connection_stays_open(text: str, name: str | None) -> None:
     live = connection()
     (bad,) = live.receive_data(frame(text.encode(), TEXT))
     assert isinstance(bad, BadMessage)
@@ -125,7 +125,7 @@ def test_no_text_raises(text: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
-def test_no_bytes_raise_and_what_breaks_frames_ends_the_connection_once(parts: list[bytes]) -> None:
+def test_no_bytes_raise_and_bad_frames_close_the_connection_once(parts: list[bytes]) -> None:
     live = connection()
     events = [event for part in parts for event in live.receive_data(part)]
     assert sum(isinstance(event, ConnectionFailed | ConnectionClosed) for event in events) == live.closing
@@ -142,7 +142,7 @@ def test_no_bytes_raise_and_what_breaks_frames_ends_the_connection_once(parts: l
         (frame(b"x", CONTINUATION), 1002),
     ],
 )
-def test_what_breaks_the_rules_of_frames_ends_the_connection_with_its_code(data: bytes, code: int) -> None:
+def test_bad_frames_close_the_connection_with_their_code(data: bytes, code: int) -> None:
     live = connection()
     events = live.receive_data(data)
     assert [type(event) for event in events] == [ConnectionFailed]
@@ -168,7 +168,7 @@ def test_close() -> None:
     assert live.receive_eof() == []
 
 
-def test_a_silent_peer_is_asked_and_given_up() -> None:
+def test_a_silent_peer_is_pinged_and_then_closed() -> None:
     live = connection()
     deadline = live.next_deadline()
     assert deadline == 110.0

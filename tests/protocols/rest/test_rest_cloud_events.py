@@ -66,7 +66,7 @@ def test_attributes_are_canonical_strings() -> None:
         ({"data_base64": "%"}, "$.data_base64"),
     ],
 )
-def test_what_is_no_event_is_said(more: dict[str, Any], told: str) -> None:
+def test_an_invalid_event_is_a_400_that_names_the_place(more: dict[str, Any], told: str) -> None:
     with pytest.raises(RestError) as caught:
         from_json(event(**more))
     assert caught.value.status == 400

@@ -33,7 +33,7 @@ def status_of(operation: str, decode: Any, body: Any) -> int:
     return 200
 
 
-def test_what_a_consumer_does_not_say_is_the_gateways_to_set() -> None:
+def test_missing_settings_of_a_consumer_stay_unset() -> None:
     for body in (b"", b"{}"):
         create = decode_create(body)
         assert create.embedded is Format.BINARY

@@ -81,7 +81,7 @@ def test_nothing_may_follow(form: str, garbage: bytes) -> None:
 @pytest.mark.parametrize("form", ["gzip", "zlib", "zstd"])  # each with a checksum
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_body_with_damage_is_never_taken_for_another(form: str, data: st.DataObject) -> None:
+def test_a_damaged_body_never_decodes_to_another(form: str, data: st.DataObject) -> None:
     coding, make = FORMS[form]
     damaged = bytearray(make(TEXT))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))

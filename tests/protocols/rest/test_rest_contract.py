@@ -109,7 +109,7 @@ def test_a_violation_is_a_400_unless_the_schema_says_otherwise() -> None:
     assert len(caught.value.validation_errors[0]) < 400
 
 
-def test_a_violation_is_told_in_the_words_that_the_schema_has() -> None:
+def test_a_violation_has_the_text_that_the_schema_sets() -> None:
     words = {"x-status": {"enum": 422}, "x-words": {"enum": "Not {value}."}}
     schema = Schema({"properties": {"a": {"enum": ["x"], **words}, "b": {"type": "string"}}})
     for value, status, message, lines in (
@@ -127,7 +127,7 @@ def test_a_violation_is_told_in_the_words_that_the_schema_has() -> None:
     ("value", "kind"),
     [(None, "null"), (True, "boolean"), (1.5, "number"), ("x", "string"), ([], "array"), ({}, "object")],
 )
-def test_an_object_without_depth_is_told_of_in_strimzis_lines(value: object, kind: str) -> None:
+def test_violations_in_a_flat_object_have_strimzis_texts(value: object, kind: str) -> None:
     schema = Schema(
         {
             "type": "object",

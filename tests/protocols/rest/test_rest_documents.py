@@ -43,7 +43,7 @@ def test_documents_are_cut_at_any_byte() -> None:
 
 
 @given(documents=DOCUMENTS, space=SPACES, size=st.integers(1, 40), ascii_only=st.booleans())
-def test_what_was_joined_is_cut(documents: list[Any], space: str, size: int, ascii_only: bool) -> None:
+def test_concatenated_documents_are_split(documents: list[Any], space: str, size: int, ascii_only: bool) -> None:
     texts = [json.dumps(document, ensure_ascii=ascii_only).encode() for document in documents]
     body = space.encode().join(texts)
     assert cut([body[place : place + size] for place in range(0, len(body), size)]) == texts
@@ -51,7 +51,7 @@ def test_what_was_joined_is_cut(documents: list[Any], space: str, size: int, asc
 
 @pytest.mark.parametrize("body", [b'"text"', b"1", b"null", b"}", b",{}", b"\x1e{}"])
 @pytest.mark.parametrize("single", [True, False])
-def test_what_is_no_object_ends_the_body(body: bytes, single: bool) -> None:
+def test_a_value_that_is_not_an_object_ends_the_body(body: bytes, single: bool) -> None:
     splitter = DocumentSplitter(LIMIT)
     whole = b'{"a":1} ' + body
     parts = [whole[place : place + 1] for place in range(len(whole))] if single else [whole]
@@ -85,7 +85,7 @@ def test_a_document_that_is_too_large_ends_the_body(end: bytes, size: int) -> No
         assert splitter.fault.status == 413
 
 
-def test_a_long_string_is_looked_at_once() -> None:
+def test_a_long_string_is_scanned_once() -> None:
     """Byte by byte it would take minutes if each part started again at the string's first byte."""
     body = b'{"a":"' + b"\\\\x" * 100_000 + b'"}'
     splitter = DocumentSplitter(1_000_000)

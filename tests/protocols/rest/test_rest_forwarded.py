@@ -39,7 +39,7 @@ def test_names_are_encoded_in_the_path() -> None:
     assert instance_path(group_path("a/b"), "c d?") == "/consumers/a%2Fb/instances/c%20d%3F"
 
 
-def test_a_requests_path_is_what_the_proxy_says() -> None:
+def test_a_requests_path_is_the_forwarded_one() -> None:
     headers = CIMultiDict({"x-forwarded-path": "/bridge/consumers/x y%20z/"})
     assert client_path(headers, "/consumers/x%20y%20z") == "/bridge/consumers/x%20y%20z"
     assert client_path(CIMultiDict(), "/consumers/g") == "/consumers/g"

@@ -15,14 +15,14 @@ from protocols.rest.errors import RestError
         ("", [""], ["a"]),
     ],
 )
-def test_a_pattern_fits_whole_names(pattern: str, fits: list[str], does_not: list[str]) -> None:
+def test_a_pattern_matches_complete_names(pattern: str, fits: list[str], does_not: list[str]) -> None:
     compiled = TopicPattern(pattern)
     assert all(compiled.matches(name) for name in fits)
     assert not any(compiled.matches(name) for name in does_not)
 
 
 @pytest.mark.parametrize("pattern", ["[", "(?=a)b", r"(a)\1", "a{1000}{1000}{1000}", "*"])
-def test_what_is_no_such_expression_is_a_422(pattern: str) -> None:
+def test_an_unsupported_expression_is_a_422(pattern: str) -> None:
     with pytest.raises(RestError) as caught:
         TopicPattern(pattern)
     assert caught.value.status == 422

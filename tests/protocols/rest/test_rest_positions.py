@@ -21,7 +21,7 @@ positions = st.dictionaries(st.integers(0, LARGEST_PARTITION), st.integers(0, LA
 
 
 @given(positions)
-def test_what_was_told_is_understood(position: dict[int, int]) -> None:
+def test_formatted_positions_are_parsed(position: dict[int, int]) -> None:
     assert parse_position(format_position(position), "x") == position
 
 
@@ -33,13 +33,13 @@ def test_no_text_is_more_than_a_position_or_a_refusal(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "0:", ":1", "0:1,", "0:1,0:2", "0:-1", "0:1;1:2", f"0:{2**63}", "²:1", " 0:1"])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_an_invalid_position_is_refused(text: str) -> None:
     with pytest.raises(RestError) as caught:
         parse_position(text, "the field")
     assert caught.value.status == 422
 
 
-def test_a_place_is_said_in_one_way() -> None:
+def test_ways_to_give_the_start_exclude_each_other() -> None:
     assert wanted({}) == Wanted()
     assert wanted({"from": "beginning", "partition": 2}) == Wanted(edge=BEGINNING, partition=2)
     assert wanted({"from": "0:7"}) == Wanted(position={0: 7})

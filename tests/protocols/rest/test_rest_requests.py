@@ -38,7 +38,7 @@ def decode(body: bytes, embedded: Format) -> object:
         (b'"records"', "Expected `object`, got `str`"),
     ],
 )
-def test_what_is_against_the_contract_is_a_400_that_names_the_place(body: bytes, detail: str) -> None:
+def test_a_violation_of_the_contract_is_a_400_that_names_the_place(body: bytes, detail: str) -> None:
     error = refused(body)
     assert error.status == 400
     assert error.message == "Validation error on: Schema validation error"
@@ -58,7 +58,7 @@ def test_what_is_against_the_contract_is_a_400_that_names_the_place(body: bytes,
     ],
 )
 @pytest.mark.parametrize("embedded", list(Format))
-def test_what_is_no_json_is_a_400(body: bytes, embedded: Format) -> None:
+def test_malformed_json_is_a_400(body: bytes, embedded: Format) -> None:
     error = refused(body, embedded)
     assert error.status in (400, 422)
     assert error.message
@@ -106,7 +106,7 @@ jsons = st.recursive(
 
 
 @given(jsons)
-def test_every_json_value_is_taken_as_it_is_written(value: Any) -> None:
+def test_every_json_value_is_kept_as_written(value: Any) -> None:
     try:
         text = json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # a lone surrogate is not text

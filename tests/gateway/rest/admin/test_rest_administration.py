@@ -129,7 +129,7 @@ async def test_a_topic_is_deleted(
         ("PATCH", "/admin/topics/__consumer_offsets/configs", {"configs": {"retention.ms": "1"}}, 403),
     ],
 )
-async def test_what_is_not_there_or_internal(
+async def test_missing_and_internal_topics_are_refused(
     http: aiohttp.ClientSession, method: str, path: str, body: Any, status: int
 ) -> None:
     url = aiohttp.client.URL(f"{path}".replace("..", "%2E%2E"), encoded=True)
@@ -156,7 +156,9 @@ async def guarded(bootstrap: str, tmp_path: Path, own: str) -> AsyncIterator[Gat
         yield gateway
 
 
-async def test_one_sees_what_one_administers(guarded: Gateway, own: str, new_topic: Any, bootstrap: str) -> None:
+async def test_a_client_sees_only_what_it_administers(
+    guarded: Gateway, own: str, new_topic: Any, bootstrap: str
+) -> None:
     other = await new_topic(partitions=1)
     await produce(bootstrap, other, [b"x"])
     await produce(bootstrap, own, [b"x"])

@@ -192,7 +192,7 @@ async def test_a_refusal_has_its_number(
             assert answer["message"]
 
 
-async def test_a_missing_topic_is_said_in_karapaces_words(bootstrap: str) -> None:
+async def test_a_missing_topic_has_karapaces_error(bootstrap: str) -> None:
     topic = f"t-{uuid.uuid4().hex[:12]}"
     async with running_gateway(bootstrap, create=False) as gateway, aiohttp.ClientSession(gateway.url) as session:
         way = Way(session, "/v2")
@@ -211,7 +211,7 @@ async def test_refusals_of_consumers_are_in_confluents_words(way: Way) -> None:
     assert (status, body) == (409, {"error_code": 40902, "message": taken})
 
 
-async def test_a_name_is_taken_once(way: Way) -> None:
+async def test_a_consumers_name_is_unique(way: Way) -> None:
     path = await created(way)
     _, _, group, _, name = path.split("/")
     status, body = await way.ask("POST", f"/consumers/{group}", {"name": name})

@@ -123,9 +123,7 @@ async def test_a_record_that_cannot_be_stored_costs_only_itself(
     ("end", "status"),
     [(b"no json", 400), (b'{"value":', 400), (b'{"value":{"type":"STRING","data":"' + b"x" * 2048, 413)],
 )
-async def test_what_is_no_document_ends_the_stream(
-    bootstrap: str, new_topic: NewTopic, end: bytes, status: int
-) -> None:
+async def test_malformed_json_ends_the_stream(bootstrap: str, new_topic: NewTopic, end: bytes, status: int) -> None:
     topic = await new_topic(1)
     async with (
         running_gateway(bootstrap, http={"max_line_bytes": 1024}) as small,
@@ -212,7 +210,7 @@ async def test_a_request_is_refused_before_its_body(
         assert (await response.json())["error_code"] == number
 
 
-async def test_a_batch_names_what_was_stored_and_what_was_not(http: aiohttp.ClientSession, new_topic: NewTopic) -> None:
+async def test_a_batch_lists_stored_and_failed_records(http: aiohttp.ClientSession, new_topic: NewTopic) -> None:
     topic = await new_topic(1)
     path = f"/v3/clusters/{await cluster_of(http)}/topics/{topic}/records:batch"
 

@@ -11,7 +11,7 @@ LIMIT = 80 * MIN_PAGE_BYTES
 MOST = 70 * MIN_PAGE_BYTES
 
 
-def test_pages_come_out_of_what_is_free_for_all_receivers() -> None:
+def test_pages_use_the_budget_of_all_receivers() -> None:
     outgoing = Budget(LIMIT, 1)
     assert page_size(outgoing, MIN_PAGE_BYTES) == MIN_PAGE_BYTES
     with contextlib.ExitStack() as stack:

@@ -121,7 +121,7 @@ async def test_a_consumer_from_creation_to_deletion(
     assert (await consumer.poll())[0] == 404
 
 
-async def test_what_is_stored_after_the_subscription_is_delivered_also_with_latest(
+async def test_records_stored_after_the_subscription_are_delivered_even_with_latest(
     http: aiohttp.ClientSession, make: Make, new_topic: Any
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -278,7 +278,7 @@ async def test_offsets_are_committed_as_they_are_given(
     assert (await again.post("offsets", {"offsets": [{"topic": topic}]}))[0] == 400
 
 
-async def test_only_what_an_earlier_poll_gave_is_committed_by_itself(
+async def test_only_records_of_an_earlier_poll_are_committed_automatically(
     bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -459,7 +459,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
     return bytes(found)
 
 
-async def test_a_waiting_poll_ends_when_the_gateway_goes(bootstrap: str, new_topic: Any) -> None:
+async def test_a_waiting_poll_ends_when_the_gateway_stops(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         consumer = await new_consumer(http, topic)
@@ -502,7 +502,7 @@ async def test_the_list_of_topics_is_kafkas_at_this_moment(
     assert topic not in (await ask(http, "GET", "/topics"))[1]
 
 
-async def test_what_a_consumer_does_not_say_is_as_the_gateway_is_set(bootstrap: str, new_topic: Any) -> None:
+async def test_missing_settings_of_a_consumer_are_the_gateways(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
     async with (

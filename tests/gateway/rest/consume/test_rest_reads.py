@@ -67,7 +67,7 @@ async def test_any_page_size_and_any_number_of_bytes_bring_every_record(
             assert offsets == list(range(6)), (limits, media)
 
 
-async def test_a_page_with_more_behind_it_is_asked_for_again_for_nothing(
+async def test_a_full_page_is_revalidated_with_304(
     gateway: Gateway, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -93,7 +93,7 @@ async def test_a_page_with_more_behind_it_is_asked_for_again_for_nothing(
     assert other.headers["ETag"] != tag
 
 
-async def test_filters_pass_over_what_is_not_wanted(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:
+async def test_filters_skip_other_records(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     red = [{"key": "colour", "value": "cmVk"}]
     await store(
@@ -106,7 +106,7 @@ async def test_filters_pass_over_what_is_not_wanted(http: aiohttp.ClientSession,
     assert response.headers["Next-Position"] == "0:24", "what was passed over is behind us"
 
 
-async def test_a_read_at_the_end_waits_for_what_comes_and_asks_nothing_meanwhile(
+async def test_a_read_at_the_end_waits_for_a_record_without_polling_kafka(
     gateway: Gateway, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=2)
@@ -167,7 +167,7 @@ async def test_places(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -
     assert (await ask(http, "GET", path, headers={"Accept": "image/png"}))[0] == 406
 
 
-async def test_what_cannot_be_said_in_json_is_marked_and_retention_is_passed_over(
+async def test_values_that_are_not_json_are_marked_and_deleted_records_are_skipped(
     bootstrap: str, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -200,7 +200,7 @@ async def test_keys_that_are_not_allowed_are_not_seen(bootstrap: str, new_topic:
         assert (await ask(http, "GET", "/topics/other/records"))[0] == 403
 
 
-async def test_a_gateway_that_stops_answers_who_waits(bootstrap: str, new_topic: NewTopicFactory) -> None:
+async def test_a_gateway_that_stops_answers_waiting_reads(bootstrap: str, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))

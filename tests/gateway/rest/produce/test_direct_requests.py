@@ -171,7 +171,7 @@ async def test_however_requests_are_split_and_joined(gateway: Gateway, new_topic
     assert len({tuple(record.headers) for record in stored}) == 1
 
 
-async def test_what_differs_with_each_request_is_parsed(gateway: Gateway, new_topic: Any) -> None:
+async def test_requests_with_unusual_fields_are_parsed(gateway: Gateway, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     for fields, query in (
         ("Idempotency-Key: direct-%d\r\n", ""),
@@ -248,7 +248,7 @@ async def test_refusals_are_the_same_and_nothing_stays_counted(bootstrap: str) -
             client.close()
 
 
-async def test_a_login_is_asked_for_anew(bootstrap: str, tmp_path: Path, new_topic: Any) -> None:
+async def test_the_login_is_checked_for_each_request(bootstrap: str, tmp_path: Path, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     hasher = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
     passwords = tmp_path / "passwords"
@@ -330,7 +330,7 @@ async def test_a_login_that_is_none_is_refused_every_time(gateway: Gateway, sche
     client.close()
 
 
-async def test_what_connections_remember_is_counted_while_they_are_there(bootstrap: str, new_topic: Any) -> None:
+async def test_remembered_heads_are_counted_while_their_connections_are_open(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway:
         first, second = [await Client.connect(gateway, request(topic)) for _ in range(2)]

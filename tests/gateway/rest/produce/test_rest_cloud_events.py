@@ -38,7 +38,7 @@ async def test_the_three_modes(http: aiohttp.ClientSession, new_topic: Any, boot
     assert [dict(record.headers)["ce_id"] for record in records] == [b"0", b"1", b"2", b"3"]
 
 
-async def test_what_is_no_event_is_refused_and_nothing_is_stored(http: aiohttp.ClientSession, new_topic: Any) -> None:
+async def test_an_invalid_event_is_refused_and_nothing_is_stored(http: aiohttp.ClientSession, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     path = f"/topics/{topic}/events"
     status, error = await ask(http, "POST", path, b"x", headers={"Content-Type": "text/plain"})

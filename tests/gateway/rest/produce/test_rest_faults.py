@@ -68,7 +68,7 @@ async def test_after_the_delivery_timeout_the_request_is_a_503_with_retry_after(
                 pass  # each round takes until Kafka answers, or the delivery timeout
 
 
-async def test_clients_that_leave_while_they_wait_harm_nobody(stoppable: EmbeddedBroker) -> None:
+async def test_clients_that_disconnect_while_they_wait_harm_no_others(stoppable: EmbeddedBroker) -> None:
     async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         assert (await ask(http, "POST", "/topics/leavers", BODY, headers=JSON_RECORDS))[0] == 200
         freeze(stoppable.pid)
@@ -171,7 +171,7 @@ async def made_consumer(http: aiohttp.ClientSession, group: str) -> str:
     return path
 
 
-async def test_a_deletion_that_is_asked_for_again_is_the_same_one(stoppable: EmbeddedBroker) -> None:
+async def test_a_repeated_deletion_is_the_same_one(stoppable: EmbeddedBroker) -> None:
     """As clients do whose connection broke while Kafka did not answer."""
     async with running_gateway(stoppable.bootstrap_servers) as gateway, aiohttp.ClientSession(gateway.url) as http:
         path = await made_consumer(http, "deleted-twice")

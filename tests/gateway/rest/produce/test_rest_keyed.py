@@ -59,7 +59,7 @@ async def test_the_answer_to_a_request_that_kafka_refuses_is_kept_too(
 
 
 @pytest.mark.parametrize("stored", [0, 2, 3])
-async def test_what_an_attempt_left_unfinished_is_finished(
+async def test_an_unfinished_attempt_is_completed(
     bootstrap: str, new_topic: Any, tmp_path: Path, stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway crashes when `stored` records are stored, before its answer is."""
@@ -159,7 +159,7 @@ async def test_a_second_request_while_the_first_is_under_way(
         assert (await first)[0] == 200
 
 
-async def test_two_gateways_with_one_key_at_once_store_once(bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
+async def test_two_gateways_with_the_same_key_store_once(bootstrap: str, new_topic: Any, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     async with (
         running_gateway(bootstrap, data_dir=tmp_path) as left,

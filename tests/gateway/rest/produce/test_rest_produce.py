@@ -126,7 +126,7 @@ async def test_one_failure_of_all_records_is_the_status_of_the_request(
     assert (await ask(http, "POST", f"/topics/{topic}", {"records": [{"value": 1}]}, headers=JSON_RECORDS))[0] == 200
 
 
-async def test_an_unknown_topic_is_a_404_at_once_where_none_may_be_created(bootstrap: str) -> None:
+async def test_an_unknown_topic_is_an_immediate_404_if_it_may_not_be_created(bootstrap: str) -> None:
     async with running_gateway(bootstrap, create=False) as gateway, aiohttp.ClientSession(gateway.url) as http:
         for topic in ("no-such-topic", "bad name", "x" * 300):
             body = {"records": [{"value": 1}]}
@@ -194,7 +194,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(bootstrap: str
         assert gateway.listener.statistics().produce.uploading_bytes == 0
 
 
-async def test_a_client_that_expects_100_is_told_to_go_on(gateway: Gateway, new_topic: Any) -> None:
+async def test_a_client_that_expects_100_gets_it(gateway: Gateway, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     host, _, port = gateway.listener.bound.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -238,7 +238,7 @@ async def test_a_shut_gate_refuses_before_the_body(bootstrap: str) -> None:
         assert gateway.listener.statistics().produce.refused_total == 1
 
 
-async def test_too_many_requests_at_once_are_refused(bootstrap: str) -> None:
+async def test_too_many_concurrent_requests_are_refused(bootstrap: str) -> None:
     async with running_gateway(bootstrap, http={"max_concurrent": 1}) as gateway:
         host, _, port = gateway.listener.bound.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))

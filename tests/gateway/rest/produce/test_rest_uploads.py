@@ -144,7 +144,9 @@ async def test_reading_stops_while_kafka_is_slower_than_the_client(bootstrap: st
     assert most < 2 * MEBIBYTE
 
 
-async def test_a_client_that_leaves_has_sent_what_it_sent(gateway: Gateway, new_topic: Any, bootstrap: str) -> None:
+async def test_records_of_a_client_that_disconnects_are_stored(
+    gateway: Gateway, new_topic: Any, bootstrap: str
+) -> None:
     topic = await new_topic(partitions=1)
     async with Conversation(gateway, topic) as talk:
         talk.send(b'{"value":1}\n{"value":2}\n{"val')
@@ -205,7 +207,7 @@ async def test_too_many_uploads_and_unknown_topics_are_refused(bootstrap: str, n
             assert (await ask(http, "POST", f"/topics/{topic}/records", b"{}", headers=LINES))[0] == 503
 
 
-async def test_the_client_is_told_to_go_on_before_it_sends(gateway: Gateway, new_topic: Any) -> None:
+async def test_the_client_gets_100_continue_before_it_sends(gateway: Gateway, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     body = b'{"value":1}\n'
     answer = await raw_exchange(

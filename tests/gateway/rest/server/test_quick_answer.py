@@ -90,7 +90,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.mark.parametrize(("version", "fields", "change"), CASES)
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
-async def test_a_quick_answer_is_what_aiohttp_would_have_said(
+async def test_a_quick_answer_equals_aiohttps(
     server: Server, method: str, version: str, fields: str, change: str
 ) -> None:
     ours = await server.ask(method, f"/quick/{change}", version, fields)

@@ -109,7 +109,7 @@ async def served() -> AsyncIterator[HttpServer]:
     await server.stop(1.0)
 
 
-async def test_parameters_come_typed_and_what_is_wrong_is_refused_in_the_modules_words(served: HttpServer) -> None:
+async def test_parameters_are_typed_and_errors_have_the_modules_form(served: HttpServer) -> None:
     level = {"X-Level": "3"}
     async with aiohttp.ClientSession(f"http://{served.bound}") as http:
         async with http.get("/echo/7?wanted=x&tag=a&tag=b", headers=level) as response:
@@ -156,7 +156,7 @@ async def test_an_operation_answers_while_its_body_is_still_coming(served: HttpS
     writer.close()
 
 
-async def test_a_stream_whose_type_is_not_served_or_that_breaks_off_is_refused(served: HttpServer) -> None:
+async def test_a_stream_of_an_unsupported_type_or_a_truncated_one_is_refused(served: HttpServer) -> None:
     answer = await raw_exchange(
         served.bound, b"POST /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     )

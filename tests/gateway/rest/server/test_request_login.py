@@ -63,7 +63,7 @@ async def test_a_name_and_password_are_needed(guarded: Gateway, new_topic: Any, 
     assert ("gw.client", b"ann") in record.headers
 
 
-async def test_the_access_list_is_judged_for_every_record(guarded: Gateway, new_topic: Any, bootstrap: str) -> None:
+async def test_the_access_list_is_checked_for_every_record(guarded: Gateway, new_topic: Any, bootstrap: str) -> None:
     topic = await new_topic(partitions=1)
     async with aiohttp.ClientSession(guarded.url, headers=BOB) as http:
         mixed = {"records": [{"key": "public/a", "value": 1}, {"key": "secret", "value": 2}, {"value": 3}]}
@@ -79,7 +79,7 @@ async def test_the_access_list_is_judged_for_every_record(guarded: Gateway, new_
         assert offsets == (200, {"beginning_offset": 0, "end_offset": 1})
 
 
-async def test_a_subscription_needs_the_whole_topic_and_a_consumer_is_its_owners(
+async def test_a_subscription_needs_the_whole_topic_and_a_consumer_belongs_to_its_owner(
     guarded: Gateway, new_topic: Any
 ) -> None:
     topic = await new_topic(partitions=1)

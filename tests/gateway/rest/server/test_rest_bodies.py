@@ -107,7 +107,7 @@ async def test_a_large_body_that_is_cut_is_not_stored_in_part(gateway: Gateway, 
 
 
 @pytest.mark.parametrize("coding", CODED)
-async def test_an_upload_that_breaks_off_has_stored_what_it_told(
+async def test_a_truncated_upload_has_stored_the_records_that_it_reported(
     gateway: Gateway, new_topic: Any, bootstrap: str, coding: str
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -125,7 +125,7 @@ async def test_an_upload_that_breaks_off_has_stored_what_it_told(
 
 
 @pytest.mark.parametrize("coding", CODED)
-async def test_a_stream_of_version_3_that_breaks_off_has_stored_what_it_told(
+async def test_a_truncated_stream_of_version_3_has_stored_the_records_that_it_reported(
     gateway: Gateway, new_topic: Any, coding: str
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -196,7 +196,9 @@ async def test_a_bomb_gets_its_answer(impatient: Gateway, coding: str, chunked: 
 
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"5\r\n123456789\r\n", b"5;a\nb\r\n", b"-1\r\n", b"\r\n"])
-async def test_a_body_whose_framing_breaks_is_answered_at_once(gateway: Gateway, new_topic: Any, broken: bytes) -> None:
+async def test_a_body_with_broken_framing_is_answered_immediately(
+    gateway: Gateway, new_topic: Any, broken: bytes
+) -> None:
     topic = await new_topic(partitions=1)
     head = f"POST /topics/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     start = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b'5\r\n{"rec\r\n'

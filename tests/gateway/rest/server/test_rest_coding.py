@@ -62,7 +62,9 @@ async def test_bodies_that_cannot_be_decompressed(
 
 
 @pytest.mark.parametrize("coding", CODED)
-async def test_large_answers_are_compressed_for_who_accepts_it(gateway: Gateway, new_topic: Any, coding: str) -> None:
+async def test_large_answers_are_compressed_for_clients_that_accept_it(
+    gateway: Gateway, new_topic: Any, coding: str
+) -> None:
     topic = await new_topic(partitions=1)
     async with aiohttp.ClientSession(gateway.url, headers={"Accept-Encoding": coding}) as http:
         records = {"records": [{"value": "x" * 1000}] * 200}

@@ -49,7 +49,7 @@ async def test_a_page_sees_why_it_was_refused(locked: Gateway) -> None:
                 assert answer.headers["Access-Control-Expose-Headers"] == "*"
 
 
-async def test_another_page_is_told_nothing(locked: Gateway) -> None:
+async def test_a_page_of_another_origin_gets_no_cors_fields(locked: Gateway) -> None:
     async with aiohttp.ClientSession(locked.url) as http:
         for origin in ("https://evil.example", "https://app.example.evil", "null", ""):
             await asked_from(http, origin)
@@ -67,7 +67,7 @@ async def asked_from(http: aiohttp.ClientSession, origin: str) -> None:
         assert answer.headers["Vary"] == "Origin"
 
 
-async def test_what_is_no_question_of_a_browser_is_answered_as_ever(locked: Gateway) -> None:
+async def test_requests_other_than_preflights_are_answered_as_usual(locked: Gateway) -> None:
     async with aiohttp.ClientSession(locked.url) as http:
         async with http.options("/topics/t") as answer:
             assert answer.status == 405
@@ -101,7 +101,7 @@ async def test_every_origin_may_be_let_in(bootstrap: str) -> None:
         )  # its reader is there: what is cut off while it connects is not closed well
 
 
-async def test_without_origins_nothing_is_said(gateway: Gateway) -> None:
+async def test_without_origins_there_are_no_cors_fields(gateway: Gateway) -> None:
     async with aiohttp.ClientSession(gateway.url) as http:
         async with http.options("/topics/t", headers=QUESTION) as answer:
             assert answer.status == 403

@@ -32,11 +32,15 @@ async def first_answer(gateway: Gateway, topic: str, length: int, more: str = ""
         (100, "Authorization: Basic !\r\n", b"401"),
     ],
 )
-async def test_who_may_send_its_body(gateway: Gateway, new_topic: Any, length: int, more: str, status: bytes) -> None:
+async def test_100_continue_or_a_refusal_comes_before_the_body(
+    gateway: Gateway, new_topic: Any, length: int, more: str, status: bytes
+) -> None:
     assert (await first_answer(gateway, await new_topic(partitions=1), length, more)).split()[1] == status
 
 
-async def test_nobody_while_kafka_is_slow_or_the_gateway_stops(bootstrap: str, new_topic: Any) -> None:
+async def test_100_continue_is_not_sent_while_kafka_is_slow_or_the_gateway_stops(
+    bootstrap: str, new_topic: Any
+) -> None:
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway:
         host, _, port = gateway.listener.bound.rpartition(":")

@@ -65,7 +65,7 @@ async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_a
             assert gateway.listener.statistics().consumers.sleeping == 0
 
 
-async def test_what_is_stored_while_a_poll_falls_asleep_is_delivered(
+async def test_records_stored_while_a_poll_falls_asleep_are_delivered(
     http: aiohttp.ClientSession, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records are sent at different moments around the one when the poll stops fetching."""
@@ -128,7 +128,7 @@ async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(
         await producer.abort_transaction()
 
 
-async def test_a_look_at_what_the_tail_knows_wakes_nobody(
+async def test_a_check_of_what_the_live_reader_has_passed_wakes_no_poll(
     http: aiohttp.ClientSession, gateway: Gateway, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member, "RECHECK_S", 0.1)

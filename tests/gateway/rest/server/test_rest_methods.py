@@ -24,7 +24,7 @@ async def exchange(gateway: Gateway, method: str, path: str) -> tuple[int, dict[
 
 
 @pytest.mark.parametrize("template", GETS)
-async def test_head_says_what_get_would_say_and_takes_nothing(gateway: Gateway, new_topic: Any, template: str) -> None:
+async def test_head_has_the_fields_of_get_and_consumes_nothing(gateway: Gateway, new_topic: Any, template: str) -> None:
     topic = await new_topic(partitions=1)
     async with aiohttp.ClientSession(gateway.url) as http:
         async with http.get("/v3/clusters") as clusters:

@@ -100,7 +100,7 @@ async def test_a_password_that_a_browser_remembers_does_not_let_a_page_in(bootst
             assert (await ask(http, "GET", "/topics", headers={**login, **fields}))[0] == status, fields
 
 
-async def test_the_absolute_form_goes_before_the_field(gateway: Gateway) -> None:
+async def test_the_absolute_form_overrides_the_host_field(gateway: Gateway) -> None:
     for target, host, status in (
         (b"http://evil.example/topics", b"localhost", b"421"),
         (b"http://localhost/topics", b"evil.example", b"200"),

@@ -22,7 +22,7 @@ CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
 BODY = {"records": [{"value": 1}, {"value": 2}]}
 
 
-async def test_the_clients_context_goes_through_the_log(http: aiohttp.ClientSession, new_topic: Any) -> None:
+async def test_the_clients_context_is_stored_with_the_record(http: aiohttp.ClientSession, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     assert (await ask(http, "POST", f"/topics/{topic}", BODY, headers=JSON_RECORDS | CONTEXT))[0] == 200
     _, records = await ask(http, "GET", f"/topics/{topic}/records?from=beginning&format=text")

@@ -83,7 +83,7 @@ async def test_records_are_stored_and_each_is_answered(
     assert ("gw.protocol", b"http") in stored[0].headers
 
 
-async def test_what_one_socket_sends_without_keys_lies_in_one_partition(
+async def test_records_without_keys_from_one_socket_go_to_one_partition(
     bootstrap: str, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=5)
@@ -98,7 +98,7 @@ async def test_what_one_socket_sends_without_keys_lies_in_one_partition(
     assert homes[0] != homes[1]
 
 
-async def test_a_bad_message_is_told_and_the_next_is_served(
+async def test_a_bad_message_gets_an_error_and_the_next_is_served(
     http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -167,7 +167,9 @@ async def test_records_come_within_credit_and_go_on_where_it_ended(
         assert "does not use credit" in (await client.hear("error"))["message"]
 
 
-async def test_many_who_call_it_the_same_get_the_same(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:
+async def test_subscriptions_with_the_same_name_get_the_same_records(
+    http: aiohttp.ClientSession, new_topic: NewTopicFactory
+) -> None:
     topic = await new_topic(partitions=2)
     async with talk(http) as one, talk(http) as two, talk(http) as other:
         for client, name, form in ((one, "s", "json"), (two, "s", "json"), (other, "t", "text")):
@@ -185,7 +187,7 @@ async def test_many_who_call_it_the_same_get_the_same(http: aiohttp.ClientSessio
         assert {record["id"] for record in texts} == {"t"}
 
 
-async def test_what_a_member_of_a_group_does_not_acknowledge_comes_again(
+async def test_unacknowledged_records_of_a_group_come_again(
     gateway: Gateway, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -263,7 +265,7 @@ async def test_byte_by_byte_through_the_pump(gateway: Gateway, new_topic: NewTop
         ({"Origin": "https://elsewhere.example"}, 403),
     ],
 )
-async def test_who_is_not_let_in(gateway: Gateway, fields: dict[str, Any], status: int) -> None:
+async def test_clients_without_a_valid_login_are_refused(gateway: Gateway, fields: dict[str, Any], status: int) -> None:
     host, _, port = gateway.listener.bound.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(handshake("/stream", **{"Sec_WebSocket_Protocol": "trivium.v1", **fields}))

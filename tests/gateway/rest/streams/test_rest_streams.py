@@ -71,7 +71,7 @@ def values(found: list[Event]) -> list[Any]:
     return [event.data["value"] for event in found]
 
 
-async def test_what_is_stored_from_now_on_comes_in_order(
+async def test_records_stored_from_now_on_come_in_order(
     http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -84,7 +84,7 @@ async def test_what_is_stored_from_now_on_comes_in_order(
         assert values(await some(two, 5)) == ["MA==", "MQ==", "Mg==", "Mw==", "NA=="]
 
 
-async def test_who_comes_back_goes_on_behind_the_last_event(
+async def test_a_client_that_reconnects_continues_after_the_last_event(
     http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=3)
@@ -129,7 +129,7 @@ async def test_places_limits_and_filters(http: aiohttp.ClientSession, new_topic:
     assert (await ask(http, "GET", "/topics/__internal/stream"))[0] == 403
 
 
-async def test_a_slow_listener_misses_nothing_and_holds_up_nobody(
+async def test_a_slow_client_misses_nothing_and_delays_no_others(
     gateway: Gateway, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -178,7 +178,7 @@ async def test_silence_is_filled_with_a_position(bootstrap: str, new_topic: NewT
                     break
 
 
-async def test_a_share_of_a_group_is_committed_behind_what_the_client_has(
+async def test_a_group_is_committed_after_the_records_that_the_client_has(
     bootstrap: str, gateway: Gateway, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -207,7 +207,7 @@ async def test_a_share_of_a_group_is_committed_behind_what_the_client_has(
         await consumer.stop()
 
 
-async def test_what_a_lost_client_did_not_get_comes_again(gateway: Gateway, new_topic: NewTopicFactory) -> None:
+async def test_records_that_a_lost_client_did_not_get_come_again(gateway: Gateway, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     query = f"group={topic}-group&from=beginning"
     async with aiohttp.ClientSession(gateway.url) as http:
@@ -233,7 +233,7 @@ async def test_what_a_lost_client_did_not_get_comes_again(gateway: Gateway, new_
                     last = (await some(response, 1))[0].data["offset"]
 
 
-async def test_keys_that_are_not_allowed_do_not_come_and_groups_need_the_whole_topic(
+async def test_forbidden_keys_are_not_sent_and_groups_need_the_whole_topic(
     bootstrap: str, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
