@@ -1,9 +1,9 @@
-"""Foreign clients as child processes: one driver program per library, one line protocol for those of a protocol.
+"""Foreign clients as child processes: one driver program per library, and one line protocol per protocol.
 
 A driver reads commands from standard input, one JSON object a line: `{"n": 1, "do": "connect", "client": "c7", ...}`,
-and answers `{"n": 1, "result": {...}}` or `{"n": 1, "error": "..."}`, in any order. What happens by itself is told as
-`{"client": "c7", "event": ..., ...}`; the first line is `{"event": "ready", "name": ..., "version": ...}`. Bytes are in
-base64. One driver holds any number of clients by name.
+and answers `{"n": 1, "result": {...}}` or `{"n": 1, "error": "..."}`, in any order. It reports events as
+`{"client": "c7", "event": ..., ...}`; its first line is `{"event": "ready", "name": ..., "version": ...}`. Bytes are in
+base64. A driver has any number of clients, by name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import pytest
 from tests.interop.toolchains import ToolchainError
 
 ROOT = Path(__file__).parents[2]
-LINE_LIMIT = 2**24  # a message of 1 MB is a line of 1.4 MB
+LINE_LIMIT = 2**24  # a 1 MB message makes a line of 1.4 MB
 
 
 class RefusedError(Exception):
-    """The library said no, or the connection ended before the answer."""
+    """The library refused, or the connection ended before the answer."""
 
 
 Drivers = Callable[[str], Awaitable["Driver"]]
@@ -34,7 +34,7 @@ Drivers = Callable[[str], Awaitable["Driver"]]
 
 @asynccontextmanager
 async def started(commands: Mapping[str, Callable[[], list[str]]]) -> AsyncIterator[Drivers]:
-    """`await drivers("paho")`: each is started when first asked for; one whose tools are missing skips the test."""
+    """`await drivers("paho")` starts each driver at its first use, and skips the test if its tools are missing."""
     running: dict[str, Driver] = {}
 
     async def get(library: str) -> Driver:
@@ -52,12 +52,12 @@ async def started(commands: Mapping[str, Callable[[], list[str]]]) -> AsyncItera
 
 
 class Owner(Protocol):
-    """What a driver has to know of a client."""
+    """A client, as its driver sees it."""
 
     name: str
 
     def happened(self, said: dict[str, Any]) -> None:
-        """Note an event."""
+        """Record an event."""
 
 
 class Driver:
@@ -113,11 +113,11 @@ class Driver:
             answer.cancel()
 
     def knows(self, client: Owner) -> bool:
-        """Whether the client was ever connected."""
+        """Return whether the driver has received a command for this client."""
         return client.name in self._clients
 
     def send(self, do: str, client: Owner, **fields: Any) -> asyncio.Future[dict[str, Any]]:
-        """Write one command; its answer is awaited by whoever wants it."""
+        """Write one command, and return the future of its answer."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._clients[client.name] = client
@@ -127,12 +127,12 @@ class Driver:
 
 
 def encode(data: bytes) -> str:
-    """Write bytes as the line protocol does."""
+    """Encode bytes for the line protocol."""
     return base64.b64encode(data).decode()
 
 
 class Wire:
-    """A TCP way to the gateway that can be cut, as a client's network may be; its port stays the same."""
+    """A TCP proxy to the gateway on a fixed port; it can cut all connections, as a broken network does."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -150,7 +150,7 @@ class Wire:
             await server.wait_closed()
 
     def cut(self) -> None:
-        """End all connections without a close."""
+        """Abort all connections, without a close."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -169,7 +169,7 @@ class Wire:
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
-        except (OSError, RuntimeError):  # cut: uvloop's transports say the latter
+        except (OSError, RuntimeError):  # cut; uvloop's transports raise RuntimeError
             pass
         finally:
             writer.close()

@@ -1,6 +1,6 @@
-"""`python -m tests.interop.fetch` fetches and builds every foreign client (`make clients`); `lock` writes their locks.
+"""`python -m tests.interop.fetch` fetches and builds all foreign clients (`make clients`); `lock` writes their locks.
 
-`classpath SET` prints the class path of a set of jars (`qpid-jms`, `hivemq`). A test run fetches what it misses itself.
+`classpath SET` prints the class path of a set of jars (`qpid-jms`, `hivemq`). A test run fetches what is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELM = HERE / "deploy" / "helm"
 
 
 def main(arguments: list[str]) -> int:
-    """Do it; 1 when one cannot be had."""
+    """Run the command; return 1 if a client cannot be fetched or built."""
     try:
         if arguments == ["lock"]:
             lock_crates(amqp.RUST)
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == ["classpath"]:
             print(classpath(*arguments[1:]))
             return 0
-        with ThreadPoolExecutor() as pool:  # most of it is other programs, some of which wait for the network
+        with ThreadPoolExecutor() as pool:  # mostly other programs, some of which wait for the network
             fetches: list[Future[object]] = [
                 pool.submit(command) for command in (*mqtt.DRIVERS.values(), *amqp.DRIVERS.values())
             ]

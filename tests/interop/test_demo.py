@@ -1,4 +1,4 @@
-"""The main job as a user runs it, without a terminal: it shows results, judges them, and leaves nothing behind."""
+"""`make run` without a terminal: it shows results, checks them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MARK = f"TRIVIUM_TEST_MARK={uuid.uuid4().hex}"
 
 
 def marked_processes() -> list[str]:
-    """The command lines of all processes that inherited our mark, zombies left out."""
+    """Return the command lines of all processes that inherited the test's mark, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and MARK.encode() in (entry / "environ").read_bytes():
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
-        except OSError:  # it ended meanwhile, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found
 
@@ -45,7 +45,7 @@ class DemoProcess:
         return self
 
     async def read_until(self, start: str, limit_s: float = 200) -> str:
-        """The first line that starts so."""
+        """Read until a line starts with `start`, and return it."""
         assert self.process.stdout is not None
         async with asyncio.timeout(limit_s):
             while line := (await self.process.stdout.readline()).decode():
@@ -55,7 +55,7 @@ class DemoProcess:
         raise AssertionError(f"it ended without {start!r}: {self.text}")
 
     async def ended(self, limit_s: float) -> int:
-        """Read it to its end; the exit code."""
+        """Read the output to its end; return the exit code."""
         out, _ = await asyncio.wait_for(self.process.communicate(), limit_s)
         self.lines += out.decode().splitlines()
         assert self.process.returncode is not None
@@ -65,7 +65,7 @@ class DemoProcess:
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
-        await wait_until(lambda: not marked_processes(), 90)  # they stop in order, whoever has gone
+        await wait_until(lambda: not marked_processes(), 90)  # they stop cleanly, even after their parent was killed
 
     @property
     def text(self) -> str:
@@ -78,7 +78,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
     first = await DemoProcess(tmp_path).start()
     try:
         await first.read_until("First result after ")
-        # Kafka and Spark; a child of theirs looks like a third one until it runs its own program.
+        # Kafka and Spark; a child that they fork looks like a third one until it executes its program.
         await wait_until(lambda: sum("java" in command for command in marked_processes()) == 2)
 
         beside = await DemoProcess(tmp_path).start()
@@ -89,7 +89,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         began = time.monotonic()
         first.process.send_signal(signal.SIGINT)
         assert await first.ended(60) == 0, first.text
-        assert time.monotonic() - began < 20  # ten on a machine that has nothing else to do
+        assert time.monotonic() - began < 20  # ten on an idle machine
         assert marked_processes() == []
         assert "Traceback" not in first.text
         assert first.lines[-1].startswith("Everything stopped in ")

@@ -1,4 +1,4 @@
-"""Every program of `examples/` does what its first lines say: three readings in, the same three out, with their key."""
+"""Every program in `examples/` does what its first lines say: it sends three readings and receives the same three."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = {".py", ".js", ".java", ".go", ".sh"}
 
 
 def node(packages: Path) -> Callable[[Path], list[str]]:
-    """Packages are found by NODE_PATH, as they would be in a `node_modules` beside the program."""
+    """Make the command of a Node program; NODE_PATH replaces a `node_modules` beside it."""
     return lambda program: ["env", f"NODE_PATH={packages / 'node_modules'}", node_packages(packages), str(program)]
 
 
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "http_events.sh": curl,
     "http_websocket.js": node(INTEROP / "http" / "node"),
 }
-"""How each is started, before its arguments; ToolchainError when its tools are missing."""
+"""The command of each program, before its arguments; raises ToolchainError if its tools are missing."""
 
 
 def test_every_example_is_run_and_told_of_and_short() -> None:

@@ -1,4 +1,4 @@
-"""HAProxy in front of all protocols: whose a connection is, by both versions of its header; its checks do no harm."""
+"""HAProxy in front of all protocols: the client's address in both versions of its header, and its health checks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def client_context(device: str | None = None) -> ssl.SSLContext:
 
 
 class Balanced:
-    """A gateway that is reached by HAProxy alone."""
+    """A gateway behind HAProxy."""
 
     def __init__(self, gateway: GatewayProcess, directory: Path) -> None:
         self.gateway = gateway
@@ -100,7 +100,7 @@ class Balanced:
     async def open(
         self, name: str, source: str, device: str | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A client's connection from an address to one of HAProxy's frontends."""
+        """Connect a client from an address to one of HAProxy's frontends."""
         tls = None if name == "mqtt6" else client_context(device)
         host, port = self.addresses[name]
         return await asyncio.open_connection(
@@ -114,7 +114,7 @@ class Balanced:
         return client
 
     def peers(self) -> set[str]:
-        """Whose connections the gateway has told of."""
+        """Return the peer addresses in the gateway's log."""
         return set(re.findall(r'"peer": "([^"]+):\d+"', self.gateway.log.read_text()))
 
     async def metric(self, name: str) -> float:
@@ -124,7 +124,7 @@ class Balanced:
         return float(next(line for line in lines if line.startswith(f"{name} ")).rpartition(" ")[2])
 
     async def checked(self) -> dict[str, str]:
-        """What HAProxy's checks say of the gateway, by frontend."""
+        """Return the results of HAProxy's health checks, by backend."""
         reader, writer = await asyncio.open_unix_connection(self.directory / "stats")
         writer.write(b"show stat\n")
         rows = [line.split(",") for line in (await reader.read()).decode().splitlines()]
@@ -243,7 +243,7 @@ async def test_a_clients_ipv6_address(balanced: Balanced) -> None:
 
 
 async def test_haproxys_own_checks_are_harmless(balanced: Balanced) -> None:
-    """With LOCAL in version 2, UNKNOWN in version 1, and without a word."""
+    """The checks send LOCAL in version 2, UNKNOWN in version 1, or no header."""
     headers = await balanced.metric("trivium_proxy_protocol_headers_total")
 
     async def are_checked() -> bool:
@@ -253,7 +253,7 @@ async def test_haproxys_own_checks_are_harmless(balanced: Balanced) -> None:
         return set((await balanced.checked()).values()) == {"L4OK"}
 
     await wait_until(are_checked)
-    await wait_until(are_good)  # one that is late on a busy machine is none
+    await wait_until(are_good)  # a check may be late on a busy machine
     for name in ("broken", "untrusted"):
         assert await balanced.metric(f"trivium_proxy_protocol_{name}_total") == 0
     assert not re.findall(

@@ -1,4 +1,4 @@
-"""One record, three faces: what enters by each protocol leaves by the two others, and by Kafka's own client, unchanged.
+"""A message sent by any protocol is received unchanged by all three, and by a Kafka client.
 
 Foreign clients only: paho (MQTT 5), proton's blocking client (AMQP 1.0), aiohttp and curl (HTTP), aiokafka.
 """
@@ -35,7 +35,7 @@ WAIT_S = 60
 
 
 class Seen(NamedTuple):
-    """A record as a client of some protocol saw it, in protocol-neutral terms."""
+    """A record as a client received it, in protocol-neutral terms."""
 
     key: str
     body: bytes
@@ -98,7 +98,7 @@ async def send_http(gateway: GatewayProcess, topic: str) -> None:
 async def send(protocol: str, gateway: GatewayProcess, topic: str) -> None:
     if protocol == "mqtt":
         await asyncio.to_thread(send_mqtt, gateway, topic)
-    elif protocol == "mqtt, QoS 2, retained":  # of a session that is kept, whose records carry what a crash needs
+    elif protocol == "mqtt, QoS 2, retained":  # of a persistent session, whose records carry headers for crash recovery
         await asyncio.to_thread(send_mqtt, gateway, topic, 2, True)
     elif protocol == "amqp":
         await asyncio.to_thread(send_amqp, gateway, topic)
@@ -106,7 +106,7 @@ async def send(protocol: str, gateway: GatewayProcess, topic: str) -> None:
         await send_http(gateway, topic)
 
 
-# receivers: each is ready when it returns, and gives what it saw when awaited
+# receivers: each is ready when it returns, and its result is the received record
 
 Receiving = Callable[[], Awaitable[Seen]]
 

@@ -1,4 +1,4 @@
-"""One identity and one access list for three protocols, over TLS and without, seen by foreign clients."""
+"""The same logins and ACLs apply to all three protocols, with and without TLS; tested with foreign clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 60
 RUN = uuid.uuid4().hex[:8]
 OPEN = f"open-{RUN}"  # alice may do everything here
 DEVICES = f"devices-{RUN}"  # device-7 may publish under its own name
-CLOSED = f"closed-{RUN}"  # nobody may do anything
+CLOSED = f"closed-{RUN}"  # no client may do anything
 ALICE = "correct-horse-Tr1vium"
 OPERATOR = "staple-Tr1vium"
 WRONG = "wrong-battery-Tr1vium"
@@ -79,7 +79,7 @@ topic = "{MATRIX}/cn/{{cn}}"
 [[security.access]]
 kafka = "{MATRIX}-{{name}}"
 """
-MAY = {  # a name below MATRIX: whether alice may use it, and device-7
+MAY = {  # a name below MATRIX: whether alice and device-7 may use it
     "exact": (True, False),
     "closed/state": (False, False),
     "prefix/a/b": (True, True),
@@ -161,7 +161,7 @@ async def secured(
 async def plain(
     bootstrap: str, files: Files, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GatewayProcess]:
-    """Passwords without TLS, on loopback but for the management listener."""
+    """Passwords without TLS, on loopback except the management listener."""
     config = CONFIG.format(password_file=files.passwords, tls="")
     async with running(tmp_path_factory.mktemp("plain"), bootstrap, config, "--management", "0.0.0.0:0") as process:
         yield process
@@ -169,7 +169,7 @@ async def plain(
 
 @pytest.fixture
 async def bystander(secured: GatewayProcess, files: Files) -> AsyncIterator[PahoClient]:
-    """A client that was there before and works after whatever the others did."""
+    """A client that is connected during the whole test and must still work afterwards."""
     client = PahoClient(secured.address("mqtt"), user="alice", password=ALICE)
     client.paho.tls_set_context(files.context())
     await client.connect()
@@ -189,7 +189,7 @@ def mqtt(gateway: GatewayProcess, files: Files | None = None, *, device: bool = 
 def amqp(
     gateway: GatewayProcess, mechanism: str, files: Files | None = None, *, device: bool = False, **options: Any
 ) -> BlockingConnection:
-    """Connect; proton's own client knows PLAIN, EXTERNAL and ANONYMOUS without Cyrus."""
+    """Connect; proton's client supports PLAIN, EXTERNAL and ANONYMOUS without Cyrus."""
     if files is not None:
         options["ssl_domain"] = files.domain(device=device)
     return BlockingConnection(
@@ -227,11 +227,11 @@ async def post(
 
 
 def basic(user: str, password: str) -> str:
-    """RFC 7617."""
+    """Encode credentials as in RFC 7617."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-# who comes in
+# logins
 
 
 @pytest.mark.parametrize("version", [paho.MQTTv5, paho.MQTTv311])
@@ -297,7 +297,7 @@ async def test_amqp_refuses_wrong_passwords_anonymous_and_external_without_a_cer
     await in_thread(lambda: refused(secured, "ANONYMOUS", files))
     await in_thread(lambda: refused(secured, "EXTERNAL", files))
     await in_thread(lambda: refused(plain, "ANONYMOUS"))
-    # What was said on the wire: part 5.3.3.6, code 1 is auth.
+    # On the wire, the code is 1, auth (part 5.3.3.6).
     assert await sasl(plain, "PLAIN", b"\0alice\0" + WRONG.encode()) == (["PLAIN"], 1)
     assert await sasl(plain, "PLAIN", b"\0alice\0" + ALICE.encode()) == (["PLAIN"], 0)
     assert await sasl(plain, "PLAIN", b"bob\0alice\0" + ALICE.encode()) == (["PLAIN"], 1)
@@ -306,7 +306,7 @@ async def test_amqp_refuses_wrong_passwords_anonymous_and_external_without_a_cer
 
 
 async def sasl(gateway: GatewayProcess, mechanism: str, response: bytes) -> tuple[list[str], int]:
-    """The mechanisms that are offered, and the outcome's code."""
+    """Log in; return the offered mechanisms and the outcome's code."""
     reader, writer = await asyncio.open_connection(*gateway.address("amqp"))
     writer.write(b"AMQP\x03\x01\x00\x00")
     assert await reader.readexactly(8) == b"AMQP\x03\x01\x00\x00"
@@ -353,7 +353,7 @@ async def test_a_certificate_of_another_authority_is_refused_by_the_handshake(
 
 
 async def is_refused(address: tuple[str, int], context: ssl.SSLContext) -> bool:
-    """Whether the handshake fails; with TLS 1.3 a client learns of it by its first read."""
+    """Return whether the handshake fails; with TLS 1.3 the client's first read fails."""
     try:
         reader, writer = await asyncio.open_connection(*address, ssl=context)
         writer.write(b"\x10")
@@ -362,7 +362,7 @@ async def is_refused(address: tuple[str, int], context: ssl.SSLContext) -> bool:
         return True
 
 
-# what they may do
+# rights
 
 
 @pytest.mark.clause("MQTT311-3.3.5-2")
@@ -379,7 +379,7 @@ async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_mea
     await client.close()
     older = await mqtt(secured, files, user="alice", password=ALICE, protocol=paho.MQTTv311).connect()
     older.send(f"{CLOSED}/x")
-    await wait_until(lambda: older.disconnected is not None)  # 3.1.1 has no other word for it
+    await wait_until(lambda: older.disconnected is not None)  # 3.1.1 has no reason code for it
     assert older.pubacks == {}
     await older.close()
 
@@ -407,7 +407,7 @@ async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_mea
 async def test_each_kind_of_rule_is_the_same_rule_in_each_protocol(
     secured: GatewayProcess, files: Files, device: bool
 ) -> None:
-    """Allow, deny, prefix, wildcard, variable: by MQTT, AMQP and HTTP, as alice and as a certificate's device."""
+    """Rules with allow, deny, prefix, wildcard and variable, by MQTT, AMQP and HTTP, for alice and a device."""
     expected = {name: may[device] for name, may in MAY.items()}
     login: dict[str, Any] = {} if device else {"user": "alice", "password": ALICE}
     mine, others = (f"{MATRIX}-{name}" for name in (("device-7", "alice") if device else ("alice", "device-7")))

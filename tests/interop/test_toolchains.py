@@ -1,4 +1,4 @@
-"""How the foreign clients are had: locks without addresses, built once, missing tools told by name."""
+"""Fetching and building the foreign clients: locks without addresses, one build, errors that name missing tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mosquitto's wire cases: all pass but those that docs/conformance-mqtt.md names.
+"""Mosquitto's wire cases: all pass except those that docs/conformance-mqtt.md lists.
 
 The cases and the tool that replays them lie beside the repository; see the page.
 """
@@ -52,19 +52,19 @@ pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"Mosquitto's wire cas
 
 
 def named(heading: str) -> set[Case]:
-    """Give the cases of a table of the page."""
+    """Return the cases in a table of the page."""
     section = PAGE.read_text(encoding="utf-8").partition(f"### {heading}\n")[2].partition("\n##")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     return {(file, f"{group} {case}") for file, group, case, *_ in rows[2:]}
 
 
 def normal(case: str) -> str:
-    """Group and name of a case as the page writes them."""
+    """Return group and name of a case as the page writes them."""
     return re.sub(r"[\s|]+", " ", case).strip()
 
 
 async def replay(gateway: GatewayProcess, report: Path) -> list[dict[str, str | bool]]:
-    """Run the tool, which waits 10 seconds for each answer; its rows."""
+    """Run the tool, which waits 10 seconds for each answer; return its rows."""
     host, port = gateway.address("mqtt")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(TOOL), "--host", host, "--port", str(port), "--timeout", "10", "--json", str(report),
@@ -75,13 +75,13 @@ async def replay(gateway: GatewayProcess, report: Path) -> list[dict[str, str | 
 
 
 def load(report: Path) -> list[dict[str, str | bool]]:
-    """Read what the tool wrote."""
+    """Read the tool's report."""
     rows: list[dict[str, str | bool]] = json.loads(report.read_text())
     return rows
 
 
 async def forget_retained(gateway: GatewayProcess) -> None:
-    """Delete the retained messages that another run has left behind."""
+    """Delete the retained messages of previous runs."""
     client = await RawClient.connect(gateway.address("mqtt"))
     for topic in RETAINED:
         await client.publish(topic, qos=1, retain=True)
@@ -91,7 +91,7 @@ async def forget_retained(gateway: GatewayProcess) -> None:
 async def test_every_case(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    """On a broker to which no other test writes meanwhile: some cases share the messages of all topics."""
+    """Runs on a separate broker, because some cases receive the messages of all topics."""
     bootstrap = stoppable.bootstrap_servers
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()

@@ -1,7 +1,7 @@
-"""What the foreign clients that are not Python's need: packages by npm, jars by Ivy, programs by Go and Cargo.
+"""Fetches and builds the foreign clients that are not in Python: npm packages, jars, Go and Rust programs.
 
-Each is fetched as a lock in the repository says, which holds versions and hashes and no address: where they come from
-is the business of the machine's own configuration. What is there already is not fetched or built again.
+The locks in the repository have versions and hashes, but no addresses: the machine's configuration says where the files
+come from. Clients that are already there are not fetched or built again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gateway.embedded.java import SetupError, find_java
 
 JARS_LOCK = Path(__file__).with_name("jars.lock")
 OLDEST_NODE = 18
-LONGEST_S = 900  # a slow machine builds a Rust program for minutes
+LONGEST_S = 900  # building a Rust program takes minutes on a slow machine
 
 
 class ToolchainError(Exception):
-    """A tool is not installed or does not fetch; the text says which and what it said."""
+    """A tool is not installed or failed; the text has its name and its output."""
 
 
 def node_packages(directory: Path) -> str:
-    """Install the packages of `package-lock.json`; the path of node."""
+    """Install the packages of `package-lock.json`; return the path of node."""
     node, npm = tool("node", "nodejs npm"), tool("npm", "nodejs npm")
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.lstrip("v").partition(".")[0]) < OLDEST_NODE:
@@ -42,7 +42,7 @@ def node_packages(directory: Path) -> str:
 
 
 def find_jdk() -> Path:
-    """The path of java, with a compiler beside it."""
+    """Return the path of a java with a compiler beside it."""
     try:
         java = find_java().path
     except SetupError as error:
@@ -53,7 +53,7 @@ def find_jdk() -> Path:
 
 
 def classpath(jar_set: str) -> str:
-    """The jars of a set, fetched, as java's class path."""
+    """Fetch the jars of a set and return java's class path."""
     try:
         return os.pathsep.join(map(str, ensure_jars(jar_set, lock=JARS_LOCK)))
     except SetupError as error:
@@ -61,7 +61,7 @@ def classpath(jar_set: str) -> str:
 
 
 def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
-    """Compile `Driver.java` with the jars of a set; how it is started. Its argument is the artifact's version."""
+    """Compile `Driver.java` with the jars of a set; return its command, whose argument is the artifact's version."""
     java = find_jdk()
     compiler = java.resolve().with_name("javac")
     jars = classpath(jar_set)
@@ -69,13 +69,13 @@ def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
     command = [str(compiler), "--release", "17", "-cp", jars, "-d", str(classes), str(source)]
     once(directory, [source, JARS_LOCK], classes, lambda: _run(command, directory))
     version = next(jar.version for jar in locked_jars(jar_set, JARS_LOCK) if jar.artifact == artifact)
-    # What runs for seconds is started sooner without the second compiler.
+    # A short run starts faster without the C2 compiler.
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
     return [str(java), *flags, "-cp", os.pathsep.join([jars, str(classes)]), "Driver", version]
 
 
 def go_program(directory: Path, file: Path | None = None) -> Path:
-    """Build the module of a directory, or a file that uses what the module requires; the program."""
+    """Build the module of a directory, or a single file with the module's dependencies; return the program's path."""
     go = tool("go", "golang-go")
     program = directory / "build" / ("driver" if file is None else file.stem)
     sources = [directory / "go.mod", directory / "go.sum", *(directory.glob("*.go") if file is None else [file])]
@@ -85,14 +85,14 @@ def go_program(directory: Path, file: Path | None = None) -> Path:
 
 
 def cargo_program(directory: Path) -> Path:
-    """Build the crate of a directory with exactly the crates of `crates.lock`; its program."""
+    """Build the crate of a directory with exactly the crates of `crates.lock`; return the program's path."""
     cargo = tool("cargo", "cargo")
     program = directory / "build" / "target" / "debug" / "driver"
     lock = directory / "crates.lock"
     sources = [directory / "Cargo.toml", lock, *sorted((directory / "src").glob("*.rs"))]
 
     def build() -> None:
-        # The lock of Cargo names a registry in each entry, so ours is kept beside it without them.
+        # Cargo.lock names a registry in each entry, so the repository has a lock without these.
         place = directory / "build"
         shutil.copytree(directory / "src", place / "src", dirs_exist_ok=True)
         shutil.copy(directory / "Cargo.toml", place)
@@ -104,7 +104,7 @@ def cargo_program(directory: Path) -> Path:
 
 
 def registry_of(cargo: str) -> str:
-    """Return what this machine's Cargo writes into a lock as the source of its registry's crates."""
+    """Return the source that this machine's Cargo writes to a lock for its registry's crates."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         (place / "src").mkdir()
@@ -117,17 +117,17 @@ def registry_of(cargo: str) -> str:
 
 
 def with_source(lock: str, source: str) -> str:
-    """Give each entry of a Cargo.lock that has a checksum the source it comes from."""
+    """Add the source to each entry of a Cargo.lock that has a checksum."""
     return re.sub(r"^checksum = ", f'source = "{source}"\n\\g<0>', lock, flags=re.MULTILINE)
 
 
 def without_source(lock: str) -> str:
-    """Take the addresses out of a Cargo.lock."""
+    """Remove the sources from a Cargo.lock."""
     return re.sub(r"^source = .*\n", "", lock, flags=re.MULTILINE)
 
 
 def lock_crates(directory: Path) -> None:
-    """Write `crates.lock` anew; versions stay where they fit the manifest."""
+    """Rewrite `crates.lock`; versions that fit the manifest stay."""
     cargo = tool("cargo", "cargo")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -141,7 +141,7 @@ def lock_crates(directory: Path) -> None:
 
 
 def tool(name: str, packages: str) -> str:
-    """The path of a program; `packages` are what Debian has it in."""
+    """Return the path of a program; `packages` are Debian's packages of it, for the error text."""
     found = shutil.which(name)
     if found is None:
         raise ToolchainError(f"{name} is not installed (Debian, Ubuntu: apt-get install {packages})")
@@ -155,7 +155,7 @@ def _run(command: list[str], directory: Path) -> None:
 
 
 def once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[], None]) -> None:
-    """Make what is not made yet of exactly these sources; of two test runs one makes it."""
+    """Call `make` unless `made` is up to date with the sources; a lock serializes parallel test runs."""
     with _held(directory / ".lock"):
         wanted = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
         stamp = made.parent / f".{made.name}.made"

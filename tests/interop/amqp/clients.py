@@ -30,7 +30,7 @@ FE2O3 = Kind("fe2o3-amqp")
 EVERY = [BLOCKING, REACTIVE, RHEA, GO, FE2O3]
 QPID_JMS = "qpid-jms"
 
-# The command of each driver; ToolchainError when it cannot be had.
+# The command of each driver; raises ToolchainError if its tools are missing.
 DRIVERS: dict[str, Callable[[], list[str]]] = {
     "proton-blocking": lambda: [sys.executable, "-m", "tests.interop.amqp.python.blocking_driver"],
     "proton-reactive": lambda: [sys.executable, "-m", "tests.interop.amqp.python.reactive_driver"],

@@ -155,15 +155,15 @@ class Receiver(Link):
 
 
 def text(value: str, **fields: Any) -> Message:
-    """A message with one Data section."""
+    """Make a message with one Data section."""
     return {"data": [encode(value.encode())], **fields}
 
 
 def body(message: Message) -> str:
-    """The text of its Data sections."""
+    """Return the text of a message's Data sections."""
     return b"".join(base64.b64decode(one) for one in message["data"]).decode()
 
 
 def bodies(messages: Sequence[Message]) -> list[str]:
-    """The texts of several messages."""
+    """Return the texts of several messages."""
     return [body(message) for message in messages]

@@ -141,5 +141,5 @@ class JmsConsumer:
 
 
 def bodies(messages: list[Message]) -> list[Any]:
-    """The bodies of several messages."""
+    """Return the bodies of several messages."""
     return [message["body"] for message in messages]

@@ -34,7 +34,7 @@ async def test_a_refused_link_and_its_connection(new_client: NewClient, own: str
     for condition, found in reasons.items():
         for reason in found:
             assert condition in reason, reason
-    # The connection is as it was.
+    # The connection still works.
     receiver, sender = await client.receiver(own), await client.sender(own)
     assert await sender.send(text("as before")) == [ACCEPTED]
     assert bodies(await receiver.receive(1)) == ["as before"]
@@ -75,7 +75,7 @@ async def test_request_and_reply(new_client: NewClient, own: str, kind: Kind, no
     assert await relay.send(text("that!", to=to, correlation_id=number)) == [ACCEPTED]
     [answer] = await answers.receive(1)
     assert (body(answer), answer["correlation_id"]) == ("that!", "c-1")
-    # The node is its connection's, and goes with its link.
+    # Only its connection may use the node, and it is deleted with its link.
     assert "amqp:unauthorized-access" in await refusal(answering.receiver(answers.address))
     direct = await answering.sender(answers.address)
     assert await direct.send(text("and that")) == [ACCEPTED]
@@ -94,7 +94,7 @@ async def test_a_durable_subscription(new_client: NewClient, own: str, kind: Kin
     assert await sender.send(text("0", group_id="one")) == [ACCEPTED]
     seen = await receiver.receive(1)
     await receiver.settle(seen)
-    if kind != GO:  # it always closes a link
+    if kind != GO:  # go-amqp always closes a link
         await receiver.detach()
     await client.close()
 
@@ -104,7 +104,7 @@ async def test_a_durable_subscription(new_client: NewClient, own: str, kind: Kin
     seen = await receiver.receive(5)
     assert bodies(seen) == ["1", "2", "3", "4", "5"]
     await receiver.settle(seen)
-    await receiver.close()  # unsubscribed
+    await receiver.close()  # unsubscribes
 
     assert await sender.send(text("after it")) == [ACCEPTED]
     receiver = await client.receiver(own, **subscription)
@@ -186,7 +186,7 @@ async def test_start_positions(new_client: NewClient, own: str, kind: Kind) -> N
 
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_selectors_share_a_queue(new_client: NewClient, own: str, kind: Kind) -> None:
-    """Messages that one receiver does not select are for others, now or later."""
+    """Messages that one receiver does not select go to others, now or later."""
     client = await new_client(kind)
     sender = await client.sender(own)
     colours = ("red", "green", "blue")

@@ -46,8 +46,8 @@ principal = "device-7"
 topic = "{DEVICES}"
 """
 QUIET = "[kafka]\ncreate_topics = true\n[amqp]\nidle_timeout_s = 4.0\n"
-QUIET_S = 7  # above both time-outs, which are long enough for a busy machine
-WITH_TLS = [BLOCKING, REACTIVE, RHEA, GO]  # fe2o3-amqp is built without TLS: this is about AMQP
+QUIET_S = 7  # longer than both idle time-outs, which are long enough for a busy machine
+WITH_TLS = [BLOCKING, REACTIVE, RHEA, GO]  # fe2o3-amqp is built without TLS
 
 
 class Files:

@@ -23,7 +23,7 @@ BODIES: dict[str, Message] = {
     "two data sections": {"data": [encode(b"one"), encode(b"two")]},
     "two sequences": {"sequences": [[1, 2], ["three"]]},
 }
-ONE_SECTION = {BLOCKING, REACTIVE}  # all that proton's Python can make
+ONE_SECTION = {BLOCKING, REACTIVE}  # proton's Python supports only one section
 FIELDS: Message = {
     "to": "somewhere",
     "subject": "a subject",
@@ -32,7 +32,7 @@ FIELDS: Message = {
     "content_encoding": "identity",
     "expiry": 4102444800000,
     "creation": 1700000000123,
-    "group_id": "one",  # a key, so in one partition and in order
+    "group_id": "one",  # the key, which keeps them in one partition and in order
     "group_sequence": 5,
     "reply_to_group_id": "rg",
     "durable": True,
@@ -63,7 +63,7 @@ def the_same(kind: Kind, sent: Message, seen: Message) -> None:
         if name == "ttl":
             assert 0 < seen["ttl"] <= value, name
         elif name in {"annotations", "application"}:
-            # The gateway adds annotations of its own: the record's coordinates.
+            # The gateway adds annotations with the record's coordinates.
             assert {key: seen[name].get(key) for key in value} == as_told(kind, value), name
         else:
             assert seen[name] == as_told(kind, value), name
@@ -97,7 +97,7 @@ async def test_settled_and_unsettled(new_client: NewClient, own: str, kind: Kind
     for receiver, are_settled in ((sure, False), (careless, True)):
         seen = await receiver.receive(10)
         assert sorted(bodies(seen)) == wanted
-        assert {one.get("settled", are_settled) for one in seen} == {are_settled}  # not all libraries tell
+        assert {one.get("settled", are_settled) for one in seen} == {are_settled}  # not all libraries report it
     await sure.close()
     await unsettled.close()
 
@@ -110,7 +110,7 @@ async def test_a_message_of_many_frames(new_client: NewClient, own: str, kind: K
     large = "0123456789abcdef" * 50_000
     assert await sender.send(text(large), text("after it")) == [ACCEPTED] * 2
     assert sorted(bodies(await receiver.receive(2))) == sorted([large, "after it"])
-    if kind not in {GO, FE2O3}:  # these two do not send what is larger than the gateway announced
+    if kind not in {GO, FE2O3}:  # these two do not send messages above the announced maximum
         [outcome] = await sender.send(text(large * 2))
         assert outcome[:2] == ("rejected", "amqp:link:message-size-exceeded")
     assert await sender.send(text("still there")) == [ACCEPTED]

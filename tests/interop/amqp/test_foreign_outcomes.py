@@ -21,8 +21,8 @@ async def test_credit_is_what_comes_and_a_drain_ends_it(new_client: NewClient, o
     assert bodies(seen) == ["0", "1", "2"]
     await receiver.credit(20)
     seen += await receiver.receive(7)
-    if kind != GO:  # it takes all credit back and waits for a flow; proton, which the gateway is built on, sends none
-        await receiver.drain()  # 13 of the 20 are given back
+    if kind != GO:  # it takes back all credit and waits for a flow, which the gateway's proton does not send
+        await receiver.drain()  # 13 of the 20 credits are returned
     assert await sender.send(text("10", group_id="one")) == [ACCEPTED]
     await receiver.credit(1)
     seen += await receiver.receive(1)
@@ -50,7 +50,7 @@ async def test_outcomes_of_a_receiver_in_a_group(new_client: NewClient, own: str
     again = {body(message): message for message in await receiver.receive(2)}
     assert {name: one["delivery_count"] for name, one in again.items()} == {"released": 0, "failed": 1}
     await receiver.settle([again["released"]])
-    # The third attempt that fails is the last one.
+    # The third failed attempt is the last one.
     await receiver.settle([again["failed"]], "modified", failed=True)
     [last] = await receiver.receive(1)
     assert (body(last), last["delivery_count"]) == ("failed", 2)
@@ -62,7 +62,7 @@ async def test_outcomes_of_a_receiver_in_a_group(new_client: NewClient, own: str
     assert reasons == {"rejected": "own:no-good", "elsewhere": "undeliverable-here", "failed": "too-many-attempts"}
     assert {one["x-opt-dead-letter-topic"] for one in letters.values()} == {own}
 
-    # All five are done with: who comes next gets what is new.
+    # All five are settled, so the next receiver gets only new messages.
     await client.close()
     await client.connect()
     sender, receiver = await client.sender(own), await client.receiver(group)

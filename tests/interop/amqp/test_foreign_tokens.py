@@ -46,7 +46,7 @@ async def believing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def of_ann(life_s: float = 3600) -> dict[str, str]:
-    """The token of a login."""
+    """Return the fields of a login with a token for ann."""
     return {"user": "ann", "password": token("rsa", expires_s=time.time() + life_s, roles=["testers"])}
 
 

@@ -1,4 +1,4 @@
-"""Qpid JMS: the gateway as a JMS application sees it."""
+"""The gateway as seen by a JMS application, with Qpid JMS."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_what_is_acknowledged_is_done_and_the_rest_comes_again(new_jms: Ne
     seen = await consumer.receive(2)
     assert bodies(seen) == ["0", "1"]
     if mode == "client":
-        await client.do("acknowledge", held=seen[1]["held"])  # and what came before it
+        await client.do("acknowledge", held=seen[1]["held"])  # with all messages before it
         [third] = await consumer.receive(1)
         assert (third["body"], third["redelivered"]) == ("2", False)
         await session.do("recover")
@@ -118,7 +118,7 @@ async def test_request_and_reply_over_a_temporary_destination(new_jms: NewJms, o
     await anywhere.texts("that!", to=f"reply:{request['held']}", correlation_id=request["id"])
     [answer] = await answers.receive(1)
     assert (answer["body"], answer["correlation_id"], answer["destination"]) == ("that!", number, address)
-    # It is deleted when nobody receives from it, and only its own connection may receive.
+    # It is deleted when it has no receiver, and only its own connection may receive from it.
     with pytest.raises(RefusedError):
         await session.do("delete", name=temporary.partition(":")[2])
     await answers.close()
@@ -145,7 +145,7 @@ async def test_a_durable_subscription_of_jms(new_jms: NewJms, own: str) -> None:
     session = await client.session()
     consumer = await session.consumer(f"topic:{own}", kind="durable", as_="news")
     assert bodies(await consumer.receive(3)) == ["1", "2", "3"]
-    with pytest.raises(RefusedError):  # JMS 2.0 part 6.11.1: not while it has a consumer
+    with pytest.raises(RefusedError):  # JMS 2.0 part 6.11.1: not allowed while it has a consumer
         await session.do("unsubscribe", name="news")
     await consumer.close()
     await session.do("unsubscribe", name="news")
@@ -274,7 +274,7 @@ async def test_what_the_gateway_does_not_offer_jms_does_not_do(new_jms: NewJms, 
 
 
 async def test_two_connections_with_one_client_id(new_jms: NewJms, own: str) -> None:
-    """`sole-connection-for-container` is not offered: the second is accepted, and steals a subscription."""
+    """`sole-connection-for-container` is not offered: the second is accepted, and takes over the subscription."""
     name = f"client-{own}"
     first, second = await new_jms(id=name), await new_jms(id=name)
     await (await first.session()).consumer(f"topic:{own}", kind="durable", as_="news")
@@ -317,7 +317,7 @@ async def test_failover(new_jms: NewJms, amqp_gateway: GatewayProcess, own: str)
             seen += bodies(await consumer.receive(5))
             if turn < 2:
                 wire.cut()
-        # What was acknowledged while the line broke may come again.
+        # Messages that were acknowledged while the connection broke may be delivered again.
         wanted = {f"{turn}-{number}" for turn in range(3) for number in range(5)}
         while not wanted <= set(seen):
             seen += bodies(await consumer.receive(1))

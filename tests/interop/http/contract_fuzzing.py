@@ -1,7 +1,7 @@
-"""The contract judged by schemathesis against a running gateway.
+"""Checks the contract with schemathesis against a running gateway.
 
-As a script, for as long as one likes: `python -m tests.interop.http.contract_fuzzing URL TOPIC --max-examples 500`,
-where TOPIC has three partitions. Further options are schemathesis's own.
+As a script, for longer runs: `python -m tests.interop.http.contract_fuzzing URL TOPIC --max-examples 500`, where TOPIC
+has three partitions. It passes further options to schemathesis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOOKS = CONFIG.with_name("hooks.py")
 
 
 async def judge(url: str, topic: str, *options: str, directory: Path) -> tuple[int, str]:
-    """Exit status (0: no failure) and what was printed."""
+    """Run schemathesis; return its exit status (0 if nothing failed) and its output."""
     command = [
         str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(CONFIG), "--no-color",
         "run", f"{url}/openapi", *options,

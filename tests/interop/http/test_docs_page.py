@@ -1,4 +1,4 @@
-"""The page at /docs: everything it needs comes from the gateway, and its script can show the whole contract."""
+"""The page at /docs loads everything from the gateway, and its script can show the whole contract."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def test_the_contract_is_served_and_its_page_shows_it(gateway: GatewayProc
             async with http.get(path, headers={"Accept": accept}) as response:
                 assert response.status == 200
                 assert yaml.safe_load(await response.text()) == contract
-        for path in ("/openapi", "/openapi/v3"):  # as Strimzi's clients ask for it
+        for path in ("/openapi", "/openapi/v3"):  # the paths that clients of Strimzi's bridge use
             async with http.get(path, headers={"Accept": "application/vnd.kafka.json.v2+json"}) as response:
                 assert (response.status, response.content_type) == (200, "application/json")
                 assert await response.json() == contract
@@ -41,7 +41,7 @@ async def test_the_contract_is_served_and_its_page_shows_it(gateway: GatewayProc
         needed = re.findall(r'(?:src|href)="([^"]+)"', page)
         assert {"docs/viewer.js", "docs/viewer.css"} <= set(needed)
         for path in needed:
-            assert "//" not in path  # nothing from elsewhere
+            assert "//" not in path  # no other host
             async with http.get(f"/{path}") as response:
                 assert response.status == 200
                 (tmp_path / Path(path).name).write_bytes(await response.read())

@@ -1,4 +1,4 @@
-"""aiohttp's client as its users run it: records, a consumer's life, an upload of lines, events and a WebSocket."""
+"""aiohttp's client as its users run it: records, a consumer, an upload of lines, events and a WebSocket."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ LONG_S = 60.0
 
 @pytest.fixture
 async def client(gateway: GatewayProcess) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session of the gateway's HTTP side."""
+    """A session for the gateway's HTTP listener."""
     timeout = aiohttp.ClientTimeout(total=LONG_S)
     async with aiohttp.ClientSession("http://" + gateway.addresses["http"], timeout=timeout) as session:
         yield session
 
 
 async def ask(client: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Status and body of the answer; `body` is sent as JSON."""
+    """Send a request with `body` as JSON; return the status and body of the answer."""
     headers = None if body is None else CONTROL
     async with client.request(method, path, data=None if body is None else json.dumps(body), headers=headers) as answer:
         return answer.status, await answer.json(content_type=None) if answer.status != 204 else None
 
 
 async def store(client: aiohttp.ClientSession, topic: str, *values: object) -> None:
-    """One request with a record for each value."""
+    """Produce a record for each value in one request."""
     body = {"records": [{"value": value} for value in values]}
     async with client.post(f"/topics/{topic}", json=body, headers=JSON_RECORDS) as answer:
         told = await answer.json(content_type=None)
@@ -73,7 +73,7 @@ async def test_an_upload_is_reported_line_by_line_while_it_is_sent(
     async def lines() -> AsyncIterator[bytes]:
         for number in range(4):
             yield json.dumps({"key": "k", "value": number}).encode() + b"\n"
-            assert await reports.get() == number  # only then the next is sent
+            assert await reports.get() == number  # the next line is sent only after this report
 
     headers = {"Content-Type": "application/x-ndjson"}
     async with client.post(f"/topics/{topic}/records", data=lines(), headers=headers) as answer:
@@ -84,7 +84,7 @@ async def test_an_upload_is_reported_line_by_line_while_it_is_sent(
 
 
 async def events(answer: aiohttp.ClientResponse) -> list[tuple[str, int]]:
-    """Id and value of each event, to the stream's end."""
+    """Return the id and value of each event until the stream ends."""
     text = (await answer.read()).decode()
     found = []
     for block in text.split("\n\n"):

@@ -1,4 +1,4 @@
-"""curl, Node's fetch with EventSource and WebSocket, and kcat on Kafka's side, each as its users run it."""
+"""curl, Node's fetch, EventSource and WebSocket, and kcat for Kafka, each as its users run it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 
 async def run(*argv: str, given: bytes | None = None) -> str:
-    """What the command printed."""
-    # No pipe for who reads nothing: it may have ended when nothing is written to it, and uvloop does not forgive that.
+    """Run a command and return its output."""
+    # A command that reads nothing gets no pipe: it may end before the pipe is used, which is an error in uvloop.
     stdin = asyncio.subprocess.PIPE if given else asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -42,7 +42,7 @@ async def run(*argv: str, given: bytes | None = None) -> str:
 
 @pytest.fixture
 def url(gateway: GatewayProcess) -> str:
-    """Of the gateway's HTTP side."""
+    """Return the base URL of the gateway's HTTP listener."""
     host, port = gateway.address("http")
     return f"http://{host}:{port}"
 
@@ -62,12 +62,12 @@ async def test_node_publishes_polls_follows_a_stream_and_talks_over_a_websocket(
             "reports": [{"partition": 0, "offset": offset} for offset in (1, 2, 3)],
         },
         "consume": {"created": 200, "values": [0, 1, 2, 3], "committed": 204, "deleted": 204},
-        "listen": {"opened": 2, "values": [0, 1, 2, 3]},  # the second time from where the first had ended
+        "listen": {"opened": 2, "values": [0, 1, 2, 3]},  # the second stream continues where the first ended
         "live": {
             "protocol": "trivium.v1",
             "stored": [{"partition": 0, "offset": 4}],
             "values": [0, 1, 2, 3, 4],
-            "code": 1005,  # closed without a code
+            "code": 1005,  # closed without a status code
         },
     }
 
@@ -81,7 +81,7 @@ async def test_curl_in_every_way_that_it_sends_a_body(
     url: str, bootstrap: str, new_topic: NewTopicFactory, tmp_path: Path
 ) -> None:
     topic = await new_topic(partitions=1)
-    large = json.dumps({"records": [{"value": "x" * 700}] * 1000}).encode()  # curl asks before it sends so much
+    large = json.dumps({"records": [{"value": "x" * 700}] * 1000}).encode()  # large enough for Expect: 100-continue
     (tmp_path / "large.json").write_bytes(large)
     (tmp_path / "packed.json.gz").write_bytes(gzip.compress(posted(4)))
     ways: dict[str, tuple[list[str], bytes]] = {
@@ -90,7 +90,7 @@ async def test_curl_in_every_way_that_it_sends_a_body(
         "chunked": (["-H", "Transfer-Encoding: chunked"], posted(3)),
         "gzip": (["-H", "Content-Encoding: gzip", "--data-binary", f"@{tmp_path}/packed.json.gz"], b""),
         "asking": (["-H", "Expect: 100-continue", "--expect100-timeout", "30"], posted(5)),
-        "upgrading": (["--http2"], posted(6)),  # asks for HTTP/2 and is content without
+        "upgrading": (["--http2"], posted(6)),  # offers an upgrade to HTTP/2, which the gateway ignores
         "packed answer": (["--compressed"], posted(7)),
     }
     for name, (options, body) in ways.items():

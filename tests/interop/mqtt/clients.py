@@ -14,7 +14,7 @@ ROOT = HERE.parents[2]
 
 
 class Kind(NamedTuple):
-    """A library, a version of the protocol (as CONNECT has it), and how it comes to the gateway."""
+    """A library, a protocol version (the level in CONNECT), and its transport to the gateway."""
 
     library: str
     version: int
@@ -33,7 +33,7 @@ VERSION_5 = [PAHO, MQTTJS, HIVEMQ]
 VERSION_311 = [PAHO_311, AMQTT, MQTTJS_311]
 EVERY = VERSION_5 + VERSION_311
 
-# The command of each driver; ToolchainError when it cannot be had.
+# The command of each driver; raises ToolchainError if its tools are missing.
 DRIVERS: dict[str, Callable[[], list[str]]] = {
     "paho": lambda: [sys.executable, "-m", "tests.interop.mqtt.python.paho_driver"],
     "amqtt": lambda: [sys.executable, "-m", "tests.interop.mqtt.python.amqtt_driver"],

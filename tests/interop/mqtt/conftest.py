@@ -1,4 +1,4 @@
-"""The foreign clients as fixtures: each driver is started once, when the first test asks for it."""
+"""The foreign MQTT clients as fixtures: each driver starts once, with the first test that needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def mqtt_drivers() -> AsyncIterator[Drivers]:
 
 @pytest.fixture
 async def new_client(mqtt_drivers: Drivers, gateway: GatewayProcess) -> AsyncIterator[NewClient]:
-    """Make foreign clients (`await new_client(PAHO, **fields of connect)`), connected; `connected=False`: not yet."""
+    """Make foreign clients (`await new_client(PAHO, **fields of connect)`), connected unless `connected=False`."""
     made: list[Client] = []
 
     async def make(
@@ -53,14 +53,14 @@ async def new_client(mqtt_drivers: Drivers, gateway: GatewayProcess) -> AsyncIte
 
 @pytest.fixture
 async def wire(gateway: GatewayProcess) -> AsyncIterator[Wire]:
-    """A way to the gateway that the test can cut."""
+    """A proxy to the gateway whose connections the test can cut."""
     async with Wire(gateway.address("mqtt")).laid() as laid:
         yield laid
 
 
 @pytest.fixture(scope="session")
 async def shared_topic(admin: AIOKafkaAdminClient) -> str:
-    """One Kafka topic for all tests here: what they need of their own is a branch of it."""
+    """One Kafka topic for all tests here; each uses its own branch of it."""
     name = f"t-{uuid.uuid4().hex[:12]}"
     await admin.create_topics([NewTopic(name, 3, 1)])
     await until_led(admin, name)
@@ -69,5 +69,5 @@ async def shared_topic(admin: AIOKafkaAdminClient) -> str:
 
 @pytest.fixture
 def branch(shared_topic: str) -> str:
-    """Topic names of a test's own."""
+    """Return a prefix for topic names that only this test uses."""
     return f"{shared_topic}/{uuid.uuid4().hex[:8]}"

@@ -1,8 +1,8 @@
 """Foreign MQTT clients: the commands of their drivers (`tests/interop/driver.py`).
 
 Events are `{"client": "c7", "event": "message" | "closed", ...}`. Properties have the standard's names in snake case,
-user properties are pairs; payloads and binary properties are in base64. A second `connect` of a name goes on with that
-client's state.
+user properties are pairs; payloads and binary properties are in base64. A second `connect` of the same client resumes
+its state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAIT_S = 60
 
 
 class Message(NamedTuple):
-    """What a library hands to its user."""
+    """A message as the library passes it to its user."""
 
     topic: str
     payload: bytes
@@ -29,7 +29,7 @@ class Message(NamedTuple):
 
 
 class Connack(NamedTuple):
-    """A connection's first answer, a refusal included."""
+    """The answer to CONNECT, which may be a refusal."""
 
     reason: int
     session_present: bool
@@ -37,7 +37,7 @@ class Connack(NamedTuple):
 
 
 class Client:
-    """One foreign client: verbs that wait for the answer, and what was received so far."""
+    """One foreign client: commands that wait for the answer, and the messages received so far."""
 
     def __init__(self, driver: Driver, address: tuple[str, int], *, version: int, path: str | None = None) -> None:
         self.name = f"f-{uuid.uuid4().hex[:10]}"
@@ -51,7 +51,7 @@ class Client:
         return f"{self._driver.name} {self._driver.version} ({self.version}) {self.name}"
 
     async def connect(self, *, clean: bool = True, client_id: str | None = None, **fields: Any) -> Connack:
-        """Connect, or connect again with the client's state; the answer may be a refusal.
+        """Connect, or reconnect with the client's state; the answer may be a refusal.
 
         Fields: properties, will (topic, payload, qos, retain, properties), user, password, scram (user, password),
         keep_alive, hold (acknowledge by `acknowledge` only), send_aliases.
@@ -77,14 +77,14 @@ class Client:
     async def subscribe(
         self, *filters: str, qos: int = 2, properties: dict[str, Any] | None = None, **options: Any
     ) -> list[int]:
-        """Subscribe; SUBACK's codes."""
+        """Subscribe; return SUBACK's codes."""
         chosen = {"qos": qos, "no_local": False, "retain_as_published": False, "retain_handling": 0, **options}
         wanted = [{"filter": one, **chosen} for one in filters]
         answer = self._driver.send("subscribe", self, filters=wanted, properties=properties or {})
         return list((await self._answer(answer))["reasons"])
 
     async def unsubscribe(self, *filters: str) -> list[int] | None:
-        """Unsubscribe; UNSUBACK's codes, where the version or the library has them."""
+        """Unsubscribe; return UNSUBACK's codes, if the version and the library have them."""
         return (await self._answer(self._driver.send("unsubscribe", self, filters=filters)))["reasons"]
 
     def send(
@@ -98,19 +98,19 @@ class Client:
         )
 
     async def publish(self, topic: str, payload: bytes = b"", qos: int = 1, **options: Any) -> int:
-        """Publish and wait for the end of the exchange; the reason code."""
+        """Publish and wait until the exchange is complete; return the reason code."""
         return int((await self._answer(self.send(topic, payload, qos, **options)))["reason"])
 
     async def flush(self) -> None:
-        """Wait until the driver has done what it was told before."""
+        """Wait until the driver has executed all previous commands."""
         await self._answer(self._driver.send("flush", self))
 
     async def acknowledge(self, count: int) -> None:
-        """Acknowledge the oldest messages of a client that holds its acknowledgements."""
+        """Acknowledge the oldest messages, for a client that connected with `hold`."""
         await asyncio.wait_for(self._driver.send("acknowledge", self, count=count), WAIT_S)
 
     async def reauthenticate(self) -> None:
-        """Prove once more who it is."""
+        """Re-authenticate."""
         await self._answer(self._driver.send("reauthenticate", self))
 
     async def disconnect(self, reason: int = 0, **properties: Any) -> None:
@@ -123,7 +123,7 @@ class Client:
             await asyncio.wait_for(self._driver.send("release", self), WAIT_S)
 
     def happened(self, said: dict[str, Any]) -> None:
-        """Note an event."""
+        """Record an event."""
         if said["event"] == "closed":
             self.closed.append(said)
         else:
@@ -137,17 +137,17 @@ class Client:
         self._changed.set()
 
     async def received(self, count: int, wait_s: float = WAIT_S) -> list[Message]:
-        """Wait until so many messages have come in all; fails with what has come."""
+        """Wait until `count` messages have arrived in total and return all; a failure lists what has arrived."""
         await self._until(lambda: len(self.messages) >= count, f"{count} messages", wait_s)
         return self.messages
 
     async def ended(self, count: int = 1, wait_s: float = WAIT_S) -> dict[str, Any]:
-        """Wait until the connection was closed so often in all; what is known of the last reason."""
+        """Wait until the connection was closed `count` times in total; return what is known about the last reason."""
         await self._until(lambda: len(self.closed) >= count, "the connection's end", wait_s)
         return self.closed[-1]
 
     async def _answer(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-        """Wait for an answer, or for the end of the connection that would have brought it."""
+        """Wait for an answer, or until the connection ends."""
         ends = len(self.closed)
         answer.add_done_callback(lambda _: self._changed.set())
         await self._until(lambda: answer.done() or len(self.closed) > ends, "an answer", WAIT_S)

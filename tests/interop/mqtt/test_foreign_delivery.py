@@ -49,7 +49,7 @@ async def test_a_burst_keeps_its_order_from_one_library_to_all(
 
 @pytest.mark.parametrize("kind", **each(EVERY + WEBSOCKET))
 async def test_a_megabyte(new_client: NewClient, branch: str, kind: Kind) -> None:
-    # The topic's own limit, max.message.bytes, is a little more than a megabyte and holds for the whole batch.
+    # The topic's limit, max.message.bytes, is a little more than a megabyte and applies to the whole batch.
     payload = hashlib.shake_256(branch.encode()).digest(1_000_000)
     client = await new_client(kind)
     await client.subscribe(f"{branch}/large", qos=1)

@@ -1,4 +1,4 @@
-"""What MQTT 5 adds to a message and to a connection, between libraries that were written apart."""
+"""MQTT 5's features of messages and connections, between independent libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAIRS = [("a", "1"), ("b", "2"), ("a", "3"), ("", "no name"), ("größe", ""), (
 
 
 def as_held(pairs: list[tuple[str, str]], *kinds: Kind) -> list[tuple[str, str]]:
-    """User properties as they can come out: MQTT.js holds them by name, in whichever direction."""
+    """Return user properties in the order that survives; MQTT.js groups them by name, in both directions."""
     names = list(dict(pairs)) if MQTTJS in kinds else [None]
     return [pair for name in names for pair in pairs if name is None or pair[0] == name]
 
@@ -104,13 +104,13 @@ async def test_aliases_that_the_gateway_makes_up(new_client: NewClient, branch: 
     seen = await client.received(40)
     assert all(one.topic.encode() == one.payload for one in seen)
     assert sorted(one.topic for one in seen) == sorted(names)
-    if kind == MQTTJS:  # the other does not show them
+    if kind == MQTTJS:  # the other library does not expose them
         assert {one.properties.get("topic_alias") for one in seen} >= {1, 2}
 
 
 @pytest.mark.parametrize("kind", **each(VERSION_5))
 async def test_a_receive_maximum_of_one(new_client: NewClient, branch: str, kind: Kind) -> None:
-    """MQTT.js and HiveMQ's client end the connection when more is in flight."""
+    """MQTT.js and HiveMQ's client close the connection if more messages are in flight."""
     publisher = await new_client(PAHO)
     client = await new_client(kind, properties={"receive_maximum": 1})
     await client.subscribe(f"{branch}/+", qos=2)

@@ -36,7 +36,7 @@ async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves
     await members[2].unsubscribe(group)
     counts = [len(member.messages) for member in members]
     await publish(range(200, 400))
-    # At least once: what a member has shown and not acknowledged yet when it leaves goes to another one.
+    # At least once: a message that a member received but did not acknowledge before it left goes to another one.
     await wait_until(lambda: set(seen()) == set(range(400)), WAIT_S)
     assert [len(member.messages) for member in members[2:]] == counts[2:]
     assert all(len(member.messages) > before for member, before in zip(members[:2], counts[:2], strict=True))

@@ -1,4 +1,4 @@
-"""What a refusal looks like from within each library, and who may come in."""
+"""How each library reports a refusal, and which clients may log in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.interop.mqtt.drivers import RefusedError
 from tests.support.gateway import GatewayProcess
 
 PASSWORD = "correct-horse-Tr1vium"
-CLOSED = f"closed-{uuid.uuid4().hex[:8]}"  # nobody may do anything
-UNKNOWN = f"unknown-{uuid.uuid4().hex[:8]}"  # there is no such Kafka topic and it is not created
+CLOSED = f"closed-{uuid.uuid4().hex[:8]}"  # a topic that no client may use
+UNKNOWN = f"unknown-{uuid.uuid4().hex[:8]}"  # a Kafka topic that does not exist and is not created
 ANN = {"user": "ann", "password": PASSWORD}
 WRONG = {"user": "ann", "password": "wrong-battery-Tr1vium"}
 
@@ -42,7 +42,7 @@ topic = "{unknown}"
 async def strict(
     bootstrap: str, shared_topic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GatewayProcess]:
-    """A gateway that asks who one is and allows little."""
+    """A gateway that requires authentication and allows little."""
     directory = tmp_path_factory.mktemp("strict")
     passwords, scram = directory / "passwords", directory / "scram"
     passwords.write_text(f"ann:{Argon2Hasher(time_cost=1, memory_cost=1024).hash(PASSWORD)}\n")
@@ -56,7 +56,7 @@ async def strict(
 
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_passwords(new_client: NewClient, strict: GatewayProcess, kind: Kind) -> None:
-    # paho tells 3.1.1's codes in the terms of 5.
+    # paho translates 3.1.1's codes to those of 5.
     wrong, missing = (0x86, 0x87) if kind.version == 5 or kind == PAHO_311 else (4, 5)
     client = await new_client(kind, at=strict, connected=False)
     assert (await client.connect(**ANN)).reason == 0
@@ -76,7 +76,7 @@ async def test_refused_with_a_code_and_a_reason_in_version_5(
 ) -> None:
     client = await new_client(kind, at=strict, **ANN)
     assert await client.subscribe(f"{CLOSED}/#", f"{branch}/a", qos=1) == [0x87, 1]
-    # paho does not read PUBREC's code: it goes on with PUBREL.
+    # paho ignores PUBREC's code and continues with PUBREL.
     for qos in (1,) if kind == PAHO else (1, 2):
         for topic, code in ((f"{CLOSED}/a", 0x87), (f"{UNKNOWN}/a", 0x90)):
             answer = await client.send(topic, b"", qos)
@@ -95,7 +95,7 @@ async def test_refused_without_words_in_version_311(
     assert await client.subscribe(f"{CLOSED}/#", f"{branch}/a", qos=1) == [0x80, 1]
     assert await client.publish(f"{branch}/a", b"fine") == 0
     await client.received(1)
-    if kind == AMQTT:  # its publish waits for five seconds, whatever happens to the connection
+    if kind == AMQTT:  # its publish waits for five seconds, even if the connection is closed
         client.send(f"{CLOSED}/a", b"")
         await client.ended()
     else:
@@ -113,13 +113,13 @@ async def test_no_local_on_a_shared_subscription(new_client: NewClient, branch: 
 
 @pytest.mark.parametrize("kind", **each([MQTTJS, HIVEMQ]))
 async def test_scram(new_client: NewClient, strict: GatewayProcess, branch: str, kind: Kind) -> None:
-    """Both sides prove themselves: the drivers check the gateway's signature."""
+    """Both sides authenticate: the drivers check the gateway's signature."""
     client = await new_client(kind, at=strict, connected=False)
     connack = await client.connect(scram=WRONG)
     assert connack.reason == 0x87
     client = await new_client(kind, at=strict, scram=ANN)
     assert await client.publish(f"{branch}/a", b"proven") == 0
-    if kind == HIVEMQ:  # the other has no way to begin one
+    if kind == HIVEMQ:  # the other library cannot start one
         await client.reauthenticate()
         assert await client.publish(f"{branch}/a", b"proven twice") == 0
     assert client.closed == []

@@ -34,7 +34,7 @@ async def test_set_replaced_seen_by_all_and_cleared(new_client: NewClient, branc
     late = await new_client(kind)
     await late.subscribe(f"{branch}/a/#")
     assert await publisher.publish(f"{branch}/a/end", b"live", 1) == 0
-    # Of two topics none comes first: what is retained is read while what is new arrives.
+    # The order of two topics is open: retained messages are read while new ones arrive.
     assert {one.topic for one in await late.received(2)} == {f"{branch}/a/b", f"{branch}/a/end"}
     assert await publisher.publish(f"{branch}/a/b", b"", 2, retain=True) == 0
 

@@ -1,4 +1,4 @@
-"""Sessions that outlive a connection, wills and takeover, as every foreign client lives them."""
+"""Persistent sessions, wills and takeover with every foreign client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.interop.mqtt.drivers import WAIT_S, Client
 from tests.support.gateway import GatewayProcess
 
 KEPT = {"clean": False, "properties": {"session_expiry_interval": 300}}
-# amqtt's client forgets what it had not finished when it loses a connection.
+# amqtt's client forgets unfinished exchanges when it loses its connection.
 FINISHING = [PAHO, PAHO_311, MQTTJS, MQTTJS_311, HIVEMQ]
 
 
@@ -92,7 +92,7 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
     answers = []
     for turn in range(3):
         answers += [client.send(f"{branch}/a", b"%d" % (turn * 50 + number), 2) for number in range(50)]
-        await client.flush()  # HiveMQ's client takes nothing while it is not connected
+        await client.flush()  # HiveMQ's client accepts no publish while it is not connected
         await watcher.received(turn * 50 + 3)
         wire.cut()
         await client.ended(turn + 1)
@@ -111,7 +111,7 @@ async def test_all_libraries_go_on_after_the_gateway_was_killed(
     tmp_path: Path,
     branch: str,
 ) -> None:
-    """SIGKILL amid QoS 2 in both directions; each client finds its session again at the same gateway, started anew."""
+    """SIGKILL amid QoS 2 in both directions; each client resumes its session at the restarted gateway."""
     gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
     async with Wire(gateway.address("mqtt")).laid() as wire:
         watcher = await new_client(PAHO)
@@ -188,7 +188,7 @@ async def test_a_second_connection_takes_the_client_id_over(new_client: NewClien
 
 
 async def test_what_time_ends(new_client: NewClient, wire: Wire, branch: str) -> None:
-    """Will Delay, Session Expiry and Message Expiry of three libraries at once; the wills are the clock."""
+    """Will Delay, Session Expiry and Message Expiry with three libraries in parallel; the wills serve as a clock."""
     watcher = await new_client(PAHO)
     await watcher.subscribe(f"{branch}/wills/#", qos=1)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""mosquitto_pub, mosquitto_sub and mosquitto_rr by their command lines, in MQTT 5, 3.1.1 and 3.1."""
+"""The command-line tools mosquitto_pub, mosquitto_sub and mosquitto_rr, in MQTT 5, 3.1.1 and 3.1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60
 
 
 class Tools:
-    """The three commands, told where the gateway is and which version to speak."""
+    """The three commands, with options for the gateway's address and the version."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -37,7 +37,7 @@ class Tools:
         return process
 
     async def run(self, command: str, version: str, *options: str, lines: list[str] | None = None) -> list[str]:
-        """Run it to its end; the lines that it printed."""
+        """Run a command to its end; return the lines that it printed."""
         process = await self.start(command, version, *options)
         fed = None if lines is None else "".join(f"{line}\n" for line in lines).encode()
         out, _ = await asyncio.wait_for(process.communicate(fed), WAIT_S)
@@ -59,14 +59,14 @@ async def tools(gateway: GatewayProcess) -> AsyncIterator[Tools]:
 
 
 async def said(process: asyncio.subprocess.Process, word: str) -> None:
-    """Wait until it has printed a line with the word."""
+    """Wait until the process has printed a line with the word."""
     assert process.stdout is not None
     while word.encode() not in await asyncio.wait_for(process.stdout.readline(), WAIT_S):
         assert not process.stdout.at_eof()
 
 
 def kept() -> list[str]:
-    """Options of a session that outlives its connection."""
+    """Return the options of a persistent session."""
     return ["-c", "-i", f"m-{uuid.uuid4().hex[:10]}"]
 
 
@@ -89,7 +89,7 @@ async def test_retained_messages_are_set_seen_and_removed(tools: Tools, branch: 
     assert sorted(seen) == [f"1 {branch}/a kept a", f"1 {branch}/b kept b"]
     await tools.run("mosquitto_pub", version, "-q", "2", "-t", f"{branch}/a", "-n", "-r")
     assert await tools.run("mosquitto_sub", version, "-t", f"{branch}/#", "-C", "1", "-F", "%p") == ["kept b"]
-    # It clears each retained message that it sees, by a message of its own at QoS 1; then it stays.
+    # It clears each retained message that it receives with an empty one at QoS 1, and keeps running.
     clearing = await tools.start("mosquitto_sub", version, "-d", "-t", f"{branch}/#", "--remove-retained")
     await said(clearing, "received PUBACK")
     await tools.run("mosquitto_pub", version, "-q", "1", "-t", f"{branch}/c", "-m", "kept c", "-r")
@@ -117,7 +117,7 @@ async def test_properties_as_json(tools: Tools, branch: str) -> None:
         options += ["-D", "publish", "user-property", name, value]
     await tools.run("mosquitto_pub", "mqttv5", "-q", "1", "-t", f"{branch}/a", "-m", "text", *options)
     [line] = await tools.run("mosquitto_sub", "mqttv5", *subscriber, "-C", "1", "-F", "%j")
-    # Read as pairs: its JSON holds user properties as an object, whatever their names.
+    # Parsed as pairs, because its JSON has user properties as an object, even with repeated names.
     seen = dict(json.loads(line, object_pairs_hook=list))
     properties = dict(seen["properties"])
     assert properties.pop("user-properties") == [("b", "1"), ("a", "2"), ("b", "3")]

@@ -1,4 +1,4 @@
-"""The line protocol's side that both Python clients share: commands in, answers and events out."""
+"""The drivers' side of the line protocol, shared by the Python clients."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Client:
                 result = getattr(self, command["do"])(command)
             except LinkException as error:
                 say(n=command["n"], error=str(error))
-            except Exception as error:  # whatever it is, the test is told
+            except Exception as error:  # report any error to the test
                 say(n=command["n"], error=repr(error))
             else:
                 say(n=command["n"], result=result or {})
@@ -79,7 +79,7 @@ class Client:
         until = time.monotonic() + command["seconds"]
         messages = []
         while len(messages) < command["count"]:
-            # Not `receive` of a link without credit: it would ask for one more by itself.
+            # proton's `receive` would grant a credit itself if the link has none.
             try:
                 self.connection.wait(lambda: receiver.fetcher.has_message, timeout=max(0.0, until - time.monotonic()))
             except Timeout:
@@ -97,7 +97,7 @@ class Client:
         for number in command["deliveries"]:
             delivery = self.deliveries[number]
             receiver.fetcher.unsettled.remove(delivery)
-            receiver.fetcher.unsettled.appendleft(delivery)  # the next one that `settle` takes
+            receiver.fetcher.unsettled.appendleft(delivery)  # so that `settle` settles this one
             prepare(delivery, command)
             receiver.settle(OUTCOMES[command["outcome"]])
         self.flush()
@@ -113,7 +113,7 @@ class Client:
         self.connection.wait(lambda: not link.draining(), timeout=TIMEOUT_S)
 
     def flush(self) -> None:
-        """Write what is due: the blocking client writes while it waits."""
+        """Write pending output, since the blocking client only writes while it waits."""
         assert self.connection is not None
         transport = self.connection.conn.transport
         self.connection.wait(lambda: transport.pending() <= 0, timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Messages and values of the line protocol as proton's Python has them, and back; and what both its drivers share."""
+"""Conversion of messages and values between the line protocol and proton, and code that both proton drivers share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proton import (
     ulong,
 )
 
-FIELDS = {  # by proton's name where it is another
+FIELDS = {  # the line protocol's name: proton's name
     "id": "id",
     "correlation_id": "correlation_id",
     "to": "address",
@@ -178,7 +178,7 @@ class Options:
 
 
 def attached(link: Link, role: str) -> dict[str, Any]:
-    """The answer with the fields of the gateway's attach."""
+    """Return the answer with the fields of the gateway's attach."""
     if role == "sender":
         return {"address": link.remote_target.address}
     filters = link.remote_source.filter
@@ -188,7 +188,7 @@ def attached(link: Link, role: str) -> dict[str, Any]:
 
 
 def connecting(command: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Container.connect`."""
+    """Return the keyword arguments of `Container.connect`."""
     options: dict[str, Any] = {"reconnect": False}
     tls = command.get("tls")
     scheme = "amqps" if tls else "amqp"
@@ -214,13 +214,13 @@ def connecting(command: dict[str, Any]) -> dict[str, Any]:
 
 
 def condition_of(endpoint: Any) -> str:
-    """An endpoint's remote error."""
+    """Return an endpoint's remote error."""
     found = endpoint.remote_condition
     return "closed without an error" if found is None else f"{found.name}: {found.description}"
 
 
 def outcome_of(delivery: Any) -> dict[str, Any]:
-    """A sent delivery's outcome."""
+    """Return the outcome of a sent delivery."""
     told: dict[str, Any] = {"name": getattr(delivery.remote_state, "name", str(delivery.remote_state)).lower()}
     condition = delivery.remote.condition
     if condition is not None:

@@ -263,7 +263,7 @@ class Client(MessagingHandler):
 
 
 class Late:
-    """The end of a `receive`'s time."""
+    """Answers a `receive` when its time is over."""
 
     def __init__(self, client: Client, kept: Links, waiting: Waiting) -> None:
         self.client, self.kept, self.waiting = client, kept, waiting
@@ -305,7 +305,7 @@ class Driver(MessagingHandler):
             client = self.clients[command["client"]] = Client(command["client"], self)
         try:
             getattr(client, command["do"])(command)
-        except Exception as error:  # whatever it is, the test is told
+        except Exception as error:  # report any error to the test
             say(n=command["n"], error=repr(error))
         if command["do"] == "release":
             del self.clients[command["client"]]

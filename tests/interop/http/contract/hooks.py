@@ -1,6 +1,6 @@
-"""What schemathesis sends is led to things that exist, so that it gets behind the first 404; valid values only.
+"""Changes valid values in schemathesis's requests to names that exist, so that these do not all end with a 404.
 
-The environment names a topic of three partitions. What is against the contract stays as it is.
+The environment names a topic with three partitions. Values that violate the contract are not changed.
 """
 
 import json
@@ -14,7 +14,7 @@ TOPIC = os.environ["TRIVIUM_TEST_TOPIC"]
 PARTITIONS = 3
 LARGEST = 2**31 - 1
 NEW_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-NEW_TOPICS = 4  # so many are created at most
+NEW_TOPICS = 4  # at most this many are created
 POLL_MS = 20
 
 
@@ -24,7 +24,7 @@ def is_partition(value: Any) -> bool:
 
 
 def led(entry: Any) -> Any:
-    """An entry of a list of partitions, offsets or records."""
+    """Change an entry of a list of partitions, offsets or records to the test's topic and partitions."""
     if not isinstance(entry, dict):
         return entry
     entry = dict(entry)
@@ -37,7 +37,7 @@ def led(entry: Any) -> Any:
 
 @schemathesis.serializer("application/x-ndjson")
 def lines(context: Any, value: Any) -> bytes:
-    """Anything, over as many lines as it has."""
+    """Serialize any value, on several lines if it is nested."""
     return value if isinstance(value, bytes) else json.dumps(value, indent=0).encode()
 
 
@@ -49,7 +49,7 @@ def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) ->
         path_parameters["topicname"] = f"{TOPIC}-{len(name) % NEW_TOPICS}" if deleted else TOPIC
     address = path_parameters.get("address") if path_parameters else None
     if path_parameters and isinstance(address, str) and len(address) > 1:
-        path_parameters["address"] = f"{TOPIC}-nobody/there"  # an answer would be waited for
+        path_parameters["address"] = f"{TOPIC}-nobody/there"  # a request to a real device would wait for its answer
     return path_parameters
 
 
@@ -83,4 +83,4 @@ def map_body(context: Any, body: Any) -> Any:
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     if case.operation.path == "/topics/{topicname}/stream" and "duration" not in (case.query or {}):
-        case.query["duration"] = POLL_MS  # a stream without an end is one
+        case.query["duration"] = POLL_MS  # otherwise the stream would not end

@@ -69,7 +69,7 @@ class Client:
             )
 
     async def watch(self) -> None:
-        """Tell when the connection ends."""
+        """Report the end of the connection."""
         task = self.client._disconnect_task
         if task is not None:
             await asyncio.wait([task])
@@ -108,7 +108,7 @@ class Client:
 async def answer(client: Client, command: dict[str, Any]) -> None:
     try:
         result = await getattr(client, command["do"])(command)
-    except Exception as error:  # whatever it is, the test is told
+    except Exception as error:  # report any error to the test
         say(n=command["n"], error=repr(error))
     else:
         say(n=command["n"], result=result)

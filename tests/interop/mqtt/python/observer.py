@@ -1,4 +1,4 @@
-"""A plugin of amqtt's client that notes what the client itself does not tell: Session Present."""
+"""A plugin for amqtt's client that records Session Present, which the client does not expose."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Client:
             CallbackAPIVersion.VERSION2, command["id"], manual_ack=self.holds, reconnect_on_failure=False, **options
         )
         self.paho.max_queued_messages_set(0)
-        self.paho.max_inflight_messages_set(200)  # it does not look at Receive Maximum
+        self.paho.max_inflight_messages_set(200)  # paho ignores Receive Maximum
         if command.get("path"):
             self.paho.ws_set_options(path=command["path"])
         self.paho.on_connect = self.on_connect
@@ -79,7 +79,7 @@ class Client:
         )
 
     def connect(self, command: dict[str, Any], done: Callable[..., None]) -> None:
-        self.paho.loop_stop()  # ends the thread of the connection before
+        self.paho.loop_stop()  # ends the thread of the previous connection
         self.sent("connect", done)
         if command.get("user") is not None:
             self.paho.username_pw_set(command["user"], command.get("password"))
@@ -137,7 +137,7 @@ class Client:
         done()
 
     def sent(self, mid: int | None, done: Callable[..., None]) -> None:
-        """Note what a packet's answer is for; it may have come already, on paho's thread."""
+        """Record which command a packet's answer completes; it may have come already, in paho's thread."""
         with self.noting:
             result = self.early.pop(mid, None)
             if result is None:
@@ -197,7 +197,7 @@ def main() -> None:
             getattr(clients[name], verb)(command, done)
             if verb == "release":
                 del clients[name]
-        except Exception as error:  # whatever it is, the test is told
+        except Exception as error:  # report any error to the test
             say(n=number, error=repr(error))
 
 
