@@ -1,4 +1,4 @@
-// Prints tests/vectors/murmur2.json: what the Kafka Java client hashes keys to.
+// Prints tests/vectors/murmur2.json: keys and their hashes by the Kafka Java client.
 // Run: java -cp kafka-clients-4.3.1.jar tests/vectors/Murmur2Vectors.java > tests/vectors/murmur2.json
 import java.util.HexFormat;
 import java.util.Random;
@@ -9,7 +9,7 @@ public class Murmur2Vectors {
         Random random = new Random(20261121);
         StringBuilder out = new StringBuilder("[\n");
         for (int i = 0; i < 260; i++) {
-            // Every length from 0 to 64 and some longer ones; bytes of all values, which are signed in Java.
+            // Every length from 0 to 64 and some longer ones, with bytes of all values (Java's bytes are signed).
             byte[] key = new byte[i < 65 ? i : random.nextInt(300)];
             random.nextBytes(key);
             int hash = Utils.murmur2(key);

@@ -1,5 +1,5 @@
-// Runs the docs page's script over a contract (its file is the argument) with as much of a browser as it needs, and
-// prints what it made: how many operations, how many forms once all are opened.
+// Runs the docs page's script on a contract (the argument is its file) with a minimal stand-in for a browser, and
+// prints the number of operations, and of forms when all are open.
 "use strict";
 
 const fs = require("node:fs");

@@ -1,4 +1,4 @@
-// Azure's go-amqp under the line protocol of drivers.py: commands on standard input, answers and events on output.
+// Drives Azure's go-amqp by the line protocol of drivers.py: commands on standard input, answers and events on output.
 package main
 
 import (
@@ -298,7 +298,7 @@ func (client *Client) close(Fields) (Fields, error) {
 	client.closing = true
 	client.mutex.Unlock()
 	if client.conn != nil {
-		client.conn.Close() // its error is that of an earlier end, if any
+		client.conn.Close() // an error only repeats why the connection ended before
 	}
 	return Fields{}, nil
 }

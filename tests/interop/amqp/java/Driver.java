@@ -1,4 +1,4 @@
-// Qpid JMS under the line protocol of jms.py: commands on standard input, answers and events on standard output.
+// Drives Qpid JMS by the line protocol of jms.py: commands on standard input, answers and events on standard output.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -38,7 +38,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.apache.qpid.jms.JmsConnectionFactory;
 
-@SuppressWarnings("unchecked") // JMS has enumerations of no type
+@SuppressWarnings("unchecked") // JMS has raw Enumerations
 public class Driver {
     static final ObjectMapper JSON = new ObjectMapper();
     static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
@@ -47,7 +47,7 @@ public class Driver {
             "dups_ok", Session.DUPS_OK_ACKNOWLEDGE, "transacted", Session.SESSION_TRANSACTED);
 
     final String name;
-    // A connection's objects are used in one thread, as JMS wants it of a session's.
+    // A connection's objects are used in one thread, because JMS sessions are single-threaded.
     final ExecutorService thread = Executors.newSingleThreadExecutor();
     final Map<String, Session> sessions = new HashMap<>();
     final Map<String, MessageConsumer> consumers = new HashMap<>();
@@ -133,7 +133,7 @@ public class Driver {
         for (Iterator<String> keys = told.path("properties").fieldNames(); keys.hasNext(); ) {
             String key = keys.next();
             Object property = value(told.get("properties").get(key));
-            // JMS has the sequence in a group as an int.
+            // JMSXGroupSeq is an int.
             if (key.equals("JMSXGroupSeq")) out.setIntProperty(key, ((Long) property).intValue());
             else out.setObjectProperty(key, property);
         }
@@ -160,7 +160,7 @@ public class Driver {
             try {
                 while (true) body.add(tell(stream.readObject()));
             } catch (MessageEOFException end) {
-                // that was the last one
+                // no more messages
             }
         } else if (message instanceof ObjectMessage object) {
             told.put("kind", "object").set("body", tell(object.getObject()));

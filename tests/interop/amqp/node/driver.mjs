@@ -1,4 +1,4 @@
-// rhea under the line protocol of drivers.py: commands on standard input, answers and events on standard output.
+// Drives rhea by the line protocol of drivers.py: commands on standard input, answers and events on standard output.
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -39,7 +39,7 @@ function fromLibrary(value) {
   return value;
 }
 
-// The line protocol's names of fields that are only copied, and rhea's where they differ.
+// Fields that are copied unchanged: the line protocol's names, and rhea's where they differ.
 const FIELDS = {
   to: "to",
   subject: "subject",
@@ -192,7 +192,7 @@ const verbs = {
           link.held.set(++deliveries, context.delivery);
           link.incoming.push(fromMessage(context.message, context.delivery, deliveries));
           link.serve();
-          // rhea says that a link is drained only by the gateway's flow; a credit that is used up needs none.
+          // rhea reports a drained link only after the gateway's flow, which does not come if all credit is used up.
         });
         link.end.on("receiver_drained", () => {
           link.end.drain = false;

@@ -1,5 +1,5 @@
-// Renders a chart as `helm template` does, with Helm's own loader and engine: CHART VALUES.yaml...
-// Written is one JSON object for each file of values: the text of each template by its name.
+// Renders a chart like `helm template`, with Helm's loader and engine: CHART VALUES.yaml...
+// Prints one JSON object for each file of values, with the text of each template by its name.
 package main
 
 import (

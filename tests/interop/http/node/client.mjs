@@ -1,5 +1,5 @@
-// One run against a gateway: `node client.mjs URL TOPIC`. It talks by fetch, EventSource and WebSocket, and prints what
-// it was told as one JSON object. The topic is empty and has one partition.
+// One run against a gateway: `node client.mjs URL TOPIC`. It uses fetch, EventSource and WebSocket, and prints all
+// answers as one JSON object. The topic must be empty and have one partition.
 
 import { EventSource } from "eventsource";
 import WebSocket from "ws";
@@ -18,7 +18,7 @@ async function ask(method, path, body, headers = CONTROL) {
   return { status: response.status, body: text === "" ? null : JSON.parse(text) };
 }
 
-// Records by fetch: one request, then lines streamed while the answer's lines are read.
+// Produces records with fetch: one request, then an upload of lines while it reads the answer's lines.
 
 async function produce() {
   const answer = await ask("POST", `/topics/${topic}`, { records: [{ key: "é", value: { n: 0 } }] }, JSON_RECORDS);
@@ -55,7 +55,7 @@ async function consume() {
   return { created: created.status, values, committed: committed.status, deleted: deleted.status };
 }
 
-// The gateway ends the stream after two events; EventSource comes back by itself and says which was the last.
+// The gateway ends the stream after two events; EventSource reconnects by itself with the last event's id.
 
 function listen() {
   return new Promise((resolve, reject) => {
@@ -76,7 +76,7 @@ function listen() {
   });
 }
 
-// A WebSocket: credit for three of the four stored, then for what it stores itself.
+// A WebSocket: credit for three of the four stored records, then for the rest and the one that it stores.
 
 function live() {
   return new Promise((resolve, reject) => {

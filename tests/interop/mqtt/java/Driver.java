@@ -1,4 +1,5 @@
-// HiveMQ's MQTT Client under the line protocol of drivers.py: commands on standard input, answers and events on output.
+// Drives HiveMQ's MQTT Client by the line protocol of drivers.py: commands on standard input, answers and events on
+// standard output.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -83,7 +84,7 @@ public class Driver {
         if (!command.get("id").asText().isEmpty()) builder = builder.identifier(command.get("id").asText());
         client = builder.buildAsync();
         boolean holds = command.path("hold").asBoolean();
-        // Registered before the first CONNECT: a kept session's messages come right after CONNACK.
+        // Registered before the first CONNECT, because a persistent session's messages follow CONNACK immediately.
         client.publishes(MqttGlobalPublishFilter.ALL, publish -> received(publish, holds), holds);
     }
 

@@ -1,4 +1,4 @@
-// MQTT.js under the line protocol of drivers.py: commands on standard input, answers and events on standard output.
+// Drives MQTT.js by the line protocol of drivers.py: commands on standard input, answers and events on standard output.
 
 import { createHash, createHmac, pbkdf2Sync, randomBytes } from "node:crypto";
 import { createInterface } from "node:readline";
@@ -12,7 +12,7 @@ const snake = (name) => name.replace(/[A-Z]/g, (letter) => "_" + letter.toLowerC
 const BYTES = new Set(["correlationData", "authenticationData"]);
 const FLAGS = new Set(["payloadFormatIndicator", "requestResponseInformation", "requestProblemInformation"]);
 
-// MQTT.js holds user properties as an object: pairs of one name stay in order, pairs of several names do not.
+// MQTT.js has user properties as an object, which keeps the order of pairs with the same name only.
 function toLibrary(properties = {}) {
   const out = {};
   for (const [key, value] of Object.entries(properties)) {
@@ -204,7 +204,7 @@ const verbs = {
 say({ event: "ready", name: "MQTT.js", version: mqtt.MqttClient.VERSION });
 for await (const line of createInterface({ input: process.stdin })) {
   const command = JSON.parse(line);
-  // Not awaited: a publish may be answered after a later command. Their order on the wire is that of the lines.
+  // Not awaited, because a publish may be answered after a later command. Packets are still sent in the lines' order.
   Promise.resolve()
     .then(() => verbs[command.do](command))
     .then((result) => say({ n: command.n, result }))

@@ -105,7 +105,7 @@ impl Client {
                     say(json!({"client": name, "event": "closed", "reason": format!("{ended:?}")}));
                 }
                 Ok(done) = &mut closing => {
-                    let _ = connection.close().await; // its error is that of an earlier end, if any
+                    let _ = connection.close().await; // an error only repeats why the connection ended before
                     let _ = done.send(());
                 }
             }
@@ -271,7 +271,7 @@ impl Client {
     async fn drain(&self, command: &Fields) -> Answer {
         let End::Receiver(receiver) = self.end(command)? else { return Err("not a receiver".into()) };
         let mut receiver = receiver.lock().await;
-        receiver.as_mut().ok_or("detached")?.drain().await?; // waits for the drain and its messages: the library reports no end
+        receiver.as_mut().ok_or("detached")?.drain().await?; // waits for the drain, which the library does not report
         Ok(json!({}))
     }
 
@@ -305,7 +305,7 @@ impl Client {
         if let Some(closer) = closer {
             let (done, closed) = oneshot::channel();
             if closer.send(done).is_ok() {
-                let _ = closed.await; // it may have ended by itself
+                let _ = closed.await; // the connection may have ended already
             }
         }
         self.links.borrow_mut().clear();
