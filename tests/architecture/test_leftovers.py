@@ -25,7 +25,7 @@ async def fails_in_a_group(opened: list[weakref.ref[asyncio.StreamWriter]], addr
 
 
 @pytest.mark.parametrize("work", [fails, fails_in_a_group])
-async def test_what_a_failed_test_had_open_is_closed_without_a_word(work) -> None:
+async def test_a_failed_tests_open_objects_are_closed_without_a_warning(work) -> None:
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,7 +44,7 @@ async def test_what_a_failed_test_had_open_is_closed_without_a_word(work) -> Non
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_what_is_open_at_the_end_fails_the_last_test_unless_another_has_failed(
+def test_an_open_transport_fails_the_last_test_unless_another_has_failed(
     failed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Loop, "failed", failed)

@@ -47,7 +47,7 @@ def test_no_module_is_too_long():
     assert {path: length for path, length in lengths.items() if length > LONGEST_MODULE} == {}
 
 
-def test_every_task_goes_through_one_door():
+def test_every_task_is_started_by_the_spawn_module():
     """Only `gateway/spawn.py` contains failures; the handler of an upload request awaits its task group itself."""
     bare = re.compile(r"\b(?:create_task|ensure_future|TaskGroup|run_coroutine_threadsafe|Task)\(")
     doors = {"gateway/spawn.py", "gateway/rest/produce/line_uploads.py", "gateway/security/amqtt_plugins.py"}
@@ -56,7 +56,7 @@ def test_every_task_goes_through_one_door():
     assert found <= doors
 
 
-def test_nothing_touches_the_private_parts_of_anything_else():
+def test_no_module_uses_private_names_of_another():
     """A private name belongs to its module; only the driver may use aiokafka's, and it lists them."""
     found = []
     for path in tracked():
@@ -105,7 +105,7 @@ def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
         (r"(?:from|import) prometheus_client\b", ("gateway/observe/",)),
     ],
 )
-def test_a_library_is_known_where_the_architecture_says(library: str, places: tuple[str, ...]):
+def test_a_library_is_imported_only_where_the_architecture_allows(library: str, places: tuple[str, ...]):
     product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
     modules = [path for path in product if path.suffix == ".py"]
     found = {str(path.relative_to(ROOT)) for path in modules if re.search(library, path.read_text())}

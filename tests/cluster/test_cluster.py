@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 
-async def test_a_broker_that_is_lost_comes_back_when_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_killed_broker_restarts_on_sighup(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     argv = ["-m", "gateway.embedded.cluster", "--directory", str(tmp_path / "data"), "--ready-file", str(ready)]
     process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)

@@ -23,7 +23,7 @@ async def copies(admin: AIOKafkaAdminClient, prefix: str) -> dict[str, set[int]]
 
 
 @pytest.mark.parametrize(("config", "expected"), [("", 3), ("topic_replication = 2\n", 2)])
-async def test_a_new_topic_has_the_clusters_copies_or_those_that_are_configured(
+async def test_a_new_topic_has_the_default_or_the_configured_replication_factor(
     cluster: Cluster,
     cluster_admin: AIOKafkaAdminClient,
     new_gateway: Callable[..., GatewayProcess],

@@ -70,7 +70,7 @@ async def by_http(gateway: GatewayProcess, topic: str) -> int:
 
 
 @pytest.mark.parametrize(("copies", "in_sync"), [(1, 1), (3, 1)])
-async def test_what_must_be_safe_is_refused_by_each_protocol_until_it_is(
+async def test_each_protocol_refuses_unsafe_topics_until_they_are_safe(
     cluster: Cluster,
     cluster_admin: AIOKafkaAdminClient,
     new_gateway: Callable[..., GatewayProcess],
@@ -108,7 +108,7 @@ async def test_what_must_be_safe_is_refused_by_each_protocol_until_it_is(
                 await asyncio.to_thread(lambda: None)
 
 
-async def test_without_the_setting_it_is_told_once_and_counted(
+async def test_without_the_setting_an_unsafe_topic_is_logged_once_and_counted(
     cluster: Cluster, cluster_admin: AIOKafkaAdminClient, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = await new_gateway(cluster.bootstrap_servers).start()

@@ -55,7 +55,7 @@ def config_of(cluster: Cluster, **more: str) -> KafkaConfig:
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-async def test_records_come_from_the_copy_in_the_same_rack(secured: Cluster, sessions: bool) -> None:
+async def test_records_are_fetched_from_the_replica_in_the_same_rack(secured: Cluster, sessions: bool) -> None:
     """Both of the gateway's fetchers read a partition from a follower that is nearer than its leader."""
     topic = await new_topic(secured, f"rack-{sessions}")
     tasks = Tasks(lambda _: None)

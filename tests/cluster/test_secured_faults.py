@@ -19,7 +19,7 @@ PLAN = Plan(connections=2, window=10, rate=50, before=4, after=0.1, short=0.5, p
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("listener", LOGINS)
-async def test_nothing_is_lost_with_a_leader_whichever_way_the_gateway_logs_in(tmp_path: Path, listener: str) -> None:
+async def test_no_message_is_lost_with_a_leader_for_each_kind_of_login(tmp_path: Path, listener: str) -> None:
     (fault,) = (one for one in of_cluster.faults(PLAN) if one.name == "leader killed")
     async with three_brokers(tmp_path / "cluster", listener) as cluster:
         unused = Proxy(("127.0.0.1", 0))

@@ -14,7 +14,7 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 
 @pytest.mark.clause("MQTT-3.3.2-4", "MQTT-3.3.2-6", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18")
 @pytest.mark.clause("MQTT-3.3.2-20")
-async def test_properties_are_forwarded_as_they_came(connect: Connect, place: str) -> None:
+async def test_properties_are_forwarded_unchanged(connect: Connect, place: str) -> None:
     client, sender = await connect(), await connect()
     await client.subscribe(f"{place}/a")
     properties = Properties(
@@ -41,7 +41,7 @@ async def test_properties_are_forwarded_as_they_came(connect: Connect, place: st
 
 @pytest.mark.clause("MQTT-3.3.1-3", "MQTT311-3.3.1-3", "MQTT-4.3.2-5")
 @BOTH
-async def test_dup_is_not_handed_on(connect: Connect, place: str, version: int) -> None:
+async def test_dup_is_not_forwarded(connect: Connect, place: str, version: int) -> None:
     client, sender = await connect(version=version), await connect(version=version)
     await client.subscribe(f"{place}/a")
     for qos in (1, 2):
@@ -77,7 +77,7 @@ async def test_order(connect: Connect, place: str, version: int, qos: int) -> No
 
 @pytest.mark.clause("MQTT-4.3.3-10", "MQTT-4.3.3-12", "MQTT-4.3.3-8", "MQTT-4.3.3-11", "MQTT311-4.3.3-2")
 @BOTH
-async def test_qos_2_is_handed_on_once(connect: Connect, place: str, version: int) -> None:
+async def test_qos_2_is_delivered_once(connect: Connect, place: str, version: int) -> None:
     client, sender = await connect(version=version), await connect(version=version)
     await client.subscribe(f"{place}/a")
     for round_ in (b"one", b"two"):
@@ -93,7 +93,7 @@ async def test_qos_2_is_handed_on_once(connect: Connect, place: str, version: in
 
 @pytest.mark.clause("MQTT-4.3.3-10", "MQTT-4.3.3-12", "MQTT311-4.3.3-2", "MQTT311-4.4.0-1", "MQTT-4.1.0-1")
 @BOTH
-async def test_qos_2_is_handed_on_once_over_two_connections(
+async def test_qos_2_is_delivered_once_over_two_connections(
     connect: Connect, place: str, client_id: str, version: int
 ) -> None:
     client = await connect(version=version)
@@ -117,7 +117,7 @@ async def test_qos_2_is_handed_on_once_over_two_connections(
 
 
 @pytest.mark.clause("MQTT-4.3.3-13", "MQTT-3.3.2-5")
-async def test_an_expired_message_is_acknowledged_to_the_end(connect: Connect, place: str) -> None:
+async def test_an_expired_qos_2_message_completes_its_exchange(connect: Connect, place: str) -> None:
     client, sender = await connect(), await connect()
     await client.subscribe(f"{place}/a")
     for qos in (2, 1):
@@ -127,7 +127,7 @@ async def test_an_expired_message_is_acknowledged_to_the_end(connect: Connect, p
 
 
 @pytest.mark.clause("MQTT-3.3.4-8", "MQTT-4.9.0-3", "MQTT-3.3.4-10")
-async def test_a_full_window_holds_nothing_else_back(connect: Connect, place: str) -> None:
+async def test_a_full_window_delays_no_other_packet(connect: Connect, place: str) -> None:
     """The gateway's window is full of PUBLISH without PUBREL, the client's of messages without PUBACK."""
     sender = await connect()
     client = await connect(receive_maximum=2)

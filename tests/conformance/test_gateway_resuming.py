@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 
 @pytest.mark.clause("MQTT-3.10.4-3", "MQTT-4.4.0-1", "MQTT311-3.10.4-3", "MQTT311-4.4.0-1")
 @BOTH
-async def test_what_had_begun_outlives_its_subscription(
+async def test_a_delivery_in_flight_completes_after_unsubscribing(
     connect: Connect, place: str, client_id: str, version: int
 ) -> None:
     sender = await connect()
@@ -38,7 +38,7 @@ async def test_what_had_begun_outlives_its_subscription(
 
 
 @pytest.mark.clause("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
-async def test_sending_again_keeps_to_the_new_receive_maximum(connect: Connect, place: str, client_id: str) -> None:
+async def test_redelivery_respects_the_new_receive_maximum(connect: Connect, place: str, client_id: str) -> None:
     sender = await connect()
     client = await connect(client_id, **kept(5))
     await client.subscribe(f"{place}/a")
@@ -64,7 +64,7 @@ async def test_sending_again_keeps_to_the_new_receive_maximum(connect: Connect, 
 
 
 @pytest.mark.clause("MQTT-3.1.2-24", "MQTT-3.1.2-25")
-async def test_what_has_become_too_large_is_not_sent_again(connect: Connect, place: str, client_id: str) -> None:
+async def test_a_message_that_is_now_too_large_is_not_resent(connect: Connect, place: str, client_id: str) -> None:
     sender = await connect()
     client = await connect(client_id, **kept(5))
     await client.subscribe(f"{place}/a")
@@ -119,7 +119,7 @@ async def test_a_retained_message_has_the_identifier_of_the_subscription(
 
 
 @pytest.mark.clause("MQTT-4.1.0-2", "MQTT-3.1.2-23")
-async def test_disconnect_changes_how_long_the_session_is_kept(connect: Connect, client_id: str) -> None:
+async def test_disconnect_changes_the_session_expiry_interval(connect: Connect, client_id: str) -> None:
     client = await connect(client_id, **kept(5))
     await client.disconnect(session_expiry_interval=0)
     client = await connect(client_id, **kept(5))
@@ -144,7 +144,7 @@ async def test_aliases_are_not_resumed(connect: Connect, place: str, client_id: 
 
 
 @pytest.mark.clause("MQTT-3.1.2-5", "MQTT311-3.1.2-4")
-async def test_a_session_goes_on_in_the_other_version(connect: Connect, place: str, client_id: str) -> None:
+async def test_a_session_is_resumed_with_the_other_version(connect: Connect, place: str, client_id: str) -> None:
     sender = await connect()
     # Receive Maximum 1, so later messages wait in the session even before the gateway notices the lost connection.
     client = await connect(client_id, **kept(5, receive_maximum=1))

@@ -14,7 +14,7 @@ BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 @pytest.mark.clause("MQTT311-3.3.1-5", "MQTT311-3.3.1-6", "MQTT311-3.3.1-7", "MQTT311-3.3.1-8", "MQTT311-3.3.1-9")
 @pytest.mark.clause("MQTT311-3.1.2-7")
 @BOTH
-async def test_the_last_retained_message(connect: Connect, settled: Settled, place: str, version: int) -> None:
+async def test_the_last_message_is_retained(connect: Connect, settled: Settled, place: str, version: int) -> None:
     established = await connect(version=version)
     await established.subscribe(f"{place}/#")
     sender = await connect(version=version)
@@ -37,7 +37,7 @@ async def test_the_last_retained_message(connect: Connect, settled: Settled, pla
 
 @pytest.mark.clause("MQTT-3.3.1-6", "MQTT-3.3.1-7", "MQTT311-3.3.1-10", "MQTT311-3.3.1-11")
 @BOTH
-async def test_an_empty_message_removes_it(connect: Connect, settled: Settled, place: str, version: int) -> None:
+async def test_an_empty_message_clears_the_topic(connect: Connect, settled: Settled, place: str, version: int) -> None:
     established, sender = await connect(version=version), await connect(version=version)
     await established.subscribe(f"{place}/a")
     for topic, payload in (("a", b"one"), ("a", b""), ("b", b"")):
@@ -53,7 +53,7 @@ async def test_an_empty_message_removes_it(connect: Connect, settled: Settled, p
 
 @pytest.mark.clause("MQTT-3.3.1-8", "MQTT311-3.3.1-12")
 @BOTH
-async def test_other_messages_leave_it_alone(connect: Connect, settled: Settled, place: str, version: int) -> None:
+async def test_other_messages_do_not_change_it(connect: Connect, settled: Settled, place: str, version: int) -> None:
     sender = await connect(version=version)
     await sender.publish(f"{place}/a", b"kept", 1, retain=True)
     for payload in (b"ordinary", b""):
@@ -85,7 +85,7 @@ async def test_retain_handling(connect: Connect, settled: Settled, place: str) -
 
 
 @pytest.mark.clause("MQTT311-3.8.4-3")
-async def test_every_subscription_of_311_gets_it(connect: Connect, settled: Settled, place: str) -> None:
+async def test_every_subscribe_of_311_gets_retained_messages(connect: Connect, settled: Settled, place: str) -> None:
     client = await connect(version=4)
     await client.publish(f"{place}/a", b"kept", 1, retain=True)
     await settled()

@@ -27,7 +27,7 @@ async def test_client_identifiers_that_must_be_accepted(connect: Connect, versio
 
 
 @pytest.mark.clause("MQTT-3.1.3-6", "MQTT-3.1.3-7", "MQTT-3.2.2-16")
-async def test_an_assigned_client_identifier_is_the_client_s(connect: Connect, place: str) -> None:
+async def test_an_assigned_client_identifier_resumes_the_session(connect: Connect, place: str) -> None:
     first, second = await connect("", session_expiry_interval=60), await connect("", session_expiry_interval=60)
     names = [client.granted.assigned_client_identifier for client in (first, second)]
     assert all(names)
@@ -42,7 +42,7 @@ async def test_an_assigned_client_identifier_is_the_client_s(connect: Connect, p
 
 
 @pytest.mark.clause("MQTT311-3.1.3-6")
-async def test_clients_without_an_identifier_are_different_ones(connect: Connect, place: str) -> None:
+async def test_clients_without_an_identifier_have_separate_sessions(connect: Connect, place: str) -> None:
     first, second = await connect("", version=4), await connect("", version=4)
     await first.subscribe(f"{place}/a")
     await second.publish(f"{place}/a", b"x")
@@ -55,7 +55,7 @@ async def test_clients_without_an_identifier_are_different_ones(connect: Connect
 @pytest.mark.clause("MQTT311-3.1.2-4", "MQTT311-3.1.2-5", "MQTT311-3.1.2-6", "MQTT311-3.1.3-2", "MQTT311-3.1.4-3")
 @pytest.mark.clause("MQTT311-3.2.2-1", "MQTT311-3.2.2-2", "MQTT311-3.2.2-3", "MQTT311-4.1.0-1", "MQTT311-4.5.0-1")
 @BOTH
-async def test_a_session_and_its_end(connect: Connect, place: str, client_id: str, version: int) -> None:
+async def test_a_session_is_resumed_until_it_ends(connect: Connect, place: str, client_id: str, version: int) -> None:
     sender = await connect()
     client = await connect(client_id, **kept(version))
     assert (client.connack.reason_code, client.connack.session_present) == (0, False)
@@ -106,7 +106,7 @@ async def test_a_second_connection_takes_over(connect: Connect, place: str, clie
 @pytest.mark.clause("MQTT311-4.4.0-1", "MQTT311-3.3.1-1", "MQTT311-4.6.0-1", "MQTT311-4.6.0-4", "MQTT311-2.3.1-4")
 @pytest.mark.clause("MQTT311-4.3.2-1", "MQTT311-4.3.3-1", "MQTT311-4.1.0-1", "MQTT311-4.1.0-2")
 @BOTH
-async def test_what_is_unacknowledged_is_sent_again(connect: Connect, place: str, client_id: str, version: int) -> None:
+async def test_unacknowledged_messages_are_resent(connect: Connect, place: str, client_id: str, version: int) -> None:
     sender = await connect()
     client = await connect(client_id, **kept(version))
     await client.subscribe(f"{place}/#")
@@ -148,7 +148,7 @@ async def test_what_is_unacknowledged_is_sent_again(connect: Connect, place: str
 
 
 @pytest.mark.clause("MQTT-4.4.0-2")
-async def test_what_was_refused_is_not_sent_again(connect: Connect, place: str, client_id: str) -> None:
+async def test_a_refused_message_is_not_resent(connect: Connect, place: str, client_id: str) -> None:
     sender = await connect()
     client = await connect(client_id, **kept(5))
     await client.subscribe(f"{place}/a")
@@ -166,7 +166,7 @@ async def test_what_was_refused_is_not_sent_again(connect: Connect, place: str, 
 
 
 @pytest.mark.clause("MQTT-4.1.0-2", "MQTT-4.1.0-1", "MQTT-3.1.2-8", "MQTT-3.3.2-5", "MQTT-3.3.2-6", "MQTT-4.3.3-7")
-async def test_a_second_passes(connect: Connect, place: str, client_id: str) -> None:
+async def test_messages_and_sessions_expire_in_time(connect: Connect, place: str, client_id: str) -> None:
     """Expiry of messages and sessions; a will that is due at a session's end shows that a second has passed."""
     watch = await connect()
     await watch.subscribe(f"{place}/will")
@@ -202,14 +202,14 @@ async def test_a_second_passes(connect: Connect, place: str, client_id: str) -> 
 
 
 @pytest.mark.clause("MQTT-3.1.2-28")
-async def test_response_information_is_for_those_who_ask(connect: Connect) -> None:
+async def test_response_information_is_sent_on_request(connect: Connect) -> None:
     for ask in ({}, {"request_response_information": 0}):
         assert (await connect(**ask)).granted.response_information is None
     assert (await connect(request_response_information=1)).granted.response_information is not None
 
 
 @pytest.mark.clause("MQTT-4.12.0-1", "MQTT-4.12.0-6")
-async def test_an_authentication_method_that_is_not_served(connect: Connect) -> None:
+async def test_an_unsupported_authentication_method_is_refused(connect: Connect) -> None:
     client = await connect(authentication_method="NO-SUCH-METHOD")
     assert client.connack.reason_code == 0x8C
     assert await client.expect_end() == []

@@ -29,7 +29,7 @@ async def test_the_granted_qos_is_kept(connect: Connect, place: str, share: str,
 
 
 @pytest.mark.clause("MQTT-4.8.2-6")
-async def test_what_a_member_refuses_goes_to_no_other(connect: Connect, place: str, share: str) -> None:
+async def test_a_message_that_a_member_refuses_goes_to_no_other(connect: Connect, place: str, share: str) -> None:
     first, second, sender = await connect(), await connect(), await connect()
     await first.subscribe(Subscription(share, 2))
     for qos in (1, 2):
@@ -46,7 +46,7 @@ async def test_what_a_member_refuses_goes_to_no_other(connect: Connect, place: s
 
 @pytest.mark.clause("MQTT-4.8.2-4", "MQTT-4.8.2-5")
 @pytest.mark.parametrize("returns", [True, False])
-async def test_a_qos_2_delivery_is_one_member_s_own(
+async def test_a_qos_2_delivery_stays_with_its_member(
     connect: Connect, place: str, share: str, client_id: str, returns: bool
 ) -> None:
     """Only the member that it was sent to may complete it. At QoS 1 another member may get it."""

@@ -29,7 +29,7 @@ async def test_one_suback_for_many_filters(connect: Connect, place: str, version
 
 @pytest.mark.clause("MQTT-3.8.4-8", "MQTT311-3.8.4-6", "MQTT-3.3.2-3", "MQTT311-3.3.2-3")
 @BOTH
-async def test_the_lower_qos_counts(connect: Connect, place: str, version: int) -> None:
+async def test_delivery_has_the_lower_qos_of_message_and_filter(connect: Connect, place: str, version: int) -> None:
     subscribers = [await connect(version=version) for _ in range(3)]
     for granted, one in enumerate(subscribers):
         assert (await one.subscribe(Subscription(f"{place}/x/+", granted))).reason_codes == (granted,)
@@ -117,7 +117,7 @@ async def test_unsubscribe(connect: Connect, place: str, version: int) -> None:
 
 @pytest.mark.clause("MQTT-3.10.4-3", "MQTT311-3.10.4-3")
 @BOTH
-async def test_unsubscribe_completes_what_has_begun(connect: Connect, place: str, version: int) -> None:
+async def test_unsubscribe_completes_deliveries_in_flight(connect: Connect, place: str, version: int) -> None:
     client, sender = await connect(version=version), await connect()
     await client.subscribe(f"{place}/a", f"{place}/end")
     await sender.publish(f"{place}/a", b"one", 2)
@@ -135,7 +135,7 @@ async def test_unsubscribe_completes_what_has_begun(connect: Connect, place: str
 
 @pytest.mark.clause("MQTT-4.7.3-4", "MQTT311-4.7.3-4")
 @BOTH
-async def test_topics_are_compared_as_they_are(connect: Connect, place: str, version: int) -> None:
+async def test_topics_are_compared_without_normalization(connect: Connect, place: str, version: int) -> None:
     """Upper and lower case, empty levels, blanks, and two Unicode spellings of one letter are all different."""
     client, sender = await connect(version=version), await connect(version=version)
     wanted = [f"{place}/{name}" for name in ("Accounts", "a//b", " ", "caf\u00e9")]

@@ -53,7 +53,7 @@ async def test_a_will_is_published_once(
 
 @pytest.mark.clause("MQTT-3.14.4-3", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT311-3.14.4-3", "MQTT311-3.1.2-10")
 @BOTH
-async def test_a_close_discards_it(connect: Connect, place: str, client_id: str, version: int) -> None:
+async def test_normal_disconnect_discards_the_will(connect: Connect, place: str, client_id: str, version: int) -> None:
     watch = await watching(connect, place)
     client = await connect(client_id, **kept(version), will=Will(f"{place}/will", b"gone", 1))
     await client.disconnect()
@@ -65,7 +65,7 @@ async def test_a_close_discards_it(connect: Connect, place: str, client_id: str,
 
 @pytest.mark.clause("MQTT-3.1.2-8", "MQTT-3.14.4-3")
 @pytest.mark.parametrize("code", [0x04, 0x80, 0x98])
-async def test_another_close_does_not(connect: Connect, place: str, code: int) -> None:
+async def test_a_disconnect_with_another_code_publishes_the_will(connect: Connect, place: str, code: int) -> None:
     watch = await watching(connect, place)
     client = await connect(will=Will(f"{place}/will", b"gone", 1))
     await client.disconnect(code)
@@ -75,7 +75,7 @@ async def test_another_close_does_not(connect: Connect, place: str, code: int) -
 
 @pytest.mark.clause("MQTT-3.1.2-8", "MQTT311-3.1.2-8")
 @BOTH
-async def test_a_fault_of_the_client_publishes_it(connect: Connect, place: str, version: int) -> None:
+async def test_a_protocol_error_publishes_the_will(connect: Connect, place: str, version: int) -> None:
     watch = await watching(connect, place)
     client = await connect(version=version, will=Will(f"{place}/will", b"gone", 1))
     client.send_bytes(b"\x36\x00")
@@ -84,7 +84,7 @@ async def test_a_fault_of_the_client_publishes_it(connect: Connect, place: str, 
 
 
 @pytest.mark.clause("MQTT-3.1.3-9", "MQTT-3.1.2-8")
-async def test_a_new_connection_within_the_delay_prevents_it(connect: Connect, place: str, client_id: str) -> None:
+async def test_new_connection_within_the_delay_prevents_the_will(connect: Connect, place: str, client_id: str) -> None:
     watch = await watching(connect, place)
     delayed = Will(f"{place}/will", b"gone", 1, properties=Properties(will_delay_interval=4))
     client = await connect(client_id, **kept(5), will=delayed)
@@ -99,7 +99,7 @@ async def test_a_new_connection_within_the_delay_prevents_it(connect: Connect, p
 
 
 @pytest.mark.clause("MQTT-3.1.2-8", "MQTT-3.1.4-3")
-async def test_a_clean_start_ends_the_session_and_publishes_it(connect: Connect, place: str, client_id: str) -> None:
+async def test_clean_start_ends_the_session_and_sends_the_will(connect: Connect, place: str, client_id: str) -> None:
     watch = await watching(connect, place)
     delayed = Will(f"{place}/will", b"gone", 1, properties=Properties(will_delay_interval=60))
     client = await connect(client_id, **kept(5), will=delayed)
@@ -110,7 +110,7 @@ async def test_a_clean_start_ends_the_session_and_publishes_it(connect: Connect,
 
 @pytest.mark.clause("MQTT311-3.1.2-12")
 @BOTH
-async def test_no_will_no_message(connect: Connect, place: str, client_id: str, version: int) -> None:
+async def test_without_a_will_nothing_is_published(connect: Connect, place: str, client_id: str, version: int) -> None:
     watch = await watching(connect, place)
     client = await connect(client_id, **kept(version))
     client.drop()

@@ -25,7 +25,7 @@ def connect(version: int, flags: str, payload: str, properties: str = "00") -> s
 
 @pytest.mark.clause("MQTT-3.1.0-1", "MQTT311-3.1.0-1")
 @pytest.mark.parametrize("first", ["30 * s't'", "82 * 0001 s't' 00", "c0 00", "e0 00", "40 02 0001"])
-def test_connect_comes_first(first: str) -> None:
+def test_the_first_packet_must_be_connect(first: str) -> None:
     connection = new()
     assert failed(say(connection, first)) == "0x82"
     assert ended_by(connection) is None
@@ -33,7 +33,7 @@ def test_connect_comes_first(first: str) -> None:
 
 @pytest.mark.clause("MQTT-3.1.0-2", "MQTT311-3.1.0-2", "MQTT311-4.8.0-1", "MQTT-4.13.1-1")
 @BOTH
-def test_connect_comes_once(version: int) -> None:
+def test_a_second_connect_is_an_error(version: int) -> None:
     connection = opened(version)
     assert failed(say(connection, CONNECTS[version])) == "0x82"
     assert ended_by(connection) == ((0xE0, 0x82) if version == 5 else None)
@@ -42,7 +42,7 @@ def test_connect_comes_once(version: int) -> None:
 @pytest.mark.clause("MQTT-3.1.2-1", "MQTT311-3.1.2-1")
 @BOTH
 @pytest.mark.parametrize("name", ["MQTU", "mqtt", "MQT", "MQTTT", "HTTP"])
-def test_another_protocol_is_not_processed(version: int, name: str) -> None:
+def test_another_protocol_name_is_refused(version: int, name: str) -> None:
     connection = new()
     assert failed(say(connection, f"10 * s'{name}' {version:02x} 02 000a s'a'")) == "0x81"
     assert ended_by(connection) is None
@@ -52,7 +52,7 @@ def test_another_protocol_is_not_processed(version: int, name: str) -> None:
 @pytest.mark.parametrize(
     ("level", "answer"), [(6, (0x20, 0x84)), (0, (0x20, 0x84)), (255, (0x20, 0x84)), (3, (0x20, 1))]
 )
-def test_another_level_is_told_and_closed(level: int, answer: tuple[int, int]) -> None:
+def test_another_protocol_level_is_refused_in_connack(level: int, answer: tuple[int, int]) -> None:
     """Level 3 with the name MQTT uses 3.1.1's format, and gets its CONNACK in that format."""
     connection = new()
     assert failed(say(connection, f"10 * s'MQTT' {level:02x} 02 000a 00 s'a'")) == "0x84"
@@ -62,7 +62,7 @@ def test_another_level_is_told_and_closed(level: int, answer: tuple[int, int]) -
 @pytest.mark.clause("MQTT-3.1.2-3", "MQTT311-3.1.2-3")
 @BOTH
 @pytest.mark.parametrize("flags", [0x01, 0x03])
-def test_the_reserved_connect_flag(version: int, flags: int) -> None:
+def test_the_reserved_connect_flag_must_be_0(version: int, flags: int) -> None:
     connection = new()
     assert failed(say(connection, connect(version, f"{flags:02x}", "s'a'"))) == "0x81"
     assert ended_by(connection) == ((0x20, 0x81) if version == 5 else None)
@@ -72,7 +72,7 @@ def test_the_reserved_connect_flag(version: int, flags: int) -> None:
 @pytest.mark.clause("MQTT311-3.1.2-11", "MQTT311-3.1.2-13", "MQTT311-3.1.2-14", "MQTT311-3.1.2-15")
 @BOTH
 @pytest.mark.parametrize("bits", range(32))
-def test_the_flags_of_a_will(version: int, bits: int) -> None:
+def test_will_flags_must_be_consistent(version: int, bits: int) -> None:
     """Every combination of will flag, QoS and retain, with Clean Start."""
     will, qos, retain = bits & 1, bits >> 1 & 3, bits >> 3 & 1
     flags = f"{will << 2 | qos << 3 | retain << 5 | 2:02x}"
@@ -105,7 +105,7 @@ def test_the_flags_of_a_will(version: int, bits: int) -> None:
         pytest.param("82", "s'a' s'user' s'password'", id="a password without its flag"),
     ],
 )
-def test_the_flags_say_what_the_payload_has(version: int, flags: str, payload: str) -> None:
+def test_the_payload_must_match_the_connect_flags(version: int, flags: str, payload: str) -> None:
     connection = new()
     assert failed(say(connection, connect(version, flags, payload))) == "0x81"
     assert ended_by(connection) == ((0x20, 0x81) if version == 5 else None)
@@ -114,7 +114,7 @@ def test_the_flags_say_what_the_payload_has(version: int, flags: str, payload: s
 @pytest.mark.clause("MQTT-3.1.3-1", "MQTT-3.1.2-17", "MQTT-3.1.2-19")
 @pytest.mark.clause("MQTT311-3.1.3-1", "MQTT311-3.1.2-19", "MQTT311-3.1.2-21")
 @BOTH
-def test_the_fields_have_their_order(version: int) -> None:
+def test_the_payload_fields_are_in_order(version: int) -> None:
     (event,) = say(new(), connect(version, "c6", "s'one' {} s'two' s'three' s'four' s'five'"))
     assert (event.client_id, event.will.topic, event.will.payload) == ("one", "two", b"three")
     assert (event.username, event.password) == ("four", b"five")
@@ -138,7 +138,7 @@ def test_no_client_identifier_needs_a_clean_session() -> None:
 
 @pytest.mark.clause("MQTT-3.1.3-8", "MQTT311-3.1.3-9")
 @BOTH
-def test_a_refused_client_identifier(version: int) -> None:
+def test_a_client_identifier_can_be_refused(version: int) -> None:
     connection = new()
     say(connection, CONNECTS[version])
     connection.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
@@ -159,7 +159,7 @@ def test_a_refused_client_identifier(version: int) -> None:
     ],
 )
 @BOTH
-def test_a_connect_that_is_none(version: int, text: str) -> None:
+def test_a_malformed_connect_is_refused(version: int, text: str) -> None:
     """3.1.1 closes without CONNACK; 5.0 sends 0x81 once the protocol level is known."""
     connection = new()
     events = say(connection, text.format(level=f"{version:02x}", none="00" if version == 5 else ""))
@@ -194,7 +194,7 @@ def test_a_full_buffer_ends_the_connection(version: int) -> None:
 @pytest.mark.clause("MQTT-3.1.4-5", "MQTT-3.2.0-1", "MQTT-3.2.2-1", "MQTT311-3.1.4-4", "MQTT311-3.2.0-1")
 @BOTH
 @pytest.mark.parametrize("present", [False, True])
-def test_connack_comes_before_all_else(version: int, present: bool) -> None:
+def test_connack_is_the_first_packet(version: int, present: bool) -> None:
     connection = new()
     say(connection, CONNECTS[version], "c0 00")
     with pytest.raises(UsageError):
@@ -212,7 +212,7 @@ def test_connack_comes_before_all_else(version: int, present: bool) -> None:
 
 @pytest.mark.clause("MQTT-3.2.0-2")
 @BOTH
-def test_there_is_no_second_connack(version: int) -> None:
+def test_a_second_connack_cannot_be_sent(version: int) -> None:
     connection = opened(version)
     for verb in (connection.accept, lambda: connection.refuse(0x80)):
         with pytest.raises(UsageError):
@@ -224,7 +224,7 @@ def test_there_is_no_second_connack(version: int) -> None:
 @pytest.mark.clause("MQTT311-3.2.2-4", "MQTT311-3.2.2-5", "MQTT311-3.2.2-6")
 @BOTH
 @pytest.mark.parametrize("code", [code for code in ReasonCode if code >= 0x80], ids=lambda code: code.name)
-def test_every_refusal(version: int, code: ReasonCode) -> None:
+def test_every_refusal_closes_the_connection(version: int, code: ReasonCode) -> None:
     """Each refusal has a code of CONNACK's table and Session Present 0, and closes the connection."""
     connection = new()
     say(connection, CONNECTS[version])
@@ -241,7 +241,7 @@ def test_every_refusal(version: int, code: ReasonCode) -> None:
 
 @pytest.mark.clause("MQTT311-3.2.2-6")
 @pytest.mark.parametrize("code", [0x80, 0x81, 0x82, 0x8C, 0x90, 0x95, 0x99, 0x9A, 0x9B])
-def test_no_return_code_no_connack(code: int) -> None:
+def test_a_reason_without_a_return_code_sends_no_connack(code: int) -> None:
     connection = new()
     say(connection, CONNECTS[4])
     connection.refuse(code)
@@ -250,7 +250,7 @@ def test_no_return_code_no_connack(code: int) -> None:
 
 @pytest.mark.clause("MQTT-3.1.2-22", "MQTT-3.2.2-22", "MQTT311-3.1.2-24")
 @BOTH
-def test_keep_alive(version: int) -> None:
+def test_silence_beyond_the_keep_alive_ends_the_connection(version: int) -> None:
     connection = opened(version)
     assert connection.next_deadline() == 115.0
     connection.tick(110.0)
@@ -262,7 +262,7 @@ def test_keep_alive(version: int) -> None:
 
 
 @pytest.mark.clause("MQTT-3.1.2-21", "MQTT-3.2.2-21")
-def test_the_server_s_keep_alive_is_what_counts() -> None:
+def test_the_server_keep_alive_overrides_the_client_s() -> None:
     connection = opened(announced=Properties(server_keep_alive=2))
     assert connection.next_deadline() == 103.0
 

@@ -44,7 +44,7 @@ FIELDS = {
 @BOTH
 @pytest.mark.parametrize("text", FIELDS.values(), ids=FIELDS)
 @pytest.mark.parametrize("bad", BAD_STRINGS.values(), ids=BAD_STRINGS)
-def test_a_string_that_is_none_ends_the_connection(version: int, text: str, bad: str) -> None:
+def test_a_malformed_string_ends_the_connection(version: int, text: str, bad: str) -> None:
     connection = new() if text.startswith("10") else opened(version)
     packet = text.format(level=f"{version:02x}", none=none(version), bad=bad)
     assert failed(say(connection, packet)) == ("0x85" if version == 5 and "02 0000" in text else "0x81")
@@ -57,7 +57,7 @@ def test_a_string_that_is_none_ends_the_connection(version: int, text: str, bad:
 @pytest.mark.clause("MQTT-3.3.2-13", "MQTT-3.3.2-19", "MQTT-1.5.7-1")
 @pytest.mark.parametrize("prop", ["08 {}", "03 {}", "26 {} s'v'", "26 s'k' {}"])
 @pytest.mark.parametrize("bad", BAD_STRINGS.values(), ids=BAD_STRINGS)
-def test_a_property_that_is_no_string_ends_the_connection(prop: str, bad: str) -> None:
+def test_a_malformed_string_property_ends_the_connection(prop: str, bad: str) -> None:
     connection = opened()
     assert failed(say(connection, f"30 * s't' v {prop.format(bad)} ;")) == "0x81"
     (event,) = say(opened(), "30 * s't' v " + prop.format("s'good'") + " ;")
@@ -66,7 +66,7 @@ def test_a_property_that_is_no_string_ends_the_connection(prop: str, bad: str) -
 
 @pytest.mark.clause("MQTT-1.5.4-3", "MQTT311-1.5.3-3")
 @BOTH
-def test_a_byte_order_mark_is_a_character(version: int) -> None:
+def test_a_byte_order_mark_is_kept(version: int) -> None:
     connection = opened(version)
     (event,) = say(connection, f"30 * 0007 efbbbf61efbbbf {none(version)}")
     assert event.topic == "\ufeffa\ufeff"
@@ -93,7 +93,7 @@ FIXED_311 = [kind for kind in FIXED if kind != "AUTH"]
 @pytest.mark.clause("MQTT-3.6.1-1", "MQTT-3.8.1-1", "MQTT-3.10.1-1", "MQTT-3.14.1-1", "MQTT-3.15.1-1")
 @pytest.mark.clause("MQTT311-3.6.1-1", "MQTT311-3.8.1-1", "MQTT311-3.10.1-1", "MQTT311-3.14.1-1")
 @pytest.mark.parametrize(("version", "kind"), [*((5, kind) for kind in FIXED), *((4, kind) for kind in FIXED_311)])
-def test_reserved_flags_are_as_they_are(version: int, kind: str) -> None:
+def test_wrong_reserved_flags_end_the_connection(version: int, kind: str) -> None:
     right, text = FIXED[kind]
     data = wire(text.format(level=f"{version:02x}", none=none(version)))
     for flags in range(16):
@@ -139,7 +139,7 @@ def test_no_packet_identifier_is_0(version: int, text: str) -> None:
 @pytest.mark.clause("MQTT-2.2.1-4", "MQTT311-2.3.1-4", "MQTT-4.3.2-1", "MQTT-4.3.3-1")
 @pytest.mark.clause("MQTT-4.3.2-2", "MQTT-4.3.3-2", "MQTT311-4.3.2-1", "MQTT311-4.3.3-1")
 @BOTH
-def test_our_packet_identifiers_are_not_0_and_not_in_use(version: int) -> None:
+def test_the_gateway_s_packet_identifiers_are_not_0_and_not_in_use(version: int) -> None:
     connection = opened(version)
     ids = [send_publish(connection, "t", b"", 1 + number % 2) for number in range(900)]
     assert len(set(ids)) == 900
@@ -172,7 +172,7 @@ def test_answers_carry_the_identifier_of_the_message(version: int) -> None:
 
 
 @pytest.mark.clause("MQTT-2.2.2-1")
-def test_no_properties_are_a_length_of_0() -> None:
+def test_absent_properties_have_the_length_0() -> None:
     connection = opened()
     send_publish(connection, "t", b"")
     connection.send_suback(1, [0])
@@ -198,7 +198,7 @@ def test_no_wildcard_in_a_topic(version: int, topic: str) -> None:
 @BOTH
 @pytest.mark.parametrize("verb", ["82 * 0001 {none} s'{topic_filter}' 00", "a2 * 0001 {none} s'{topic_filter}'"])
 @pytest.mark.parametrize("topic_filter", ["", "a#", "#/a", "a/#/b", "a+", "+a/b", "a/b+/c", "##", "++"])
-def test_wildcards_stand_alone_in_a_filter(version: int, verb: str, topic_filter: str) -> None:
+def test_misplaced_wildcards_in_a_filter_end_the_connection(version: int, verb: str, topic_filter: str) -> None:
     connection = opened(version)
     for good in ("#", "+", "a/#", "+/a", "a/+/#", "/"):
         (event,) = say(connection, verb.format(none=none(version), topic_filter=good))
@@ -214,7 +214,7 @@ def test_no_topic_is_empty(version: int) -> None:
 
 @pytest.mark.clause("MQTT-4.7.3-3", "MQTT311-4.7.3-3")
 @BOTH
-def test_the_longest_topic(version: int) -> None:
+def test_the_longest_topic_is_accepted(version: int) -> None:
     """The longest topic that two bytes of length allow is accepted."""
     connection = opened(version)
     topic = "t" * 65_535

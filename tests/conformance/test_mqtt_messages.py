@@ -40,7 +40,7 @@ def none(version: int) -> str:
 @pytest.mark.clause("MQTT-3.3.1-2", "MQTT311-3.3.1-2", "MQTT-3.3.1-4", "MQTT311-3.3.1-4", "MQTT-4.3.1-1")
 @BOTH
 @pytest.mark.parametrize("flags", range(16))
-def test_every_set_of_flags(version: int, flags: int) -> None:
+def test_publish_flags_are_valid_or_refused(version: int, flags: int) -> None:
     """QoS 3, and DUP at QoS 0, are errors; all other combinations are accepted."""
     dup, qos, retain = flags >> 3, flags >> 1 & 3, flags & 1
     connection = opened(version)
@@ -54,7 +54,7 @@ def test_every_set_of_flags(version: int, flags: int) -> None:
 
 @pytest.mark.clause("MQTT-3.3.1-2", "MQTT311-3.3.1-2")
 @BOTH
-def test_ours_at_qos_0_has_no_dup(version: int) -> None:
+def test_the_gateway_s_qos_0_messages_have_no_dup(version: int) -> None:
     connection = opened(version)
     send_publish(connection, "t", b"x", retain=True)
     assert connection.data_to_send()[0] == 0x31
@@ -114,7 +114,7 @@ def test_after_pubcomp_the_same_identifier_is_a_new_message(version: int) -> Non
 
 
 @pytest.mark.clause("MQTT-3.3.4-7")
-def test_more_than_receive_maximum() -> None:
+def test_more_messages_than_receive_maximum_end_the_connection() -> None:
     connection = opened(announced=Properties(receive_maximum=2))
     assert len(say(connection, "32 * s't' 0001 00", "34 * s't' 0002 00")) == 2
     connection.send_pubrec(2)  # success: the message is still in flight
@@ -125,7 +125,7 @@ def test_more_than_receive_maximum() -> None:
 
 
 @pytest.mark.clause("MQTT-3.3.2-12", "MQTT-3.3.2-9", "MQTT-3.2.2-17")
-def test_every_alias_up_to_ours() -> None:
+def test_aliases_up_to_the_maximum_are_accepted() -> None:
     connection = opened(announced=Properties(topic_alias_maximum=300))
     for alias in range(1, 301):
         (event,) = say(connection, f"30 * s't/{alias}' v 23 {alias:04x} ;")
@@ -138,7 +138,7 @@ def test_every_alias_up_to_ours() -> None:
 
 @pytest.mark.clause("MQTT-3.2.2-18")
 @pytest.mark.parametrize("announced", [Properties(), Properties(topic_alias_maximum=0)])
-def test_no_alias_where_none_was_announced(announced: Properties) -> None:
+def test_an_alias_without_an_announced_maximum_is_refused(announced: Properties) -> None:
     assert failed(say(opened(announced=announced), "30 * s't' v 23 0001 ;")) == "0x94"
 
 
@@ -151,7 +151,7 @@ def test_an_alias_ends_with_its_connection() -> None:
 
 
 @pytest.mark.clause("MQTT-3.3.2-8")
-def test_no_alias_is_0() -> None:
+def test_alias_0_is_refused() -> None:
     connection = opened(announced=Properties(topic_alias_maximum=5))
     assert failed(say(connection, "30 * s't' v 23 0000 ;")) == "0x94"
 
@@ -201,7 +201,7 @@ def test_a_qos_2_message_is_unacknowledged_until_pubrec_and_its_release_until_pu
 
 @pytest.mark.clause("MQTT-4.4.0-2")
 @pytest.mark.parametrize(("qos", "answer"), [(1, "40 03 0001 87"), (2, "50 03 0001 87")])
-def test_a_refused_message_of_ours_is_acknowledged(qos: int, answer: str) -> None:
+def test_a_message_that_the_client_refuses_is_acknowledged(qos: int, answer: str) -> None:
     connection = opened()
     send_publish(connection, "t", b"x", qos)
     (event,) = say(connection, answer)
@@ -215,14 +215,14 @@ def test_a_refused_message_of_ours_is_acknowledged(qos: int, answer: str) -> Non
 @pytest.mark.clause("MQTT-3.3.1-1", "MQTT311-3.3.1-1")
 @BOTH
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_message_that_is_sent_again_has_dup(version: int, qos: int) -> None:
+def test_a_resent_message_has_dup(version: int, qos: int) -> None:
     connection = opened(version)
     assert send_publish(connection, "t", b"x", qos, dup=True, packet_id=9) == 9
     assert connection.data_to_send() == wire(f"{0x38 | qos << 1:02x} * s't' 0009 {none(version)} 'x'")
 
 
 @pytest.mark.clause("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2")
-def test_the_client_s_receive_maximum() -> None:
+def test_the_client_s_receive_maximum_limits_deliveries() -> None:
     connection = opened(connect=WINDOW_OF_2)
     send_publish(connection, "t", b"", 1)
     send_publish(connection, "t", b"", 2)
@@ -318,7 +318,7 @@ def disconnect(connection: Connection, extra: Properties) -> None:
         pytest.param(disconnect, "e0 01 8b", marks=pytest.mark.clause("MQTT-3.14.2-3", "MQTT-3.14.2-4")),
     ],
 )
-def test_no_explanation_makes_a_packet_too_large(
+def test_a_reason_string_never_makes_a_packet_too_large(
     speak: Callable[[Connection, Properties], None], short: str, extra: Properties
 ) -> None:
     """The reason string and user properties are sent if they fit, and omitted if one byte too long."""
@@ -338,7 +338,7 @@ def test_no_explanation_makes_a_packet_too_large(
 
 @pytest.mark.clause("MQTT-3.15.2-2", "MQTT-3.15.2-3")
 @pytest.mark.parametrize("extra", [LONG, MANY], ids=["reason string", "user properties"])
-def test_no_explanation_makes_auth_too_large(extra: Properties) -> None:
+def test_a_reason_string_never_makes_auth_too_large(extra: Properties) -> None:
     connection = new()
     say(connection, "10 * s'MQTT' 05 02 000a v 15 s'M' 27 00000032 ; s'me'")
     connection.send_auth(0x18, msgspec.structs.replace(extra, authentication_method="M"))
@@ -346,7 +346,7 @@ def test_no_explanation_makes_auth_too_large(extra: Properties) -> None:
 
 
 @pytest.mark.clause("MQTT-3.1.2-24", "MQTT-3.1.2-25")
-def test_a_message_too_large_is_not_sent_and_not_owed() -> None:
+def test_a_too_large_message_is_dropped_and_not_in_flight() -> None:
     connection = opened(connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'")
     for qos, size in ((0, 14), (1, 12), (2, 12)):
         before = connection.outbound.used
@@ -358,7 +358,7 @@ def test_a_message_too_large_is_not_sent_and_not_owed() -> None:
 
 
 @pytest.mark.clause("MQTT-3.1.2-29")
-def test_no_explanations_for_a_client_that_wants_none() -> None:
+def test_no_reason_strings_without_request_problem_information() -> None:
     connect = "10 * s'MQTT' 05 02 000a v 17 00 ; s'me'"
     for speak, short in (
         (puback, "40 03 0001 97"), (pubrec, "50 03 0001 97"), (pubrel, "62 03 0001 92"), (pubcomp, "70 03 0001 92"),
@@ -370,7 +370,7 @@ def test_no_explanations_for_a_client_that_wants_none() -> None:
 
 
 @pytest.mark.clause("MQTT-3.14.4-1", "MQTT-3.14.4-2", "MQTT-4.13.2-1")
-def test_nothing_comes_after_our_disconnect() -> None:
+def test_nothing_is_sent_after_the_gateway_s_disconnect() -> None:
     connection = opened()
     connection.send_disconnect(0x8B)
     assert connection.data_to_send() == b"\xe0\x01\x8b"
@@ -384,7 +384,7 @@ def test_nothing_comes_after_our_disconnect() -> None:
 
 @pytest.mark.clause("MQTT311-3.14.4-1", "MQTT311-3.14.4-2", "MQTT-3.14.4-1", "MQTT-3.14.4-2")
 @BOTH
-def test_nothing_is_heard_after_the_client_s_disconnect(version: int) -> None:
+def test_nothing_is_processed_after_the_client_s_disconnect(version: int) -> None:
     connection = opened(version)
     assert len(say(connection, "e0 00", f"30 * s't' {none(version)}", "c0 00")) == 1
     connection.finish()
@@ -438,7 +438,7 @@ def carry(kind: type, code: int) -> packets.Packet:
 @pytest.mark.clause("MQTT-3.2.2-8", "MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-3.6.2-1", "MQTT-3.7.2-1")
 @pytest.mark.clause("MQTT-3.9.3-2", "MQTT-3.11.3-2", "MQTT-3.14.2-1", "MQTT-3.15.2-1")
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
-def test_reason_codes_are_of_the_packet_s_table(kind: type) -> None:
+def test_reason_codes_outside_a_packet_s_table_are_errors(kind: type) -> None:
     """The gateway cannot send a code outside the table; a client's is a protocol error."""
     allowed = bytes.fromhex(TABLES[kind])
     for code in range(256):
@@ -462,7 +462,7 @@ def test_reason_codes_are_of_the_packet_s_table(kind: type) -> None:
         ("f0 * {} v 15 s'M' ;", "19"),  # 0x18 answers the gateway's AUTH
     ],
 )
-def test_reason_codes_of_a_client_are_of_the_packet_s_table(text: str, allowed: str) -> None:
+def test_a_client_may_not_send_server_reason_codes(text: str, allowed: str) -> None:
     """Some codes of DISCONNECT and AUTH are for servers only."""
     connect = "10 * s'MQTT' 05 02 000a v 15 s'M' ; s'me'"
     for code in range(256):
@@ -473,7 +473,7 @@ def test_reason_codes_of_a_client_are_of_the_packet_s_table(text: str, allowed: 
 
 @pytest.mark.clause("MQTT311-3.9.3-2")
 @pytest.mark.parametrize("code", [0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2])
-def test_suback_of_311_knows_one_failure(code: int) -> None:
+def test_suback_of_311_has_one_failure_code(code: int) -> None:
     connection = opened(4)
     connection.send_suback(7, [code])
     assert connection.data_to_send() == bytes.fromhex("90030007") + bytes((min(code, 0x80),))

@@ -24,7 +24,7 @@ def none(version: int) -> str:
 @pytest.mark.clause("MQTT-3.8.3-2", "MQTT-3.10.3-2", "MQTT311-3.8.3-3", "MQTT311-3.10.3-2")
 @BOTH
 @pytest.mark.parametrize("text", ["82 * 0001 {}", "a2 * 0001 {}"])
-def test_a_request_for_nothing(version: int, text: str) -> None:
+def test_a_request_without_filters_is_refused(version: int, text: str) -> None:
     connection = opened(version)
     assert failed(say(connection, text.format(none(version)))) == "0x81"
     assert connection.closing
@@ -32,7 +32,7 @@ def test_a_request_for_nothing(version: int, text: str) -> None:
 
 @pytest.mark.clause("MQTT311-3.10.3-1", "MQTT-3.10.3-1", "MQTT-2.2.1-6", "MQTT311-2.3.1-7")
 @BOTH
-def test_filters_are_one_behind_the_other(version: int) -> None:
+def test_filters_keep_their_order(version: int) -> None:
     connection = opened(version)
     (event,) = say(connection, f"a2 * 0007 {none(version)} s'a' s'b/#' s'c'")
     assert event == UnsubscribeReceived(7, ("a", "b/#", "c"))
@@ -46,7 +46,7 @@ def test_filters_are_one_behind_the_other(version: int) -> None:
 
 @pytest.mark.clause("MQTT-3.8.3-5", "MQTT311-3.8.3-4")
 @BOTH
-def test_every_octet_of_options(version: int) -> None:
+def test_subscription_options_are_valid_or_refused(version: int) -> None:
     """3.1.1 uses two bits, with one invalid combination; 5.0 uses six, with two invalid combinations."""
     for options in range(256):
         legal = options & 3 != 3 and (options < 4 if version == 4 else options < 0x40 and options & 0x30 != 0x30)
@@ -55,7 +55,7 @@ def test_every_octet_of_options(version: int) -> None:
 
 
 @pytest.mark.clause("MQTT-3.8.3-4")
-def test_no_local_is_for_subscriptions_that_are_not_shared() -> None:
+def test_no_local_on_a_shared_subscription_is_refused() -> None:
     assert failed(say(opened(), "82 * 0001 00 s'$share/g/a' 04")) == "0x82"
     assert failed(say(opened(), "82 * 0001 00 s'a' 04 s'$share/g/a' 05")) == "0x82"
     assert len(say(opened(), "82 * 0001 00 s'$share/g/a' 01")) == 1
@@ -76,7 +76,7 @@ def test_a_shared_filter_has_a_name_and_a_filter(topic_filter: str) -> None:
 
 @pytest.mark.clause("MQTT-3.14.2-1", "MQTT-3.14.1-1")
 @pytest.mark.parametrize("code", [0x00, 0x04, 0x80, 0x99])
-def test_the_client_s_close(code: int) -> None:
+def test_a_client_s_disconnect_closes_the_connection(code: int) -> None:
     connection = opened()
     (event,) = say(connection, f"e0 01 {code:02x}")
     assert type(event) is DisconnectReceived
@@ -86,7 +86,7 @@ def test_the_client_s_close(code: int) -> None:
 
 
 @pytest.mark.clause("MQTT-4.12.0-2", "MQTT-4.12.0-3", "MQTT-4.12.0-5", "MQTT-3.15.2-1")
-def test_an_exchange_of_auth() -> None:
+def test_authentication_completes_by_auth_packets() -> None:
     connection = authenticating()
     connection.send_auth(0x18, Properties(authentication_method="M", authentication_data=b"?"))
     assert connection.data_to_send() == wire("f0 * 18 v 15 s'M' 16 s'?' ;")
@@ -100,7 +100,7 @@ def test_an_exchange_of_auth() -> None:
 @pytest.mark.parametrize(
     "text", ["f0 * 18 v 15 s'N' ;", "f0 * 18 00", "f0 00", "f0 * 19 v 15 s'M' ;", "f0 * 00 v 15 s'M' ;"]
 )
-def test_another_step_than_the_client_may_take(text: str) -> None:
+def test_a_wrong_authentication_step_is_refused(text: str) -> None:
     connection = authenticating()
     assert failed(say(connection, text)) == "0x82"
     assert ended_by(connection) == (0x20, 0x82)
@@ -120,7 +120,7 @@ def test_authentication_can_be_refused_at_every_step(code: int) -> None:
 
 
 @pytest.mark.clause("MQTT-4.12.0-6", "MQTT-4.12.0-7")
-def test_no_method_no_auth() -> None:
+def test_auth_without_a_method_is_refused() -> None:
     connection = opened()
     with pytest.raises(UsageError):
         connection.send_auth(0x18, Properties(authentication_method="M"))
@@ -129,7 +129,7 @@ def test_no_method_no_auth() -> None:
 
 
 @pytest.mark.clause("MQTT-4.12.1-1", "MQTT-4.12.1-2")
-def test_authentication_again() -> None:
+def test_a_client_re_authenticates() -> None:
     announced = Properties(authentication_method="M")
     connection = opened(announced=announced, connect=METHOD)
     (event,) = say(connection, "f0 * 19 v 15 s'M' ;")

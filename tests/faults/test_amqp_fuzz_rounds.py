@@ -15,7 +15,7 @@ from loadtest.scenarios.fuzz import SETTINGS, Fuzz, Plan
 
 
 @pytest.mark.timeout(400)
-async def test_damaged_conversations_are_answered_or_closed_and_leave_nothing(bootstrap: str, tmp_path: Path) -> None:
+async def test_damaged_conversations_are_answered_or_closed_without_leaks(bootstrap: str, tmp_path: Path) -> None:
     gateway = GatewayProcess(tmp_path, bootstrap, environment=SETTINGS)
     try:
         await gateway.start()
@@ -28,7 +28,7 @@ async def test_damaged_conversations_are_answered_or_closed_and_leave_nothing(bo
     assert outcome.honest > 10
 
 
-def test_damage_depends_on_chance_alone_and_is_damage() -> None:
+def test_damage_is_reproducible_and_changes_the_bytes() -> None:
     said = GREETING + opening("me") + attach_sender("link", "me", "t") + IDLE
     recording = cut(said)
     assert b"".join(recording) == said

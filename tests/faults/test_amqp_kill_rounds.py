@@ -11,9 +11,7 @@ from loadtest.scenarios.amqp_kills import COMMIT_INTERVAL_S, AmqpRound, Plan
 
 
 @pytest.mark.timeout(400)
-async def test_nothing_accepted_is_lost_and_what_was_committed_does_not_come_again(
-    bootstrap: str, tmp_path: Path
-) -> None:
+async def test_no_accepted_message_is_lost_and_no_committed_one_is_redelivered(bootstrap: str, tmp_path: Path) -> None:
     # A long grace period: only the script, which runs alone on a machine, measures how soon a commit follows.
     plan = Plan(kills=3, senders=1, rate=100, window=20, between=0.3, early=0.3, patient=0.34, grace=15, seed=7)
     gateway = GatewayProcess(tmp_path, bootstrap)

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.timeout(400)
-async def test_a_flood_into_a_frozen_kafka_is_held_back_by_tcp_within_the_budget_and_silence_is_forgiven(
+async def test_a_flood_into_a_frozen_kafka_stays_within_the_budget_and_keeps_its_connections(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     config = "[budget]\nprocess_bytes = 8_388_608\nconnection_bytes = 2_097_152\n"

@@ -101,7 +101,7 @@ async def refused(address: tuple[str, int], topic: str, size: int) -> bytes:
     return answer
 
 
-async def test_the_greedy_are_stopped_and_the_modest_are_not(
+async def test_greedy_clients_are_stopped_and_modest_ones_are_served(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()

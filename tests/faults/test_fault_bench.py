@@ -58,7 +58,7 @@ async def lose_what_is_stored(stage: Stage) -> None:
 
 
 @pytest.mark.timeout(400)
-async def test_faults_under_load_cost_nothing_and_a_loss_is_found(bench: Bench) -> None:
+async def test_faults_under_load_lose_nothing_and_a_planted_loss_is_found(bench: Bench) -> None:
     outcome = await bench.run(Fault("several", "one after the other", several, silent=True, proxied=True))
     assert outcome.problems == []
     assert {one: verdict.lost for one, verdict in outcome.stored.verdicts.items()} == {"mqtt": 0, "amqp": 0, "http": 0}

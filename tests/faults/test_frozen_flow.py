@@ -121,7 +121,7 @@ async def stall(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayPro
         client.drop()
 
 
-async def test_a_stall_is_told_and_remembered(stall: Stall, tmp_path: Path) -> None:
+async def test_a_stall_is_shown_and_kept_in_the_history(stall: Stall, tmp_path: Path) -> None:
     def reasons(flow: dict[str, Any]) -> set[tuple[str, str]]:
         return {(pause["subject"].partition(" ")[0], pause["reason"]) for pause in flow["paused"]}
 
@@ -199,7 +199,7 @@ async def look_at_the_stall(window: Browser, stall: Stall) -> None:
     assert await window.complaints() == []
 
 
-async def test_a_produce_request_that_waits_for_kafka_is_told(stall: Stall) -> None:
+async def test_a_produce_request_that_waits_for_kafka_is_shown(stall: Stall) -> None:
     posting = asyncio.create_task(stall.post())
     async with asyncio.timeout(60):
         while not (found := [each for each in (await stall.flow())["connections"] if each["protocol"] == "http"]):

@@ -27,7 +27,7 @@ STORED, QUEUED, UNREAD = 11, 12, 13
 
 @pytest.mark.clause("MQTT-3.1.4-3", "MQTT-4.3.3-10")
 @pytest.mark.parametrize("kafka_dies", [False, True], ids=["kafka-goes-on", "kafka-is-killed"])
-async def test_what_a_frozen_gateway_had_to_do_is_not_done_twice(
+async def test_a_frozen_gateway_repeats_no_work_after_it_wakes(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], kafka_dies: bool
 ) -> None:
     """It neither delivers a message again nor stores one again, and it closes its connection with a reason.

@@ -45,7 +45,7 @@ async def clients() -> AsyncIterator[list[RawClient]]:
         client.drop()
 
 
-async def test_they_come_subscribe_and_go(
+async def test_persistent_sessions_get_no_false_answers_while_kafka_is_frozen(
     stoppable: EmbeddedBroker,
     new_gateway: Callable[..., GatewayProcess],
     tmp_path: Path,

@@ -32,7 +32,7 @@ async def proxy(new_broker: Callable[..., EmbeddedBroker]) -> AsyncIterator[Prox
     await made.stop()
 
 
-async def test_a_half_open_connection_is_found_out_by_a_new_one(
+async def test_a_new_connection_reveals_a_half_open_one(
     proxy: Proxy, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     """The records in flight are stored soon, and once.

@@ -147,7 +147,7 @@ class Consumer:
 
 
 @pytest.mark.timeout(300)
-async def test_a_killed_broker_costs_http_clients_nothing_that_was_acknowledged_and_no_place(
+async def test_a_killed_broker_loses_no_acknowledged_record_and_no_position(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = await new_gateway(stoppable.bootstrap_servers).start()

@@ -88,7 +88,7 @@ def names(kinds: tuple[type[Receiver], ...]) -> str:
     return "-".join(kind.__name__ for kind in kinds)
 
 
-async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayProcess) -> None:
+async def test_receivers_that_read_nothing_share_a_bounded_budget(gateway: GatewayProcess) -> None:
     topic, count, each = f"unread-{uuid.uuid4().hex[:8]}", (KERNEL + 3 * MEBIBYTE) // SIZE, 3
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, SIZE))
@@ -114,7 +114,7 @@ async def test_receivers_that_read_nothing_are_bounded_in_all(gateway: GatewayPr
 
 
 @pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), (Events,), (PollAhead, FirstPage), ALL], ids=names)
-async def test_who_reads_nothing_delays_no_other_of_its_topic(
+async def test_a_stalled_receiver_delays_no_other_on_its_topic(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
     """Each message is sent after all others have received the previous one, so no client waits for the slow one."""
@@ -141,7 +141,7 @@ async def test_who_reads_nothing_delays_no_other_of_its_topic(
 
 
 @pytest.mark.parametrize("slow", [(Mqtt,), (Amqp,), (Live,), KINDS], ids=names)
-async def test_slow_members_hold_their_windows_and_no_more_of_their_group(
+async def test_slow_group_members_hold_only_their_windows(
     gateway: GatewayProcess, slow: tuple[type[Receiver], ...]
 ) -> None:
     """All others get the rest, and the slow members' messages when these leave. Only event streams have no window."""
@@ -169,7 +169,7 @@ async def test_slow_members_hold_their_windows_and_no_more_of_their_group(
         await wait_until(lambda: not missing(), WAIT_S)
 
 
-async def test_slow_consumers_keep_their_partitions_and_no_more_of_their_group(
+async def test_slow_consumers_delay_only_their_own_partitions(
     gateway: GatewayProcess, admin: AIOKafkaAdminClient, new_topic: NewTopicFactory
 ) -> None:
     """Kafka assigns each a partition. One consumer reads nothing, one a byte at a time, one never polls again.

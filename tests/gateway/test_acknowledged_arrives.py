@@ -173,7 +173,7 @@ def topic_of(shape: str, name: str) -> str:
     return text.encode()[:LONGEST].decode(errors="ignore")
 
 
-async def test_what_mqtt_acknowledges_arrives(readers: Readers, name: str) -> None:
+async def test_every_message_that_mqtt_acknowledges_arrives(readers: Readers, name: str) -> None:
     topics = {label: topic_of(shape, name) for label, shape in TOPICS.items()}
     fill = "f" * (248 - len(name))
     await readers.listen(list(topics.values()), [name, f"{name}-all", f"{name}_a", f"{name}-{fill}", f"{name}-ABC"])
@@ -212,7 +212,7 @@ AMQP: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_what_amqp_accepts_arrives(readers: Readers, name: str) -> None:
+async def test_every_message_that_amqp_accepts_arrives(readers: Readers, name: str) -> None:
     """A group id beyond 65,535 bytes, as a key, is too long for an MQTT topic; MQTT receives all others."""
     await readers.listen([f"{name}/#"], [name])
 
@@ -247,7 +247,7 @@ HTTP: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_what_http_stores_arrives(readers: Readers, name: str) -> None:
+async def test_every_record_that_http_acknowledges_arrives(readers: Readers, name: str) -> None:
     await readers.listen([f"{name}/#"], [name])
 
     def encoded(text: str | None) -> str | None:

@@ -198,7 +198,7 @@ async def test_a_claim_in_a_rule(secured: GatewayProcess) -> None:
     assert {name: "offset" in result for name, result in zip(expected, results, strict=True)} == expected
 
 
-async def test_an_http_consumer_stays_its_owners_though_the_groups_change(secured: GatewayProcess) -> None:
+async def test_an_http_consumer_keeps_its_owner_when_the_groups_change(secured: GatewayProcess) -> None:
     base = f"http://{secured.addresses['http']}/consumers/bearer"
     path = f"{base}/instances/mine"
     control = {"Content-Type": "application/vnd.kafka.v2+json"}
@@ -216,7 +216,7 @@ async def test_an_http_consumer_stays_its_owners_though_the_groups_change(secure
     assert statuses == [200, 403, 200, 204]
 
 
-async def test_who_outlives_his_token_is_sent_away(secured: GatewayProcess) -> None:
+async def test_a_client_is_disconnected_when_its_token_expires(secured: GatewayProcess) -> None:
     """AMQP and MQTT clients with tokens of a few seconds; one MQTT client renews its token in time."""
     async with asyncio.timeout(TIMEOUT):
         short = bearer(LIFE_S)

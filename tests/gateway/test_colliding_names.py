@@ -75,7 +75,7 @@ async def publish(gateway: GatewayProcess, topic: str) -> Puback:
     return answer
 
 
-async def test_who_comes_first_decides_nothing(choosing: GatewayProcess) -> None:
+async def test_a_colliding_name_is_not_created_by_its_first_user(choosing: GatewayProcess) -> None:
     """A dotted name that is not configured is not created, so the name that MQTT creates stays usable."""
     dotted, plain = f"first.{RUN}", f"first_{RUN}"
     assert await produce(choosing, dotted) == 404
@@ -86,7 +86,7 @@ async def test_who_comes_first_decides_nothing(choosing: GatewayProcess) -> None
     assert await attach(choosing, plain) == ""
 
 
-async def test_what_the_configuration_chooses_is_made_by_every_protocol(choosing: GatewayProcess) -> None:
+async def test_every_protocol_creates_the_configured_name(choosing: GatewayProcess) -> None:
     dotted, plain = f"chosen.{RUN}", f"chosen_{RUN}"
     assert await produce(choosing, plain) == 404
     assert await attach(choosing, plain) == "amqp:not-found"
@@ -98,7 +98,7 @@ async def test_what_the_configuration_chooses_is_made_by_every_protocol(choosing
 
 
 @pytest.mark.parametrize("way", ["kafka", "http"])
-async def test_what_an_administrator_made_is_used_and_the_log_tells_of_two_names(
+async def test_an_administrators_topic_is_used_and_the_collision_is_logged(
     choosing: GatewayProcess, admin: AIOKafkaAdminClient, way: str
 ) -> None:
     dotted, plain = f"{way}.{RUN}", f"{way}_{RUN}"

@@ -29,7 +29,7 @@ def test_file_then_environment_then_flags(file: Path, monkeypatch: pytest.Monkey
     assert config.amqp.address == "127.0.0.1:5672"
 
 
-def test_trivium_toml_of_the_working_directory_is_read_unless_a_file_is_named(file: Path) -> None:
+def test_trivium_toml_in_the_working_directory_is_the_default_file(file: Path) -> None:
     Path("trivium.toml").write_text("[mqtt]\nreceive_maximum = 99\n")
     assert load().mqtt.receive_maximum == 99
     assert load(file).mqtt.receive_maximum == 10
@@ -87,7 +87,7 @@ def test_addresses(text: str, host: str, port: int, loopback: bool) -> None:
     assert (address.host, address.port, address.is_loopback) == (host, port, loopback)
 
 
-def test_topics_are_created_on_the_embedded_broker_only_unless_told(file: Path) -> None:
+def test_topics_are_created_only_on_the_embedded_broker_by_default(file: Path) -> None:
     assert load(file).creates_topics
     assert not load(file, {"kafka": {"bootstrap_servers": "h:1"}}).creates_topics
     assert load(file, {"kafka": {"bootstrap_servers": "h:1", "create_topics": True}}).creates_topics
@@ -99,7 +99,7 @@ def test_a_bootstrap_server_without_a_port_is_refused(servers: str) -> None:
         load(flags={"kafka": {"bootstrap_servers": servers}})
 
 
-def test_bootstrap_servers_that_are_good() -> None:
+def test_valid_bootstrap_servers_are_accepted() -> None:
     for servers in ("a:9092", "a:9092, b:9093", "[::1]:9092"):
         assert load(flags={"kafka": {"bootstrap_servers": servers}}).kafka.bootstrap_servers == servers
 
@@ -120,7 +120,7 @@ def test_one_port_twice_is_refused_and_both_keys_are_named(flags: dict[str, obje
         assert key in str(caught.value)
 
 
-def test_free_ports_and_ports_of_other_addresses_do_not_meet() -> None:
+def test_free_ports_and_ports_of_other_addresses_do_not_collide() -> None:
     check_ports(load())
     check_ports(load(flags={"mqtt": {"address": "127.0.0.1:0"}, "amqp": {"address": "127.0.0.1:0"}}))
     check_ports(load(flags={"mqtt": {"address": "127.0.0.2:5672"}}))
@@ -146,7 +146,7 @@ def test_a_misspelled_variable_is_refused_with_the_nearest_name(
         load()
 
 
-def test_other_programs_variables_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("PREMIUM_MQTT__ADDRESS", "TRIVUM_HOME", "TRIVUM_MQTT__NOTHING", "MQTT__ADDRESS", "TRIVIA_X__Y"):
         monkeypatch.setenv(variable, "x")
     load()
@@ -158,7 +158,7 @@ def test_a_misspelled_key_is_refused_with_the_nearest_name(file: Path) -> None:
         load(file)
 
 
-def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_variables_of_kubernetes_services_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for variable in (
         "TRIVIUM_CACHE",

@@ -222,7 +222,7 @@ async def contained(gateway: GatewayProcess) -> dict[str, float]:
 
 
 @pytest.mark.timeout(300)
-async def test_whatever_task_fails_the_rest_serves_on(faulty: Faulty, users: Users) -> None:
+async def test_after_any_task_fails_everything_else_keeps_working(faulty: Faulty, users: Users) -> None:
     await users.serve()
     failed: set[str] = set()
     while left := (await faulty.order("names")).keys() - failed:
@@ -254,7 +254,7 @@ AMQP_PLACES = ("connection:AmqpConnection.handle", "connection:AmqpConnection.se
 
 
 @pytest.mark.timeout(400)
-async def test_whoever_our_bug_costs_its_connection_is_told_so_in_its_protocols_words(faulty: Faulty) -> None:
+async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(faulty: Faulty) -> None:
     topic = f"f-{uuid.uuid4().hex[:10]}"
     heir = await PahoClient(faulty.address("mqtt")).connect()
     await heir.subscribe(f"{topic}/will")
@@ -306,7 +306,7 @@ async def test_whoever_our_bug_costs_its_connection_is_told_so_in_its_protocols_
 
 
 @pytest.mark.timeout(400)
-async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
+async def test_a_topic_recreated_with_fewer_partitions_under_load_keeps_working(
     new_gateway: Callable[..., GatewayProcess],
     new_topic: Callable[..., Awaitable[str]],
     admin: AIOKafkaAdminClient,
@@ -362,7 +362,7 @@ async def test_a_topic_made_again_with_fewer_partitions_under_load_is_served_on(
 
 
 @pytest.mark.timeout(400)
-async def test_what_it_cannot_be_without_ends_it_with_each_protocols_close(
+async def test_a_fatal_failure_stops_the_gateway_with_each_protocols_close(
     new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
     gateway = await new_gateway(None, "--data-dir", str(tmp_path / "data"), "--kafka-port", "0").start()

@@ -274,7 +274,7 @@ ROUNDS: list[Callable[[Round], Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("turn", ROUNDS, ids=lambda turn: turn.__name__)
-async def test_nothing_is_left_to_the_collector(gateway: Uncollected, turn: Callable[[Round], Awaitable[None]]) -> None:
+async def test_no_garbage_is_left_in_cycles(gateway: Uncollected, turn: Callable[[Round], Awaitable[None]]) -> None:
     way = Round(gateway)
     async with way.kept:
         for _ in range(2):

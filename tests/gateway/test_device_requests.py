@@ -130,7 +130,7 @@ async def test_the_device_and_its_client_are_at_different_gateways(
         assert both == [(200, b"cba"), (200, b"zyx")]
 
 
-async def test_nobody_answers_in_time(gateway: GatewayProcess, new_topic: Any) -> None:
+async def test_a_request_without_an_answer_times_out(gateway: GatewayProcess, new_topic: Any) -> None:
     topic = f"{await new_topic()}/mute"
     async with device(gateway, topic, lambda _: None) as mute, aiohttp.ClientSession() as http:
         began = time.monotonic()
@@ -158,7 +158,7 @@ async def late_answers(process: GatewayProcess) -> float:
     raise AssertionError("not counted")
 
 
-async def test_a_request_that_nobody_has_seen_in_time_is_never_run(gateway: GatewayProcess, new_topic: Any) -> None:
+async def test_an_expired_request_is_never_delivered(gateway: GatewayProcess, new_topic: Any) -> None:
     """A device that reconnects to its session gets requests that are still waiting, and not those that timed out."""
     topic = f"{await new_topic()}/door"
     kept = Properties(PacketTypes.CONNECT)
@@ -182,6 +182,6 @@ async def test_a_request_that_nobody_has_seen_in_time_is_never_run(gateway: Gate
 @pytest.mark.parametrize(
     ("address", "status"), [("a/+/b", 422), ("a/#", 422), ("topic://__state/x", 422), ("topic://", 422)]
 )
-async def test_what_is_no_address(gateway: GatewayProcess, address: str, status: int) -> None:
+async def test_an_invalid_address_is_refused(gateway: GatewayProcess, address: str, status: int) -> None:
     async with aiohttp.ClientSession() as http, http.post(url(gateway, address), data=b"x") as answer:
         assert answer.status == status

@@ -9,7 +9,7 @@ import sys
 from gateway.kafka.cluster.rights import NEEDS, NOT_REPORTED, Operation, Resource, lacking
 
 
-def test_what_is_missing_of_the_rights_that_kafka_tells() -> None:
+def test_missing_rights_are_reported() -> None:
     need = next(one for one in NEEDS if one.resource is Resource.CLIENT_TOPICS and one.always)
     assert lacking(need, 1 << Operation.DESCRIBE | 1 << Operation.READ) == (Operation.WRITE,)
     assert lacking(need, 0) == need.operations
@@ -28,7 +28,7 @@ async def doctor(bootstrap: str) -> tuple[int, str]:
     return process.returncode, printed.decode()
 
 
-async def test_a_kafka_that_has_what_is_needed(bootstrap: str) -> None:
+async def test_a_good_kafka_passes(bootstrap: str) -> None:
     code, printed = await doctor(bootstrap)
     assert code == 0, printed
     assert f"ok   broker 1 at {bootstrap} answers, and is new enough" in printed
@@ -39,7 +39,7 @@ async def test_a_kafka_that_has_what_is_needed(bootstrap: str) -> None:
     assert "Traceback" not in printed
 
 
-async def test_a_kafka_that_is_not_there() -> None:
+async def test_an_unreachable_kafka_is_reported() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -89,7 +89,7 @@ class Hall:
         self.closed_at = asyncio.get_running_loop().time()
 
 
-async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> None:
+async def test_connections_leave_at_a_rate_in_random_order_and_waiting_ones_last() -> None:
     said: list[tuple[Leaving, float]] = []
     kafka, slowly = asyncio.Event(), asyncio.Event()
     slow, never = Leaving(said, slowly), Leaving(said, asyncio.Event())
@@ -123,7 +123,7 @@ async def test_at_a_rate_and_in_no_order_those_that_wait_for_kafka_last() -> Non
     assert (statistics.connections, statistics.sent_away_total) == (1, len(everybody) - 1)
 
 
-async def test_whom_kafka_does_not_answer_is_waited_for_so_long_and_no_longer() -> None:
+async def test_the_wait_for_kafkas_answers_is_limited() -> None:
     hall = Hall([Leaving([], asyncio.Event())])
     drain = Drain(DrainConfig(lead_s=0), lambda: [hall], settle_s=0.1)
     await asyncio.wait_for(drain.run(asyncio.Event()), 30)
@@ -131,7 +131,7 @@ async def test_whom_kafka_does_not_answer_is_waited_for_so_long_and_no_longer() 
     assert not hall.connections[0].left
 
 
-async def test_hurry_ends_the_lead() -> None:
+async def test_a_second_signal_ends_the_lead_time() -> None:
     hall = Hall([Leaving([], asyncio.Event())])
     hurry = asyncio.Event()
     running = asyncio.create_task(Drain(DrainConfig(lead_s=600), lambda: [hall], settle_s=1).run(hurry))
@@ -142,7 +142,7 @@ async def test_hurry_ends_the_lead() -> None:
     assert not hall.connections[0].left
 
 
-async def test_what_kafka_has_answered_is_acknowledged_before_the_end(bootstrap: str, new_topic: NewTopic) -> None:
+async def test_records_that_kafka_stored_are_acknowledged_before_the_close(bootstrap: str, new_topic: NewTopic) -> None:
     topic = await new_topic()
     async with assembled(bootstrap, create=False, mqtt={"address": "127.0.0.1:0"}) as made:
         listener = make_mqtt(*made)
@@ -217,7 +217,7 @@ async def last_words(socket: aiohttp.ClientWebSocketResponse) -> tuple[bytes, in
 
 
 @pytest.mark.clause("MQTT-3.14.2-1")
-async def test_every_protocol_is_told_where_to_go_and_a_session_is_there(
+async def test_every_protocol_is_redirected_and_the_session_follows(
     bootstrap: str, gateway: GatewayProcess, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     name = f"drain-{uuid.uuid4().hex[:10]}"
@@ -310,7 +310,7 @@ CONNECTS = {
 }
 
 
-async def test_who_comes_too_late_is_refused_and_a_second_signal_ends_the_wait(
+async def test_late_clients_are_refused_and_a_second_signal_ends_the_wait(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = await new_gateway(bootstrap, config="[drain]\nlead_s = 0\nrate_per_s = 0.001\n").start()

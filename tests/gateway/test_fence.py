@@ -14,7 +14,7 @@ def times() -> list[float]:
     return [100.0]
 
 
-async def test_it_shuts_when_the_process_has_not_run_for_too_long(times: list[float]) -> None:
+async def test_it_shuts_after_the_process_was_stopped_too_long(times: list[float]) -> None:
     fence = Fence(lambda: times[0])
     shut: list[float] = []
     opened: list[bool] = []
@@ -48,7 +48,7 @@ async def test_it_shuts_when_the_process_has_not_run_for_too_long(times: list[fl
     fence.stop_guarding()
 
 
-async def test_who_does_not_mind_any_more_holds_nobody_back(times: list[float]) -> None:
+async def test_without_guards_the_fence_is_open(times: list[float]) -> None:
     fence = Fence(lambda: times[0])
     fence.guard(5.0, "table")
     times[0] += 6.0

@@ -191,7 +191,7 @@ async def until_deleted(admin: AIOKafkaAdminClient, group: str) -> None:
             pass
 
 
-async def test_a_durable_link_is_its_principals(
+async def test_a_durable_link_belongs_to_its_principal(
     gateway: GatewayProcess,
     ann: aiohttp.ClientSession,
     bob: aiohttp.ClientSession,
@@ -228,7 +228,7 @@ async def test_a_durable_link_is_its_principals(
     assert await every_way(gateway, ann, "ann", topic, group) == DENIED
 
 
-async def test_a_link_under_way_is_not_stolen(gateway: GatewayProcess, new_topic: NewTopic) -> None:
+async def test_an_open_link_is_not_stolen(gateway: GatewayProcess, new_topic: NewTopic) -> None:
     topic, container = await new_topic(partitions=1), unique()
     attached, tried = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -249,7 +249,7 @@ async def test_a_link_under_way_is_not_stolen(gateway: GatewayProcess, new_topic
 
 
 @pytest.mark.parametrize("first", ["amqp", "mqtt", "http"])
-async def test_a_group_is_of_who_used_it_first(
+async def test_a_group_belongs_to_its_first_user(
     gateway: GatewayProcess,
     ann: aiohttp.ClientSession,
     bob: aiohttp.ClientSession,
@@ -269,7 +269,7 @@ async def test_a_group_is_of_who_used_it_first(
     assert (await ask(ann, "POST", f"/consumers/{group}", {"format": "json"}))[0] == 200
 
 
-async def test_a_consumer_over_http_is_its_principals(
+async def test_an_http_consumer_belongs_to_its_principal(
     gateway: GatewayProcess, ann: aiohttp.ClientSession, bob: aiohttp.ClientSession, new_topic: NewTopic
 ) -> None:
     topic, group = await new_topic(partitions=1), TEAM + unique()  # a group that all may use
@@ -292,7 +292,7 @@ async def test_a_consumer_over_http_is_its_principals(
     assert (await ask(ann, "DELETE", f"/consumers/{group}/instances/c"))[0] == 204
 
 
-async def test_a_foreign_group_is_read_in_and_not_deleted(
+async def test_another_clients_group_can_be_joined_but_not_deleted(
     gateway: GatewayProcess, bootstrap: str, new_topic: NewTopic, admin: AIOKafkaAdminClient
 ) -> None:
     topic, group = await new_topic(partitions=1), unique()
@@ -308,7 +308,7 @@ async def test_a_foreign_group_is_read_in_and_not_deleted(
     assert await exists(admin, group)
 
 
-async def test_a_queue_is_for_all_who_may_read_its_topic(gateway: GatewayProcess, new_topic: NewTopic) -> None:
+async def test_all_readers_of_a_topic_may_use_its_queue(gateway: GatewayProcess, new_topic: NewTopic) -> None:
     topic = await new_topic(partitions=1)
     for user in ("ann", "bob"):
 
@@ -322,7 +322,7 @@ async def test_a_queue_is_for_all_who_may_read_its_topic(gateway: GatewayProcess
         assert await amqp(gateway, user, work) == user.encode()
 
 
-async def test_rules_go_before_owners(
+async def test_rules_override_owners(
     gateway: GatewayProcess,
     ann: aiohttp.ClientSession,
     bob: aiohttp.ClientSession,
@@ -347,7 +347,7 @@ async def test_rules_go_before_owners(
         assert await every_way(gateway, session, user, topic, SHUT) == DENIED
 
 
-async def test_a_session_is_its_principals(gateway: GatewayProcess) -> None:
+async def test_a_session_belongs_to_its_principal(gateway: GatewayProcess) -> None:
     client_id = unique()
     first = await mqtt(gateway, "ann", client_id, session_expiry_interval=60)
     second = await mqtt(gateway, "bob", client_id, clean_start=True)
@@ -362,7 +362,7 @@ async def test_a_session_is_its_principals(gateway: GatewayProcess) -> None:
         client.drop()
 
 
-async def test_an_idempotency_key_is_its_principals(
+async def test_an_idempotency_key_belongs_to_its_principal(
     gateway: GatewayProcess, ann: aiohttp.ClientSession, bob: aiohttp.ClientSession, new_topic: NewTopic
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -376,7 +376,7 @@ async def test_an_idempotency_key_is_its_principals(
     assert offsets == [0, 1]
 
 
-async def test_a_temporary_node_is_its_connections(gateway: GatewayProcess) -> None:
+async def test_a_temporary_node_belongs_to_its_connection(gateway: GatewayProcess) -> None:
     def work(connection: BlockingConnection) -> str:
         node = connection.create_receiver(None, dynamic=True, credit=1)
         address = node.link.remote_source.address
@@ -387,7 +387,7 @@ async def test_a_temporary_node_is_its_connections(gateway: GatewayProcess) -> N
     assert await amqp(gateway, "ann", work) == "amqp:unauthorized-access"
 
 
-async def test_names_outlive_the_gateway(bootstrap: str, tmp_path: Path) -> None:
+async def test_owners_of_names_survive_a_restart(bootstrap: str, tmp_path: Path) -> None:
     """When anonymous clients are no longer allowed, their names are free."""
     groups = unique(), unique()
     path = tmp_path / "passwords"

@@ -136,7 +136,7 @@ async def crowd() -> AsyncIterator[Crowd]:
     ("protocol", "begun", "log_in"),
     [("mqtt", b"", by_mqtt), ("amqp", HALF_HELLO, by_amqp), ("http", HALF_HELLO, by_http)],
 )
-async def test_handshakes_under_way_are_bounded_and_others_log_in(
+async def test_unfinished_handshakes_are_limited_and_others_log_in(
     gateway: GatewayProcess,
     crowd: Crowd,
     protocol: str,

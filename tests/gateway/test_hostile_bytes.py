@@ -228,7 +228,7 @@ class Honest:
             self.done[name] += 1
 
 
-async def test_hostile_bytes_touch_nobody_else_and_leave_nothing_behind(
+async def test_hostile_bytes_disturb_no_other_client_and_leave_nothing_behind(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess], new_topic: Callable[..., Awaitable[str]]
 ) -> None:
     gateway = await new_gateway(

@@ -58,7 +58,7 @@ async def asked_seldom(bootstrap: str) -> None:
     await force_close(producer, asyncio.create_task)
 
 
-async def test_whoever_reads_goes_on_without_a_leader(
+async def test_readers_continue_when_a_partition_has_no_leader(
     new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     first = new_broker("first")

@@ -142,7 +142,7 @@ async def metrics(gateway: GatewayProcess) -> list[str]:
         return (await response.text()).splitlines()
 
 
-async def test_each_mqtt_listener_takes_its_own_logins(gateway: GatewayProcess) -> None:
+async def test_each_mqtt_listener_accepts_its_configured_logins(gateway: GatewayProcess) -> None:
     answers = []
     for listener, device, login in (
         ("local", None, {}),
@@ -164,7 +164,7 @@ async def test_each_mqtt_listener_takes_its_own_logins(gateway: GatewayProcess) 
     assert all(f"listener={name}" in log or f'"listener": "{name}"' in log for name in ("local", "devices", "users"))
 
 
-async def test_a_session_goes_on_at_another_listener(gateway: GatewayProcess) -> None:
+async def test_a_session_is_resumed_at_another_listener(gateway: GatewayProcess) -> None:
     name, kept = f"c-{uuid.uuid4().hex[:8]}", Properties(session_expiry_interval=600)
     first = await mqtt(gateway, "local", client_id=name, properties=kept)
     assert await first.subscribe(f"{TOPIC}/#")
@@ -179,7 +179,7 @@ async def test_a_session_goes_on_at_another_listener(gateway: GatewayProcess) ->
         one.drop()
 
 
-async def test_amqp_by_certificate_alone(gateway: GatewayProcess) -> None:
+async def test_amqp_logs_in_with_only_a_certificate(gateway: GatewayProcess) -> None:
     for device, offered in (("pump-7", [b"EXTERNAL"]), (None, [])):
         streams = await asyncio.open_connection(*gateway.address("amqps"), ssl=client_context(device))
         client = WireClient(*streams)
@@ -192,7 +192,7 @@ async def test_amqp_by_certificate_alone(gateway: GatewayProcess) -> None:
         await client.close()
 
 
-async def test_websockets_come_in_as_their_http_listener_says(gateway: GatewayProcess) -> None:
+async def test_websockets_use_the_logins_of_their_http_listener(gateway: GatewayProcess) -> None:
     """MQTT over WebSocket uses the HTTP listener's logins, not those of MQTT's listeners."""
     url = f"http://{gateway.addresses['public']}"
     async with aiohttp.ClientSession(url) as session:
@@ -206,7 +206,7 @@ async def test_websockets_come_in_as_their_http_listener_says(gateway: GatewayPr
             assert response.status == 200
 
 
-async def test_of_two_http_listeners_one_is_behind_a_balancer(gateway: GatewayProcess) -> None:
+async def test_one_of_two_http_listeners_is_behind_a_balancer(gateway: GatewayProcess) -> None:
     reader, writer = await asyncio.open_connection(*gateway.address("inner"))
     writer.write(b"PROXY TCP4 192.0.2.1 127.0.0.1 5 6\r\nGET /topics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 200")
@@ -214,7 +214,7 @@ async def test_of_two_http_listeners_one_is_behind_a_balancer(gateway: GatewayPr
     assert await is_closed(gateway, "inner", b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
-async def test_more_than_max_connections_are_closed_at_once_and_counted(gateway: GatewayProcess) -> None:
+async def test_connections_above_the_maximum_are_closed_immediately_and_counted(gateway: GatewayProcess) -> None:
     """HTTP connections, WebSockets of MQTT and event streams all count; a closed one frees its place."""
     here = 'listener="public",protocol="http"'
     url = f"http://{gateway.addresses['public']}"
@@ -244,7 +244,7 @@ async def test_more_than_max_connections_are_closed_at_once_and_counted(gateway:
     assert "listener=public" in gateway.log.read_text() or '"listener": "public"' in gateway.log.read_text()
 
 
-async def test_everything_tells_listeners_by_their_names(gateway: GatewayProcess) -> None:
+async def test_logs_and_metrics_name_the_listener(gateway: GatewayProcess) -> None:
     names = {"local", "devices", "users", "amqps", "public", "inner"}
     names |= {"mqtt6", "amqp6", "http6"} if HAS_IPV6 else set()
     assert gateway.addresses.keys() == names | {"management", "kafka", "pid", "kafka_pid"}
@@ -282,7 +282,7 @@ async def test_each_protocol_over_ipv6(gateway: GatewayProcess) -> None:
     assert '"peer": "[::1]:' in gateway.log.read_text()
 
 
-async def test_sighup_reads_the_certificates_of_each(gateway: GatewayProcess) -> None:
+async def test_sighup_reloads_the_certificates_of_every_listener(gateway: GatewayProcess) -> None:
     async def shown(listener: str) -> bytes:
         tls = client_context("pump-7")
         _, writer = await asyncio.open_connection(*gateway.address(listener), ssl=tls)

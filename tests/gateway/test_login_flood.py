@@ -124,7 +124,7 @@ async def waiting(gateway: GatewayProcess) -> float:
 
 
 @pytest.mark.parametrize("log_in", [by_mqtt, by_amqp, by_http])
-async def test_others_log_in_while_a_flood_is_under_way(
+async def test_others_log_in_during_a_flood(
     gateway: GatewayProcess, log_in: Callable[[GatewayProcess], Awaitable[None]]
 ) -> None:
     async with flood(gateway.address("mqtt")) as stranger:
@@ -172,7 +172,7 @@ async def is_busy(gateway: GatewayProcess, says: Callable[[GatewayProcess], Awai
 
 
 @pytest.mark.parametrize("says_busy", [http_says, amqp_says, mqtt_3_says])
-async def test_busy_is_said_in_each_protocols_words(
+async def test_each_protocol_answers_busy_in_its_own_way(
     gateway: GatewayProcess, says_busy: Callable[[GatewayProcess], Awaitable[bool]]
 ) -> None:
     """The flooding address gets "busy", not "wrong password". A few logins may be admitted, but not all."""

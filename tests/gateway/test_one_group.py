@@ -114,7 +114,7 @@ async def test_an_amqp_receiver_takes_over_from_an_mqtt_client(
     await asyncio.to_thread(amqp.connection.close)
 
 
-async def test_members_of_four_kinds(
+async def test_members_of_four_kinds_share_a_group(
     gateway: GatewayProcess,
     connect: Connect,
     bootstrap: str,

@@ -33,7 +33,7 @@ def by_name(config: Config) -> dict[str, ListenerSettings]:
     return {found.name: found for found in listeners(config)}
 
 
-def test_the_sections_addresses_are_listeners_too() -> None:
+def test_the_sections_addresses_are_listeners_by_default() -> None:
     security = {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "a", **PASSWORDS}
     found = by_name(Config(security=security, amqp={"websocket_address": "127.0.0.1:0", "proxy_protocol": True}))
     assert list(found) == ["mqtt", "amqp", "http", "amqp_websocket"]
@@ -42,7 +42,7 @@ def test_the_sections_addresses_are_listeners_too() -> None:
     assert found["mqtt"].logins == {"anonymous", "password", "certificate"}
 
 
-def test_what_an_operator_wants() -> None:
+def test_listeners_with_tls_logins_and_limits() -> None:
     found = by_name(
         configured(
             one("local", 1883, plain=True, logins=["anonymous"]),
@@ -81,7 +81,7 @@ def test_what_an_operator_wants() -> None:
         ([one("a", address="0.0.0.0:0")], {}, "listeners.a.address: 0.0.0.0:0 can be reached"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(entries: list[Any], sections: dict[str, Any], told: str) -> None:
+def test_an_impossible_configuration_is_refused(entries: list[Any], sections: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(configured(*entries, **sections))
     assert told in str(caught.value)
@@ -117,7 +117,7 @@ def test_a_bad_entry_is_named_by_its_place(entry: dict[str, Any], told: str) -> 
         ("[::]:7", "localhost:7", True),
     ],
 )
-def test_ipv6_has_ports_of_its_own(first: str, second: str, meet: bool) -> None:
+def test_ipv6_ports_are_separate(first: str, second: str, meet: bool) -> None:
     config = configured(one("a", address=first), one("b", address=second), security={"insecure": True})
     if meet:
         with pytest.raises(ConfigError, match=r"listeners\.a\.address and listeners\.b\.address"):

@@ -147,7 +147,7 @@ STORED = (0, "ACCEPTED", 200)
 
 
 @pytest.mark.timeout(400)
-async def test_alone_with_its_broker_from_start_to_crash(
+async def test_the_embedded_broker_from_start_to_crash(
     new_gateway: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
     options = ("--data-dir", str(tmp_path / "data"), "--kafka-port", "0")
@@ -252,7 +252,7 @@ async def refuses(address: str) -> bool:
     return not await accepts(address)
 
 
-async def test_sigterm_settles_what_is_in_flight_before_each_protocols_close(
+async def test_sigterm_settles_records_in_flight_before_each_protocols_close(
     stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     # Half of the time is for Kafka's answers; the maximum allowed, for a slow machine.
@@ -391,7 +391,7 @@ def complaint(said: str) -> str:
 
 
 @pytest.mark.parametrize("listener", ["mqtt", "amqp", "http", "management"])
-async def test_a_taken_port_is_one_clear_line(bootstrap: str, tmp_path: Path, listener: str) -> None:
+async def test_a_port_in_use_gives_a_one_line_error(bootstrap: str, tmp_path: Path, listener: str) -> None:
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     taken = "{}:{}".format(*server.sockets[0].getsockname())
     addresses = dict.fromkeys(("mqtt", "amqp", "http", "management"), "127.0.0.1:0") | {listener: taken}
@@ -428,7 +428,7 @@ def test_a_bad_configuration_is_refused_with_the_keys_name(tmp_path: Path, text:
         assert word in complaint(result.stderr)
 
 
-async def test_what_is_refused_by_check_does_not_start(tmp_path: Path) -> None:
+async def test_a_configuration_that_check_refuses_does_not_start(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     for text, key in (
         ("[mqtt]\nadress = 1", "mqtt.adress"),
@@ -440,7 +440,7 @@ async def test_what_is_refused_by_check_does_not_start(tmp_path: Path) -> None:
         assert key in complaint(said)
 
 
-async def test_flags_environment_and_file_are_laid_over_each_other(tmp_path: Path) -> None:
+async def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text('[mqtt]\nreceive_maximum = 7\nmax_subscriptions = 8\n[kafka]\nsasl_password = "hush-hush"\n')
     code, out, _ = await trivium(
@@ -456,14 +456,14 @@ async def test_flags_environment_and_file_are_laid_over_each_other(tmp_path: Pat
     assert "mqtt.receive_maximum" in complaint(said)
 
 
-async def test_a_good_configuration_is_good(tmp_path: Path) -> None:
+async def test_check_accepts_a_valid_configuration(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text('[mqtt]\naddress = "127.0.0.1:0"\n[[mapping.rules]]\nmqtt = "a/+/b"\ntopic = "t"\n')
     code, out, _ = await trivium("config", "check", "--config", str(file))
     assert (code, out) == (0, "The configuration is valid.\n")
 
 
-async def test_help_costs_no_heavy_import() -> None:
+async def test_help_needs_no_heavy_imports() -> None:
     code, out, _ = await trivium("--help")
     assert code == 0
     assert "up" in out

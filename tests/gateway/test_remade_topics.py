@@ -110,7 +110,7 @@ def stored(partitions: int) -> Callable[[Any], bool]:
 
 
 @pytest.mark.timeout(400)
-async def test_whoever_writes_goes_on(
+async def test_writers_continue_after_a_topic_is_recreated(
     served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str
 ) -> None:
     topic = await new_topic(6)
@@ -279,7 +279,7 @@ async def fill(bootstrap: str, topic: str, partitions: int, name: str, count: in
 
 
 @pytest.mark.timeout(280)
-async def test_whoever_reads_goes_on(
+async def test_readers_continue_after_a_topic_is_recreated(
     new_gateway: Callable[..., GatewayProcess], new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str
 ) -> None:
     """Old positions are meaningless: the new topic has as many records as the old one, and then more."""
@@ -345,7 +345,7 @@ def transact(address: str, topic: str, key: str) -> str:
             connection.close()
 
 
-async def test_transactions_go_on(served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient) -> None:
+async def test_transactions_continue(served: GatewayProcess, new_topic: Any, admin: AIOKafkaAdminClient) -> None:
     topic = await new_topic(6)
     last = next(key for key in map(str, range(100)) if partition_of(key.encode(), 6) == 5)
     address = served.addresses["amqp"]
@@ -366,7 +366,7 @@ async def admitted(served: GatewayProcess, client_id: str, topic_filter: str) ->
 
 
 @pytest.mark.timeout(240)
-async def test_what_is_acknowledged_after_our_own_topics_were_deleted_is_there(
+async def test_nothing_acknowledged_is_lost_after_internal_topics_were_deleted(
     new_broker: Callable[..., EmbeddedBroker], new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     broker = new_broker()  # a separate broker: other gateways have their sessions in these topics

@@ -242,7 +242,7 @@ password_file = "{passwords}"
         assert not is_told(str({name: value for name, value in fields.items() if name != "Authorization"}))
 
 
-async def test_a_login_to_kafka_that_fails_does_not_tell_the_password(
+async def test_a_failed_login_to_kafka_does_not_log_the_password(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     sasl = f'[log]\nlevel = "debug"\n[kafka]\nsasl_username = "u"\nsasl_password = "{CANARY}"\n'
@@ -256,7 +256,7 @@ async def test_a_login_to_kafka_that_fails_does_not_tell_the_password(
     assert not is_told(gateway.log.read_text())
 
 
-def test_addresses_are_shown_without_what_is_secret_in_them() -> None:
+def test_urls_are_shown_without_their_secrets() -> None:
     for url, shown in {
         "http://127.0.0.1:4318/v1": "http://127.0.0.1:4318/v1",
         "https://user:pw@h.example:1/p?q=secret&r=": "https://***@h.example:1/p?q=***&r=***",
@@ -265,6 +265,6 @@ def test_addresses_are_shown_without_what_is_secret_in_them() -> None:
         assert str(SecretUrl(url)) == shown
 
 
-def test_what_libraries_write_is_cleaned() -> None:
+def test_secrets_are_removed_from_the_output_of_libraries() -> None:
     redactor = Redactor([CANARY, WRITTEN, "a b\nc", "x"])
     assert redactor.clean(f"at {CANARY}, {WRITTEN} and {'a b' + chr(10) + 'c'!r}: x") == "at ***, *** and '***': x"

@@ -99,7 +99,7 @@ CONNECT = b"\x10\xff\xff\x03" + b"\0\x04MQTT\5\2\0\0" + b"x" * 40_000  # claims 
         ("http", handshake("/mqtt") + frame(CONNECT + b"x" * 20_000)[:-20_000]),
     ],
 )
-async def test_all_strangers_together_are_bounded(
+async def test_the_memory_of_all_strangers_is_limited(
     gateway: GatewayProcess, crowd: Crowd, protocol: str, data: bytes
 ) -> None:
     """Of 40 connections with 40 kB each, about 26 fit; the oldest are closed, and others log in all the time."""
@@ -117,7 +117,7 @@ async def test_all_strangers_together_are_bounded(
         bounds.append((await held(gateway))["bytes"])
 
 
-async def test_a_head_is_bounded_as_a_whole(gateway: GatewayProcess, crowd: Crowd) -> None:
+async def test_the_size_of_a_whole_header_is_limited(gateway: GatewayProcess, crowd: Crowd) -> None:
     """Complete or not, in one piece or in many; no single field is too long."""
     address = gateway.address("http")
     await crowd.add(address, HEAD + FIELD * 9)
@@ -134,7 +134,7 @@ async def test_a_head_is_bounded_as_a_whole(gateway: GatewayProcess, crowd: Crow
     assert all(b" 431 " in answer.partition(b"\r")[0] for answer in crowd.answers)
 
 
-async def test_large_bodies_and_many_requests_of_one_connection_are_no_head(gateway: GatewayProcess) -> None:
+async def test_bodies_and_later_requests_do_not_count_as_header(gateway: GatewayProcess) -> None:
     """Consecutive requests whose bodies contain what looks like the end of a header."""
     reader, writer = await asyncio.open_connection(*gateway.address("http"))
     body = b"x" * 30_000 + b"\r\n\r\n" + b"y" * 60_000
@@ -172,7 +172,7 @@ class Members:
         self.all.append(self.strangers.enter(address, note))
 
 
-def test_who_holds_the_most_loses_its_oldest() -> None:
+def test_the_address_with_the_most_bytes_loses_its_oldest_connection() -> None:
     members = Members(100)
     for address in ("flood", "other", "flood", "flood"):
         members.enter(address)
@@ -193,7 +193,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_sum_is_right_whatever_happens(taken: list[tuple[str, int, bool]]) -> None:
+def test_the_sum_is_always_exact(taken: list[tuple[str, int, bool]]) -> None:
     members = Members(100)
     for number, (address, size, leaves) in enumerate(taken):
         if number % 3 == 0:

@@ -210,7 +210,7 @@ async def test_requests_are_answered_across_protocols(gateway: GatewayProcess, a
     await device.disconnect()
 
 
-async def test_a_dead_letter_is_the_tenants(gateway: GatewayProcess, admin: AIOKafkaAdminClient) -> None:
+async def test_a_dead_letter_stays_in_its_tenant(gateway: GatewayProcess, admin: AIOKafkaAdminClient) -> None:
     topic = name("work")
 
     def reject(connection: BlockingConnection) -> None:
@@ -229,7 +229,7 @@ async def test_a_dead_letter_is_the_tenants(gateway: GatewayProcess, admin: AIOK
 # Two tenants with the same names
 
 
-async def test_the_same_names_are_two_things_in_mqtt(gateway: GatewayProcess) -> None:
+async def test_tenants_can_use_the_same_names_in_mqtt(gateway: GatewayProcess) -> None:
     """Topics, wildcards at the first level, retained messages, wills, shared subscriptions and client ids."""
     topic, client_id = name("mqtt"), name("client")
     one = await mqtt(gateway, ANN, client_id, will=Will(f"{topic}/will", b"ann's", 1))
@@ -256,7 +256,7 @@ async def test_the_same_names_are_two_things_in_mqtt(gateway: GatewayProcess) ->
     await late.disconnect()
 
 
-async def test_a_kept_session_is_its_tenants(gateway: GatewayProcess) -> None:
+async def test_a_persistent_session_belongs_to_its_tenant(gateway: GatewayProcess) -> None:
     """It is found by its client id, with its filters; unsubscribing uses the client's name of the topic."""
     topic, client_id = name("kept"), name("client")
     kept = {"clean_start": False, "session_expiry_interval": 600}
@@ -277,7 +277,7 @@ async def test_a_kept_session_is_its_tenants(gateway: GatewayProcess) -> None:
         await client.disconnect()
 
 
-async def test_the_same_names_are_two_things_in_amqp_and_http(
+async def test_tenants_can_use_the_same_names_in_amqp_and_http(
     gateway: GatewayProcess, ann: aiohttp.ClientSession, bob: aiohttp.ClientSession
 ) -> None:
     topic, group = name("both"), name("group")
@@ -336,7 +336,7 @@ async def test_no_filter_reaches_another_tenant(gateway: GatewayProcess, secrets
 @pytest.mark.parametrize(
     "topic", ["{one}.{topic}/x", "$tenants/{one}/{topic}/x", "$share/g/{topic}", "../{one}.{topic}"]
 )
-async def test_what_a_tenant_publishes_stays_its_own(gateway: GatewayProcess, secrets: str, topic: str) -> None:
+async def test_a_tenants_messages_stay_in_the_tenant(gateway: GatewayProcess, secrets: str, topic: str) -> None:
     listener = await mqtt(gateway, ANN)
     await listener.subscribe(f"{secrets}/#", "#")
     intruder = await mqtt(gateway, BOB)
@@ -427,7 +427,7 @@ async def test_no_path_of_http_reaches_another_tenant(
     assert status in (404, 504)
 
 
-async def test_an_error_names_things_as_the_client_does(gateway: GatewayProcess, bob: aiohttp.ClientSession) -> None:
+async def test_errors_use_the_clients_names(gateway: GatewayProcess, bob: aiohttp.ClientSession) -> None:
     topic = f"{name('none')}.dotted"  # clients cannot create such a topic
     status, answer = await ask(bob, "GET", f"/topics/{topic}")
     assert (status, answer["message"]) == (404, f"Topic {topic} not found")
@@ -459,7 +459,7 @@ async def make_by_amqp(gateway: GatewayProcess, topic: str) -> None:
     await amqp(gateway, BOB, work)
 
 
-async def test_what_a_tenant_makes_lies_below_its_prefix(
+async def test_everything_that_a_tenant_creates_is_below_its_prefix(
     gateway: GatewayProcess, bob: aiohttp.ClientSession, admin: AIOKafkaAdminClient
 ) -> None:
     topic = name("made")

@@ -145,7 +145,7 @@ async def test_one_principal_in_two_tenants_is_two_clients(gateway: Running) -> 
     assert seen == [None, None]
 
 
-async def test_who_authenticates_again_for_another_tenant_is_disconnected(gateway: Running) -> None:
+async def test_re_authenticating_for_another_tenant_disconnects_the_client(gateway: Running) -> None:
     """Its session, subscriptions and in-flight messages belong to the tenant with which it connected."""
     client = await of_tenant(gateway)
     client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(org=TENANT)))

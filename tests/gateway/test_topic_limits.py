@@ -90,7 +90,7 @@ def config(tmp_path: Path) -> str:
     )
 
 
-async def test_what_clients_make_has_an_end(config: str, new_gateway: Callable[..., GatewayProcess]) -> None:
+async def test_topics_that_clients_create_are_limited(config: str, new_gateway: Callable[..., GatewayProcess]) -> None:
     """Each client has its own limit; existing topics keep working; after a restart, Kafka's topics are counted."""
     gateway = await new_gateway(None, config=config).start()
     ann = await login(gateway, "ann")
@@ -148,7 +148,7 @@ class Limited(GatewayProcess):
         return self
 
 
-async def test_the_embedded_broker_is_kept_from_its_end(tmp_path: Path) -> None:
+async def test_the_embedded_broker_does_not_run_out_of_open_files(tmp_path: Path) -> None:
     """It raises its limit of open files to the hard limit, refuses topics beyond, and checks the limit at the start."""
     config = f'data_dir = "{tmp_path}/data"\n[embedded]\nport = 0\nheap = "512m"\n'
     gateway = Limited(tmp_path, None, config=config).limit(300, 1200)

@@ -76,7 +76,7 @@ async def send_all(gateway: GatewayProcess, topic: str, mqtt: RawClient) -> None
     await mqtt.publish(f"{topic}/mqtt", b"mqtt", user_properties=tuple((name, FORGED) for name in RESERVED))
 
 
-async def test_no_client_speaks_for_the_gateway(gateway: GatewayProcess) -> None:
+async def test_no_client_can_forge_the_gateways_headers(gateway: GatewayProcess) -> None:
     topic = f"vouched-{uuid.uuid4().hex[:8]}"
     mqtt = await RawClient.connect(gateway.address("mqtt"))
     await mqtt.subscribe(f"{topic}/#")

@@ -74,7 +74,7 @@ class DemoProcess:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path: Path) -> None:
+async def test_two_runs_on_the_same_data_one_interrupted_and_one_checked(tmp_path: Path) -> None:
     first = await DemoProcess(tmp_path).start()
     try:
         await first.read_until("First result after ")
@@ -120,7 +120,7 @@ async def test_two_runs_on_the_same_data_one_interrupted_and_one_judged(tmp_path
         ({"TRIVIUM_EMBEDDED__HEAP": "little"}, "embedded.heap"),
     ],
 )
-async def test_a_child_that_cannot_start_is_told_in_one_line(
+async def test_a_child_that_cannot_start_gives_a_one_line_error(
     tmp_path: Path, environment: dict[str, str], named: str
 ) -> None:
     demo = await DemoProcess(tmp_path, "--duration", "5", **environment).start()

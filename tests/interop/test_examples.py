@@ -57,7 +57,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 """The command of each program, before its arguments; raises ToolchainError if its tools are missing."""
 
 
-def test_every_example_is_run_and_told_of_and_short() -> None:
+def test_every_example_is_tested_documented_and_short() -> None:
     there = {path.name for path in EXAMPLES.iterdir() if path.suffix in PROGRAMS}
     assert there == COMMANDS.keys()
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")

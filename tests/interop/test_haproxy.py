@@ -179,7 +179,7 @@ async def balanced(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     assert await gateway.stop() == 0
 
 
-async def test_the_name_in_the_certificate_that_haproxy_has_verified(balanced: Balanced) -> None:
+async def test_the_certificate_name_that_haproxy_verified_is_the_login(balanced: Balanced) -> None:
     client = await balanced.mqtt("mqtt", "127.0.0.11", "pump-7")
     assert client.connack.reason_code == 0
     assert [await client.publish(f"{TOPIC}/{name}/x", b"1") for name in ("pump-7", "pump-8")] == [0, 0x87]
@@ -210,7 +210,7 @@ async def test_the_name_in_the_certificate_that_haproxy_has_verified(balanced: B
     await wait_until(lambda: {"127.0.0.11", "127.0.0.13"} <= balanced.peers())
 
 
-async def test_wrong_passwords_slow_their_own_address_also_where_tls_passes_through(balanced: Balanced) -> None:
+async def test_wrong_passwords_slow_only_their_address_even_with_tls_passthrough(balanced: Balanced) -> None:
     slowed = "trivium_authentication_addresses_slowed"
     before = await balanced.metric(slowed)
     for source in ("127.0.0.21", "127.0.0.22", "127.0.0.21"):
@@ -242,7 +242,7 @@ async def test_a_clients_ipv6_address(balanced: Balanced) -> None:
     await wait_until(lambda: "[::1]" in balanced.peers())
 
 
-async def test_haproxys_own_checks_are_harmless(balanced: Balanced) -> None:
+async def test_haproxys_health_checks_are_harmless(balanced: Balanced) -> None:
     """The checks send LOCAL in version 2, UNKNOWN in version 1, or no header."""
     headers = await balanced.metric("trivium_proxy_protocol_headers_total")
 

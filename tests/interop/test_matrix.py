@@ -235,7 +235,7 @@ RECEIVERS = {"mqtt": receive_mqtt, "amqp": receive_amqp, "http": receive_http, "
 
 
 @pytest.mark.parametrize("sender", ["mqtt", "mqtt, QoS 2, retained", "amqp", "http"])
-async def test_a_record_leaves_by_every_protocol_as_it_entered_by_one(
+async def test_a_record_is_received_unchanged_by_every_protocol(
     gateway: GatewayProcess, new_topic: Callable[..., Awaitable[str]], sender: str
 ) -> None:
     topic = await new_topic()

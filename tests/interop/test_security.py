@@ -261,7 +261,7 @@ async def test_mqtt_refuses_a_wrong_password_and_a_client_without_one(
             await client.close()
 
 
-async def test_mqtt_by_certificate_alone(secured: GatewayProcess, files: Files) -> None:
+async def test_mqtt_logs_in_with_only_a_certificate(secured: GatewayProcess, files: Files) -> None:
     client = await mqtt(secured, files, device=True).connect()
     assert client.connack.value == 0
     assert await client.publish(f"{DEVICES}/device-7/temp", b"20") == 0
@@ -366,7 +366,7 @@ async def is_refused(address: tuple[str, int], context: ssl.SSLContext) -> bool:
 
 
 @pytest.mark.clause("MQTT311-3.3.5-2")
-async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_means(
+async def test_each_protocol_refuses_topics_that_are_not_allowed(
     secured: GatewayProcess, files: Files, bystander: PahoClient
 ) -> None:
     client = await mqtt(secured, files, user="alice", password=ALICE).connect()
@@ -404,7 +404,7 @@ async def test_topics_that_are_not_allowed_are_refused_by_each_protocols_own_mea
 
 
 @pytest.mark.parametrize("device", [False, True])
-async def test_each_kind_of_rule_is_the_same_rule_in_each_protocol(
+async def test_each_kind_of_rule_means_the_same_in_each_protocol(
     secured: GatewayProcess, files: Files, device: bool
 ) -> None:
     """Rules with allow, deny, prefix, wildcard and variable, by MQTT, AMQP and HTTP, for alice and a device."""
@@ -483,7 +483,7 @@ async def test_no_password_is_written_to_the_log(secured: GatewayProcess, plain:
 # a new certificate
 
 
-async def test_sighup_brings_the_new_certificate_and_open_connections_live_on(
+async def test_sighup_loads_the_new_certificate_and_keeps_open_connections(
     secured: GatewayProcess, files: Files, bystander: PahoClient
 ) -> None:
     async def shown(protocol: str) -> bytes | None:
@@ -526,7 +526,7 @@ async def test_beyond_loopback_it_refuses_to_start_without_authentication(
     assert "Traceback" not in str(caught.value)
 
 
-async def test_beyond_loopback_it_starts_when_it_is_insecure_by_intention(
+async def test_beyond_loopback_it_starts_with_the_insecure_setting(
     bootstrap: str, new_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = await new_gateway(bootstrap, "--mqtt", "0.0.0.0:0", "--insecure").start()

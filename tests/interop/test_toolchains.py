@@ -49,13 +49,13 @@ def test_the_documentation_names_the_versions_that_are_tested():
         assert re.search(rf"^\| [^|]*{name}[^|]*\| {re.escape(version)} \|", rows, re.MULTILINE), (name, version)
 
 
-def test_a_missing_tool_is_told_by_name_with_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_missing_tool_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError, match=r"go is not installed .*golang-go"):
         go_program(tmp_path)
 
 
-def test_what_is_made_is_made_again_only_from_other_sources(tmp_path: Path):
+def test_a_build_is_repeated_only_for_changed_sources(tmp_path: Path):
     source, made, times = tmp_path / "source", tmp_path / "made", []
 
     def make() -> None:

@@ -107,7 +107,7 @@ def test_a_wrong_maximum(run: Run) -> None:
     assert not run.accounts.complete
 
 
-def test_an_older_result_that_comes_again_changes_nothing(run: Run) -> None:
+def test_a_repeated_older_result_changes_nothing(run: Run) -> None:
     run.spark()
     for result in run.results():
         run.accounts.result({**result, "count": 1, "maximum": 0.0} if result["count"] > 1 else result)

@@ -42,7 +42,7 @@ async def child(directory: Directory) -> Callable[[str], Process]:
     return make
 
 
-def test_a_second_run_is_told_who_has_the_directory(directory: Directory) -> None:
+def test_a_second_run_reports_which_process_uses_the_directory(directory: Directory) -> None:
     with pytest.raises(InUseError, match=rf"{directory.data} is in use .*process {os.getpid()}\b.*--data-dir"):
         Directory(directory.data)
 
@@ -63,9 +63,7 @@ os._exit(0)  # as if it was killed: the child still runs
 """
 
 
-def test_after_a_killed_run_the_next_waits_for_what_it_had_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_killed_run_the_next_waits_for_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], stdin=reader, cwd=ROOT, check=True, capture_output=True)
     os.close(reader)
@@ -95,7 +93,7 @@ async def test_ready_and_stop(child: Callable[[str], Process], directory: Direct
     await process.stop(10)  # a second stop does no harm
 
 
-async def test_who_does_not_stop_is_killed(child: Callable[[str], Process]) -> None:
+async def test_a_process_that_does_not_stop_is_killed(child: Callable[[str], Process]) -> None:
     process = child(f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY} time.sleep(60)")
     await process.start()
     await process.ready(60)
@@ -104,7 +102,7 @@ async def test_who_does_not_stop_is_killed(child: Callable[[str], Process]) -> N
         await process.watch()
 
 
-async def test_an_early_end_is_told_with_the_last_words_and_the_log(
+async def test_an_early_exit_is_reported_with_the_last_output_and_the_log(
     child: Callable[[str], Process], directory: Directory
 ) -> None:
     process = child("import sys; sys.exit('\\x1b[31mno Java\\x1b[0m\\n{}\\n')")
@@ -114,7 +112,7 @@ async def test_an_early_end_is_told_with_the_last_words_and_the_log(
     assert str(raised.value) == f"child ended, exit code 1: no Java (log: {directory.path / 'log'})"
 
 
-async def test_who_does_not_get_ready_is_named(child: Callable[[str], Process]) -> None:
+async def test_a_process_that_does_not_get_ready_is_named(child: Callable[[str], Process]) -> None:
     process = child("import time; time.sleep(60)")
     await process.start()
     with pytest.raises(ProcessError, match=r"child was not ready within 0\.1 s"):
@@ -122,7 +120,7 @@ async def test_who_does_not_get_ready_is_named(child: Callable[[str], Process]) 
     await process.stop(10)
 
 
-async def test_a_child_ends_with_its_parent_however_that_ends() -> None:
+async def test_a_child_ends_with_its_parent() -> None:
     """Run the launcher under a parent that is killed."""
     code = (
         "import subprocess, sys, time; from loadtest.child import command_line; "
@@ -145,7 +143,7 @@ def runs(process: int) -> bool:
         return False
 
 
-def test_the_launcher_does_not_start_anything_for_a_parent_that_is_gone() -> None:
+def test_the_launcher_starts_nothing_for_a_dead_parent() -> None:
     line = command_line(sys.executable, "-c", "print('started')")
     line[line.index(str(os.getpid()))] = "1"
     result = subprocess.run(line, capture_output=True, check=False)

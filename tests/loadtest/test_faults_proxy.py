@@ -87,7 +87,7 @@ async def test_silence_holds_everything_and_loses_nothing(proxy: Proxy) -> None:
     late.close()
 
 
-async def test_who_is_forgotten_hears_nothing_and_others_are_served(proxy: Proxy) -> None:
+async def test_forgotten_connections_get_no_bytes_and_others_work(proxy: Proxy) -> None:
     reader, writer = await asyncio.open_connection(*proxy.address)
     assert await ask(reader, writer, b"before") == b"before"
     proxy.forget()

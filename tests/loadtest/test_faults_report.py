@@ -37,7 +37,7 @@ def load_with(rates: list[float], tmp_path: Path) -> Load:
         ([100, 100, 0, 0, 0, 0, 0, 0, 0, 100], 1.0, None),  # half a second is too short
     ],
 )
-def test_throughput_is_back_when_a_second_has_nine_tenths(
+def test_throughput_has_recovered_when_a_second_has_nine_tenths(
     rates: list[float], since: float, found: float | None, tmp_path: Path
 ) -> None:
     assert load_with(rates, tmp_path).recovered(100, since) == found
@@ -77,6 +77,6 @@ def test_the_report_has_a_row_and_a_plot_for_each_fault_and_needs_nothing_else()
     assert (first["problems"], second["problems"]) == ("0", "1")
 
 
-def test_every_fault_has_a_name_of_its_own_that_no_other_begins_with() -> None:
+def test_no_fault_name_is_a_prefix_of_another() -> None:
     names = [fault.name for fault in table(Plan())]
     assert len(names) == len(set(names)) > 20

@@ -9,7 +9,7 @@ from loadtest.spark.lakes import COUNT, Found
 GROWING = "SELECT 0 AS partition, unnest(range(10 * nextval('looks'))) AS \"offset\""
 
 
-def test_a_batch_that_comes_while_a_reader_looks_is_no_batch_that_is_missing() -> None:
+def test_a_batch_written_during_a_read_is_not_reported_missing() -> None:
     with duckdb.connect() as connection:
         connection.sql("CREATE SEQUENCE looks")
         found = Found(*connection.sql(COUNT.format(rows=f"({GROWING})")).fetchall()[0])

@@ -12,7 +12,7 @@ from loadtest.scenarios.limits import PARTS, Passed, Plan, check
 ROOT = Path(__file__).parents[2]
 
 
-async def test_every_part_passes_what_its_limit_lets(bootstrap: str, tmp_path: Path) -> None:
+async def test_every_part_passes_traffic_up_to_its_limit(bootstrap: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "limits", "--rate", "200000", "--size", "500", "--seconds", "0.5",
@@ -25,7 +25,7 @@ async def test_every_part_passes_what_its_limit_lets(bootstrap: str, tmp_path: P
     assert [row[""] for row in json.loads(report.read_text())["rows"]] == [*PARTS]
 
 
-def test_what_is_not_within_a_twentieth_is_told() -> None:
+def test_a_deviation_above_a_twentieth_is_reported() -> None:
     plan = Plan(rate=1_000_000)
     found = [Passed("good", 951_000.0), Passed("too little", 949_000.0), Passed("too much", 1_051_000.0)]
     assert [problem.partition(":")[0] for problem in check(found, plan)] == ["too little", "too much"]

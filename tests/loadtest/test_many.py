@@ -14,7 +14,7 @@ LESS = {
 }  # fmt: skip
 
 
-async def test_no_many_keeps_the_loop_for_a_quarter_of_a_second(bootstrap: str, tmp_path: Path) -> None:
+async def test_no_number_of_objects_blocks_the_loop_for_a_quarter_second(bootstrap: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "many", "--bootstrap", bootstrap, "--quiet", "0.2",

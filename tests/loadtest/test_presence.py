@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-async def test_the_topic_ends_with_what_every_client_knows(bootstrap: str, tmp_path: Path) -> None:
+async def test_the_topic_ends_with_the_true_state_of_every_client(bootstrap: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "presence", "--gateways", "2", "--devices", "100", "--connects", "250",

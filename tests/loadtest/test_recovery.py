@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-async def test_what_was_not_flushed_is_there_again(tmp_path: Path) -> None:
+async def test_unflushed_records_survive_a_kill(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "recovery", "--gigabytes", "0.02", "--kills", "0",

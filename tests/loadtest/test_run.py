@@ -93,7 +93,7 @@ async def test_every_protocol_is_loaded_verified_and_reported(gateway: GatewayPr
     assert "partitions" in out
 
 
-async def test_the_knee_is_searched_as_fast_as_it_goes(gateway: GatewayProcess, tmp_path: Path) -> None:
+async def test_the_knee_is_searched_at_unlimited_rates(gateway: GatewayProcess, tmp_path: Path) -> None:
     scenario, result = tmp_path / "knee.toml", tmp_path / "result.json"
     scenario.write_text(
         f"""
@@ -142,7 +142,7 @@ async def test_a_gateway_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ("send = [", "bad.toml"),
     ],
 )
-def test_what_cannot_be_run_is_told_with_its_place(tmp_path: Path, text: str, what: str) -> None:
+def test_an_invalid_scenario_is_reported_with_its_place(tmp_path: Path, text: str, what: str) -> None:
     scenario = tmp_path / "bad.toml"
     scenario.write_text(text)
     with pytest.raises(ScenarioError, match=re.escape(what)):
@@ -166,7 +166,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("scenario", "how"), [("soak", signal.SIGTERM), ("run", signal.SIGINT)], ids=["soak", "run"])
-async def test_what_it_has_started_ends_with_it(
+async def test_its_child_processes_end_with_it(
     gateway: GatewayProcess, tmp_path: Path, scenario: str, how: signal.Signals
 ) -> None:
     endless = tmp_path / "endless.toml"

@@ -50,9 +50,7 @@ class Wire(asyncio.Transport):
 @given(
     rate=RATES, begin=st.floats(0, 1e6), phase=st.floats(0, 1), sent=st.integers(0, 1000), index=st.integers(0, 5000)
 )
-def test_a_message_may_be_sent_once_it_is_due_and_not_before(
-    rate: float, begin: float, phase: float, sent: int, index: int
-) -> None:
+def test_a_message_is_sent_when_it_is_due(rate: float, begin: float, phase: float, sent: int, index: int) -> None:
     now = begin
     pace = Pace(1 << 60, rate, clock=lambda: now, phase=phase)
     pace.start(sent, begin)
@@ -66,7 +64,7 @@ def test_a_message_may_be_sent_once_it_is_due_and_not_before(
 
 @settings(max_examples=20)
 @given(stall=st.floats(0.1, 10), rate=st.floats(10, 100))
-async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(stall: float, rate: float) -> None:
+async def test_a_stall_counts_in_the_latency_of_all_messages_due_meanwhile(stall: float, rate: float) -> None:
     """Coordinated omission: with one message in flight, a slow answer delays all messages behind it too."""
     now = 0.0
     count = math.ceil(stall * rate)
@@ -91,7 +89,7 @@ async def test_a_server_that_stalls_is_charged_for_all_that_was_due_meanwhile(st
 
 @settings(max_examples=20)
 @given(stall=st.floats(0.2, 2), window=st.integers(1, 1000))
-async def test_a_generator_that_stalls_by_itself_says_so_for_each_message(stall: float, window: int) -> None:
+async def test_a_stalled_generator_reports_each_late_message(stall: float, window: int) -> None:
     """A stopped process makes one late write with hundreds of late messages."""
     now = 0.0
     pace = Pace(window, 100.0, clock=lambda: now)
@@ -111,7 +109,7 @@ async def test_a_generator_that_stalls_by_itself_says_so_for_each_message(stall:
 
 
 @given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0.02, 0.5))
-def test_the_knee_is_found_as_near_as_was_asked_for(knee: float, start: float, close: float) -> None:
+def test_the_knee_is_found_with_the_requested_precision(knee: float, start: float, close: float) -> None:
     search, tried = Search(start, close), []
     while (rate := search.next) is not None:
         tried.append(rate)
@@ -125,7 +123,7 @@ def test_the_knee_is_found_as_near_as_was_asked_for(knee: float, start: float, c
     assert all(later < bad for bad, later in itertools.pairwise(tried) if bad > knee)
 
 
-def test_a_step_is_good_while_latency_backlog_and_answers_are() -> None:
+def test_a_step_is_good_while_latency_backlog_and_answers_are_good() -> None:
     good = Step(1000, 99.0, 8000, 100)
     assert good.is_good(100)
     assert not good._replace(p99_ms=101).is_good(100)
@@ -146,7 +144,7 @@ def test_a_step_is_good_while_latency_backlog_and_answers_are() -> None:
         (Share(0.5, 0.0, 50, 1000), False),
     ],
 )
-def test_a_generator_that_was_the_bottleneck_is_told(share: Share, *, saturated: bool) -> None:
+def test_a_saturated_generator_is_reported(share: Share, *, saturated: bool) -> None:
     assert (share.reason is not None) is saturated
 
 
@@ -154,7 +152,7 @@ ROUNDS = st.lists(st.floats(1, 1000), min_size=1, max_size=6)
 
 
 @given(ROUNDS, ROUNDS)
-def test_a_ratio_turns_round_with_its_sides(before: list[float], after: list[float]) -> None:
+def test_swapping_the_sides_inverts_the_ratio(before: list[float], after: list[float]) -> None:
     there, back = ratio(before, after), ratio(after, before)
     assert there is not None
     assert back is not None
@@ -168,7 +166,7 @@ def test_a_ratio_turns_round_with_its_sides(before: list[float], after: list[flo
 
 
 @given(ROUNDS)
-def test_the_same_is_no_difference(rounds: list[float]) -> None:
+def test_equal_rounds_show_no_difference(rounds: list[float]) -> None:
     found = ratio(rounds, rounds)
     assert found is not None
     assert found.is_noise
@@ -192,9 +190,7 @@ def test_the_interval_is_that_of_the_rank_test() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(1e-4, 100), st.integers(1, 10_000), st.integers(0, 100))
-def test_twice_the_fleet_needs_no_more_than_twice_and_no_less(
-    devices: int, rate: float, bytes_: int, subs: int
-) -> None:
+def test_twice_the_fleet_needs_at_most_twice_the_size(devices: int, rate: float, bytes_: int, subs: int) -> None:
     cost = Cost(10.0, 3.0, 6000.0, 80.0, 100, "a test")
     one, two = (size(Fleet(count, rate, bytes_, subs), cost) for count in (devices, 2 * devices))
     assert two.messages == pytest.approx(2 * one.messages)
@@ -227,7 +223,7 @@ def test_rates(text: str, found: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1/0s", "1/", "x/s", "-3"])
-def test_what_is_no_rate(text: str) -> None:
+def test_an_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a rate"):
         rate(text)
     with pytest.raises(ValueError, match="is not a duration"):
@@ -251,7 +247,7 @@ def payload(data: bytes, number: int) -> int:
 @pytest.mark.parametrize("messages", MESSAGES)
 @settings(max_examples=10)
 @given(size=st.integers(LEAST_BYTES, 1000), first=st.integers(0, 2**31))
-def test_mqtt_packets_are_whole_and_numbered(messages: str, size: int, first: int) -> None:
+def test_mqtt_packets_are_complete_and_numbered(messages: str, size: int, first: int) -> None:
     of, pace = shape("mqtt", messages, size)
     packets = Packets(of, pace)[first : first + 70]
     found = Packeter().feed(b"".join(packets))
@@ -271,7 +267,7 @@ def test_mqtt_packets_are_whole_and_numbered(messages: str, size: int, first: in
 @pytest.mark.parametrize("messages", MESSAGES)
 @settings(max_examples=10)
 @given(size=st.integers(LEAST_BYTES, 1000), first=st.integers(0, 2**31 - 100))
-def test_amqp_transfers_are_whole_numbered_and_read_by_proton(messages: str, size: int, first: int) -> None:
+def test_amqp_transfers_are_complete_numbered_and_read_by_proton(messages: str, size: int, first: int) -> None:
     of, pace = shape("amqp", messages, size)
     for number, body in enumerate(Splitter().feed(b"".join(Packets(of, pace)[first : first + 20])), first):
         (_, fields), at = read_value(body, 0)
@@ -293,7 +289,7 @@ def test_amqp_transfers_are_whole_numbered_and_read_by_proton(messages: str, siz
 @pytest.mark.parametrize("messages", MESSAGES)
 @settings(max_examples=10)
 @given(size=st.integers(LEAST_BYTES, 1000), batch=st.integers(1, 5))
-def test_http_requests_say_their_length_and_are_json(messages: str, size: int, batch: int) -> None:
+def test_http_requests_have_their_length_and_are_json(messages: str, size: int, batch: int) -> None:
     of, pace = shape("http", messages, size, batch=batch)
     for number in range(5):
         head, _, body = Requests(of, pace)[number].partition(b"\r\n\r\n")
@@ -307,7 +303,7 @@ def test_http_requests_say_their_length_and_are_json(messages: str, size: int, b
 @given(
     st.lists(st.integers(0, 30), max_size=60), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=10)
 )
-def test_what_is_stored_is_held_against_what_was_acknowledged(stored: list[int], spans: list[tuple[int, int]]) -> None:
+def test_stored_messages_are_compared_with_acknowledged_ones(stored: list[int], spans: list[tuple[int, int]]) -> None:
     tally, runs, told = Tally({3: 40}), Runs(), set[int]()
     for first, length in spans:
         if told.isdisjoint(range(first, first + length)):

@@ -37,17 +37,17 @@ def samples(rss: Callable[[float], float], descriptors: Callable[[float], float]
         (lambda at: (100 if at < 1000 else 200) * MIB, False),  # a permanent jump
     ],
 )
-def test_growth_is_told_from_movement(rss: Callable[[float], float], *, flat: bool) -> None:
+def test_growth_is_distinguished_from_fluctuation(rss: Callable[[float], float], *, flat: bool) -> None:
     _, problems = check(samples(rss), SETTLE_S)
     assert (problems == []) is flat
 
 
-def test_descriptors_that_are_kept_are_told() -> None:
+def test_leaked_descriptors_are_reported() -> None:
     _, problems = check(samples(lambda _: 100 * MIB, lambda at: 40 + at // 200), SETTLE_S)
     assert [problem.split()[0] for problem in problems] == ["descriptors"]
 
 
-async def test_every_protocol_goes_in_and_out(bootstrap: str, tmp_path: Path) -> None:
+async def test_messages_flow_in_and_out_by_every_protocol(bootstrap: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "loadtest", "soak", "--bootstrap", bootstrap, "--messages", "900", "--course", "300",

@@ -18,14 +18,14 @@ from loadtest.verify import Arrivals, Ledger, read_topic
 
 
 @given(sender=st.integers(0, 99_999), sequence=st.integers(0, 10**10 - 1), size=st.integers(0, 300))
-def test_a_payload_tells_its_number(sender: int, sequence: int, size: int) -> None:
+def test_a_payload_contains_its_number(sender: int, sequence: int, size: int) -> None:
     numbering = Numbering()
     payload = numbering.payload(sender, sequence, size)
     assert len(payload) == max(size, HEADER_BYTES)
     assert numbering.read(payload) == Number(sender, sequence)
 
 
-def test_payloads_of_others_have_no_number() -> None:
+def test_foreign_payloads_have_no_number() -> None:
     numbering = Numbering("aaaaaaaa")
     other = Numbering("bbbbbbbb").payload(1, 2, 100)
     assert [numbering.read(payload) for payload in (None, b"", b"aaaaaaaa", b"21.5", other)] == [None] * 5
@@ -42,7 +42,7 @@ def judged(acknowledged: list[tuple[int, int]], arrived: list[tuple[int, int]]) 
     return {name: value for name, value in verdict.row().items() if value and name not in {"acknowledged", "stored"}}
 
 
-def test_all_is_well() -> None:
+def test_a_complete_run_has_no_findings() -> None:
     both = [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert judged(both, both) == {}
     assert judged([], []) == {}
@@ -52,7 +52,7 @@ def test_lost() -> None:
     assert judged([(0, 0), (0, 1), (1, 0)], [(0, 0)]) == {"lost": 2}
 
 
-def test_a_message_of_another_sender_does_not_stand_in() -> None:
+def test_a_message_of_another_sender_does_not_replace_a_lost_one() -> None:
     assert judged([(0, 7)], [(1, 7)]) == {"lost": 1, "unacknowledged_stored": 1}
 
 
@@ -95,7 +95,7 @@ async def test_a_topic_is_read_to_its_end(bootstrap: str, new_topic) -> None:
     assert (arrivals.total, arrivals.duplicated, arrivals.reordered, arrivals.foreign) == (8, 2, 2, 1)
 
 
-def test_a_window_bounds_what_is_unanswered() -> None:
+def test_a_window_limits_the_unanswered_messages() -> None:
     pace = Pace(10, None)
     assert pace.capacity(0, 0) == 0  # not started yet
     pace.start()
@@ -105,7 +105,7 @@ def test_a_window_bounds_what_is_unanswered() -> None:
     assert pace.capacity(12, 0) == 0
 
 
-def test_a_rate_is_kept_to_and_a_late_sender_catches_up() -> None:
+def test_a_sender_keeps_its_rate_and_catches_up() -> None:
     now = 100.0
     pace = Pace(1000, 50.0, clock=lambda: now)
     now = 200.0
@@ -118,7 +118,7 @@ def test_a_rate_is_kept_to_and_a_late_sender_catches_up() -> None:
     assert pace.capacity(6, 6) == 1000  # never above the window
 
 
-def test_senders_with_different_phases_do_not_send_at_once() -> None:
+def test_senders_with_different_phases_do_not_send_simultaneously() -> None:
     now = 0.0
     paces = [Pace(10, 1.0, clock=lambda: now, phase=phase) for phase in (1.0, 0.5)]
     for pace in paces:

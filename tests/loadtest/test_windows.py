@@ -15,11 +15,11 @@ def row(name: str, rate: float, milliseconds: float, **broken: int) -> dict[str,
 FIXED = [row("fixed 100", 400, 10), row("fixed 1000", 1000, 100), row("fixed 5000", 990, 500)]
 
 
-def test_as_fast_as_the_best_and_half_as_late_as_the_largest_is_good() -> None:
+def test_a_window_near_the_best_rate_with_half_the_latency_is_good() -> None:
     assert check_windows([*FIXED, row("adaptive", 951, 249)]) == []
 
 
-def test_what_is_too_slow_or_too_late_or_lost_is_said() -> None:
+def test_slow_late_or_lossy_windows_are_reported() -> None:
     assert check_windows([*FIXED, row("adaptive", 949, 251, lost=1)]) == [
         "slow, adaptive: lost 1",
         "slow: 949 per second; a fixed window reaches 1,000",

@@ -107,18 +107,18 @@ def test_the_files_are_up_to_date() -> None:
         "histogram_quantile(0.9, rate(trivium_publisher_batch_latency_seconds[5m]))",
     ],
 )
-def test_what_does_not_exist_is_seen(wrong: str) -> None:
+def test_a_query_for_something_unknown_is_an_error(wrong: str) -> None:
     with pytest.raises(AssertionError):
         asked(wrong)
 
 
-def test_alerts_ask_for_what_exists_and_tell_labels_that_there_are() -> None:
+def test_alerts_use_existing_metrics_and_labels() -> None:
     for rule in rules():
         labels = asked(rule["expr"])
         assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= labels, rule["alert"]
 
 
-def test_panels_ask_for_what_exists_and_name_labels_that_there_are() -> None:
+def test_panels_use_existing_metrics_and_labels() -> None:
     for board in boards():
         [_, chosen] = board["templating"]["list"]
         assert asked(re.fullmatch(r"label_values\((\w+), (\w+)\)", chosen["query"])[1]) >= {chosen["name"]}

@@ -139,7 +139,7 @@ def test_manifests_are_valid(charts: tuple[Manifests, Manifests], base: Manifest
     assert seen >= {*own, "StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"}
 
 
-def test_values_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+def test_unknown_values_are_refused(tmp_path: Path) -> None:
     for wrong in ({"replica": 3}, {"replicas": 0}, {"extraPorts": [{"port": 1}]}):
         with pytest.raises(AssertionError, match="values don't meet the specifications"):
             rendered(tmp_path, wrong)
@@ -218,7 +218,7 @@ def test_the_pods_fit_their_configuration(
             assert named <= set(ports)
 
 
-def test_the_image_is_what_the_pods_take_it_for(base: Manifests) -> None:
+def test_the_image_matches_the_pods(base: Manifests) -> None:
     spec, container = pod(base)
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     user = spec["securityContext"]["runAsUser"]
@@ -231,7 +231,7 @@ def test_the_image_is_what_the_pods_take_it_for(base: Manifests) -> None:
     assert container["args"][0] == "up"
 
 
-def test_what_keda_asks_for_exists(charts: tuple[Manifests, Manifests]) -> None:
+def test_keda_queries_existing_metrics(charts: tuple[Manifests, Manifests]) -> None:
     scaled = charts[1]["ScaledObject", "trivium"]["spec"]
     for trigger in scaled["triggers"]:
         labels_of(promql.parse(trigger["metadata"]["query"]))
@@ -258,7 +258,7 @@ def test_the_files_for_strimzi_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make tables`"
 
 
-async def test_strimzis_topics_are_those_that_the_gateway_makes(bootstrap: str) -> None:
+async def test_strimzis_topics_match_those_that_the_gateway_creates(bootstrap: str) -> None:
     listed = {one.name: one for one in strimzi.own_topics(Config())}
     async with assembled(bootstrap, create=True, wait=False) as gateway:
         declared = dict(gateway.log.topics._internal)
@@ -349,7 +349,7 @@ def backup() -> Any:
     return module
 
 
-async def test_what_is_saved_comes_back_byte_for_byte(bootstrap: str, new_topic: Callable[..., Awaitable[str]]) -> None:
+async def test_a_backup_restores_every_byte(bootstrap: str, new_topic: Callable[..., Awaitable[str]]) -> None:
     script = backup()
     settings = {"bootstrap_servers": bootstrap}
     names = await new_topic(partitions=2), await new_topic(partitions=2)

@@ -44,7 +44,7 @@ def addresses() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("source", copied())
-def test_what_is_copied_exists_and_is_sent(source):
+def test_copied_files_exist_and_are_in_the_build_context(source):
     assert (ROOT / source).exists()
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert any(Path(source).match(pattern) for pattern in allowed)
@@ -57,7 +57,7 @@ def test_the_packages_of_the_wheel_are_copied():
     assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(copied())
 
 
-def test_what_is_called_exists():
+def test_called_programs_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (entry,) = of("ENTRYPOINT")
     (command,) = json.loads(entry)
@@ -81,7 +81,7 @@ def test_settings_are_keys_of_the_configuration(monkeypatch):
                 field = field.model_fields[key].annotation
 
 
-def test_what_the_image_listens_on_is_exposed():
+def test_the_listening_ports_are_exposed():
     options = {option for parameter in typer.main.get_command(app).commands["up"].params for option in parameter.opts}
     assert addresses().keys() <= options
     exposed = set(of("EXPOSE")[0].split())

@@ -128,7 +128,7 @@ def definitions() -> dict[str, set[str]]:
     return found
 
 
-def test_the_architecture_names_what_real_modules_define():
+def test_the_architecture_names_real_definitions():
     text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
     spans = re.findall(r"`([^`]+)`", text)
     named = {found for span in spans for found in re.findall(r"(?<![\w./])((?:[a-z_]\w*\.)+)([A-Z]\w+)", span)}
@@ -152,7 +152,7 @@ def test_the_page_has_every_key_with_its_default():
 
 
 @pytest.mark.parametrize("document", documents(), ids=relative)
-def test_relative_links_lead_somewhere(document: Path):
+def test_relative_links_have_targets(document: Path):
     broken = []
     for target in LINK.findall(FENCE.sub("", document.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", target):
@@ -189,7 +189,7 @@ def test_the_readme_names_real_commands_and_all_options_of_up():
     assert set(re.findall(r"`(--[a-z][a-z-]*)", section)) == options
 
 
-def test_the_picture_is_up_to_date_and_shows_what_there_is():
+def test_the_picture_is_up_to_date_and_shows_existing_modules():
     drawing = picture.read()
     assert picture.draw(drawing) == picture.PICTURE.read_text(encoding="utf-8"), "run `make picture`"
     boxes = [box for row in drawing.row for box in row.box]
@@ -202,7 +202,7 @@ def test_the_tables_are_up_to_date():
         assert path.read_text(encoding="utf-8") == page, f"{relative(path)}: run `make tables`"
 
 
-def test_boxes_that_cannot_be_drawn_are_told():
+def test_boxes_that_cannot_be_drawn_are_reported():
     one, other = picture.Box("a", (1, 2), "a"), picture.Box("b", (2, 3), "b")
     with pytest.raises(ValueError, match="not free"):
         picture.draw(picture.Drawing((picture.Row(("r",), (one, other)),), ()))
@@ -215,7 +215,7 @@ def test_boxes_that_cannot_be_drawn_are_told():
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/glossary.md"])
-def test_a_page_for_those_who_carry_on_names_real_files(name: str):
+def test_a_page_for_maintainers_names_real_files(name: str):
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", (ROOT / name).read_text(encoding="utf-8")))
     tops = "|".join((*PACKAGES, "tests", "tools", "docs", "examples", "requirements"))
     named = {path for span in spans for path in re.findall(rf"(?:^|\s)((?:{tops})/[\w./]*)", span)}

@@ -53,7 +53,7 @@ def mounts(volumes: list[dict[str, Any]], mounted: list[dict[str, Any]]) -> dict
 EVERYTHING = {"trivium-hall": "/etc/trivium", "trivium-checkpoints": "/checkpoints"}
 
 
-def test_what_is_common_is_named_so() -> None:
+def test_common_names_are_used_everywhere() -> None:
     common = manifests("common.yaml")
     assert common["PersistentVolumeClaim"]["metadata"]["name"] == "trivium-checkpoints"
     assert common["ConfigMap"]["metadata"]["name"] == "trivium-hall"

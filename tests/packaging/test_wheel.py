@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         yield opened
 
 
-def test_wheel_holds_exactly_our_packages(wheel):
+def test_wheel_holds_exactly_the_project_s_packages(wheel):
     names = set(wheel.namelist())
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
@@ -60,7 +60,7 @@ def test_wheel_has_command_and_licence(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 
-def test_nobody_else_owns_our_names():
+def test_no_other_distribution_has_the_same_packages():
     owners = importlib.metadata.packages_distributions()
     for package in PACKAGES:
         # An editable install lists no packages, so any entry belongs to another distribution.

@@ -200,7 +200,7 @@ async def test_selectors_share_a_queue(new_client: NewClient, own: str, kind: Ki
 
 
 @pytest.mark.parametrize("kind", **each([REACTIVE, RHEA, GO, FE2O3]))
-async def test_a_browser_takes_nothing(new_client: NewClient, own: str, kind: Kind) -> None:
+async def test_a_browser_removes_no_messages(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind)
     sender = await client.sender(own)
     assert await sender.send(text("0"), text("1")) == [ACCEPTED] * 2

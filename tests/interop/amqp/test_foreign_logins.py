@@ -203,7 +203,7 @@ async def test_over_websocket(new_client: NewClient, new_jms: NewJms, amqp_gatew
     await jms_works(jms, own)
 
 
-async def test_silence_is_bridged_by_both_sides(
+async def test_both_sides_send_heartbeats(
     new_client: NewClient, new_jms: NewJms, bootstrap: str, tmp_path: Path, own: str
 ) -> None:
     """Each client needs a heartbeat every three seconds, and the gateway every four."""

@@ -70,7 +70,7 @@ def the_same(kind: Kind, sent: Message, seen: Message) -> None:
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_every_message_comes_back_whole(new_client: NewClient, own: str, kind: Kind) -> None:
+async def test_every_message_is_delivered_unchanged(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind)
     receiver = await client.receiver(own)
     sender = await client.sender(own)

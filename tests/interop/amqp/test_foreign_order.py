@@ -29,7 +29,7 @@ async def test_one_link_without_keys_is_in_order(new_client: NewClient, own: str
     assert [one for one in seen if one != "another's"] == WANTED
 
 
-async def test_a_link_of_the_same_name_goes_on_in_order(new_client: NewClient, own: str) -> None:
+async def test_a_link_that_reconnects_by_name_stays_in_order(new_client: NewClient, own: str) -> None:
     """Across reconnects, while other links attach and stay."""
     crowd = await new_client(RHEA)
     for number in WANTED[:AWAITED]:

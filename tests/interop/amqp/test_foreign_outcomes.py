@@ -10,7 +10,7 @@ from tests.interop.amqp.drivers import ACCEPTED, bodies, body, text
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_credit_is_what_comes_and_a_drain_ends_it(new_client: NewClient, own: str, kind: Kind) -> None:
+async def test_deliveries_follow_credit_and_a_drain_ends_it(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind)
     sender = await client.sender(own)
     messages = [text(str(number), group_id="one") for number in range(10)]
@@ -71,9 +71,7 @@ async def test_outcomes_of_a_receiver_in_a_group(new_client: NewClient, own: str
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_what_a_receiver_had_not_settled_goes_to_the_next_one(
-    new_client: NewClient, own: str, kind: Kind
-) -> None:
+async def test_unsettled_messages_go_to_the_next_receiver(new_client: NewClient, own: str, kind: Kind) -> None:
     first, second = await new_client(kind), await new_client(kind)
     sender = await second.sender(own)
     assert await sender.send(*(text(str(number), group_id="one") for number in range(4))) == [ACCEPTED] * 4

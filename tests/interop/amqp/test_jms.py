@@ -52,7 +52,7 @@ async def test_every_kind_of_message_with_every_header(new_jms: NewJms, own: str
     assert (careless["persistent"], careless["priority"], careless["expiration"]) == (False, 0, 0)
 
 
-async def test_what_has_expired_is_not_delivered(new_jms: NewJms, own: str) -> None:
+async def test_an_expired_message_is_not_delivered(new_jms: NewJms, own: str) -> None:
     session = await (await new_jms()).session()
     producer = await session.producer(f"queue:{own}")
     await producer.texts("short-lived", ttl=1, properties={"JMSXGroupID": "one"})
@@ -61,7 +61,7 @@ async def test_what_has_expired_is_not_delivered(new_jms: NewJms, own: str) -> N
     assert bodies(await consumer.receive(1)) == ["long-lived"]
 
 
-async def test_a_queue_keeps_what_comes_and_gives_each_message_to_one(new_jms: NewJms, own: str) -> None:
+async def test_a_queue_delivers_each_message_to_one_consumer(new_jms: NewJms, own: str) -> None:
     session = await (await new_jms()).session()
     producer = await session.producer(f"queue:{own}")
     await producer.texts(*map(str, range(6)))
@@ -76,7 +76,7 @@ async def test_a_queue_keeps_what_comes_and_gives_each_message_to_one(new_jms: N
 
 
 @pytest.mark.parametrize("mode", ["client", "dups_ok", "auto"])
-async def test_what_is_acknowledged_is_done_and_the_rest_comes_again(new_jms: NewJms, own: str, mode: str) -> None:
+async def test_unacknowledged_messages_are_redelivered(new_jms: NewJms, own: str, mode: str) -> None:
     client = await new_jms()
     session = await client.session(mode)
     producer = await session.producer(f"queue:{own}")
@@ -262,7 +262,7 @@ async def test_a_transacted_session(new_jms: NewJms, own: str) -> None:
     assert bodies(await watching.receive(1)) == ["last"]
 
 
-async def test_what_the_gateway_does_not_offer_jms_does_not_do(new_jms: NewJms, own: str) -> None:
+async def test_jms_refuses_features_that_the_gateway_does_not_offer(new_jms: NewJms, own: str) -> None:
     session = await (await new_jms()).session()
     producer = await session.producer(f"topic:{own}")
     with pytest.raises(RefusedError) as refused:
@@ -284,7 +284,7 @@ async def test_two_connections_with_one_client_id(new_jms: NewJms, own: str) -> 
     assert bodies(await consumer.receive(1)) == ["to the second"]
 
 
-async def test_a_link_that_is_refused(new_jms: NewJms, own: str) -> None:
+async def test_a_refused_link_raises_an_exception_in_jms(new_jms: NewJms, own: str) -> None:
     session = await (await new_jms()).session()
     for attach, error in (
         (session.consumer(f"topic:{own}/partitions/99"), "InvalidDestinationException"),

@@ -14,7 +14,7 @@ from tests.support.gateway import GatewayProcess
 CHECK = Path(__file__).with_name("viewer_check.js")
 
 
-async def test_the_contract_is_served_and_its_page_shows_it(gateway: GatewayProcess, tmp_path: Path) -> None:
+async def test_the_docs_page_shows_the_whole_contract(gateway: GatewayProcess, tmp_path: Path) -> None:
     host, port = gateway.address("http")
     async with aiohttp.ClientSession(f"http://{host}:{port}") as http:
         async with http.get("/openapi") as response:

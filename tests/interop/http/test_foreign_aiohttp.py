@@ -64,7 +64,7 @@ async def test_records_are_published_polled_committed_and_the_consumer_is_delete
     assert (status, gone["error_code"]) == (404, 404)
 
 
-async def test_an_upload_is_reported_line_by_line_while_it_is_sent(
+async def test_an_upload_gets_a_report_for_each_line_immediately(
     client: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -94,7 +94,7 @@ async def events(answer: aiohttp.ClientResponse) -> list[tuple[str, int]]:
     return found
 
 
-async def test_a_stream_of_events_goes_on_from_the_last_id(
+async def test_an_event_stream_resumes_after_the_last_id(
     client: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
     topic = await new_topic(partitions=1)

@@ -47,9 +47,7 @@ def url(gateway: GatewayProcess) -> str:
     return f"http://{host}:{port}"
 
 
-async def test_node_publishes_polls_follows_a_stream_and_talks_over_a_websocket(
-    url: str, new_topic: NewTopicFactory
-) -> None:
+async def test_node_publishes_polls_and_uses_streams_and_websockets(url: str, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     try:
         node = await asyncio.to_thread(node_packages, NODE)
@@ -77,7 +75,7 @@ def posted(number: int) -> bytes:
 
 
 @needs_curl
-async def test_curl_in_every_way_that_it_sends_a_body(
+async def test_curl_can_send_a_body_in_every_way(
     url: str, bootstrap: str, new_topic: NewTopicFactory, tmp_path: Path
 ) -> None:
     topic = await new_topic(partitions=1)
@@ -121,9 +119,7 @@ async def test_curl_in_every_way_that_it_sends_a_body(
 
 
 @needs_curl
-async def test_curl_sends_two_requests_on_one_connection_and_is_told_what_was_wrong(
-    url: str, new_topic: NewTopicFactory
-) -> None:
+async def test_curl_gets_an_error_and_reuses_the_connection(url: str, new_topic: NewTopicFactory) -> None:
     topic = await new_topic(partitions=1)
     path = f"{url}/topics/{topic}"
     once = ["-sS", "-w", "%{http_code} %{num_connects}\n", "-o", "/dev/null", "-H", JSON_TYPE, "-d"]

@@ -71,7 +71,7 @@ async def test_request_and_response(new_client: NewClient, branch: str, asking: 
 
 
 @pytest.mark.parametrize("kind", **each([MQTTJS, HIVEMQ]))
-async def test_aliases_that_a_library_makes_up(new_client: NewClient, branch: str, kind: Kind) -> None:
+async def test_aliases_assigned_by_a_library(new_client: NewClient, branch: str, kind: Kind) -> None:
     watcher = await new_client(PAHO)
     await watcher.subscribe(f"{branch}/#", qos=1)
     client = await new_client(kind, send_aliases=True)
@@ -94,7 +94,7 @@ async def test_aliases_set_by_hand(new_client: NewClient, branch: str) -> None:
 
 
 @pytest.mark.parametrize("kind", **each([MQTTJS, HIVEMQ]))
-async def test_aliases_that_the_gateway_makes_up(new_client: NewClient, branch: str, kind: Kind) -> None:
+async def test_aliases_assigned_by_the_gateway(new_client: NewClient, branch: str, kind: Kind) -> None:
     publisher = await new_client(PAHO)
     client = await new_client(kind, properties={"topic_alias_maximum": 2})
     await client.subscribe(f"{branch}/#", qos=1)
@@ -121,7 +121,7 @@ async def test_a_receive_maximum_of_one(new_client: NewClient, branch: str, kind
 
 
 @pytest.mark.parametrize(("kind", "qos"), [(PAHO, 1), (HIVEMQ, 1), (HIVEMQ, 2)], ids=str)
-async def test_who_does_not_acknowledge_gets_no_more(new_client: NewClient, branch: str, kind: Kind, qos: int) -> None:
+async def test_unacknowledged_messages_stop_delivery(new_client: NewClient, branch: str, kind: Kind, qos: int) -> None:
     publisher = await new_client(PAHO)
     client = await new_client(kind, hold=True, properties={"receive_maximum": 3})
     for one in (client, publisher):
@@ -137,7 +137,7 @@ async def test_who_does_not_acknowledge_gets_no_more(new_client: NewClient, bran
 
 
 @pytest.mark.parametrize("kind", **each(VERSION_5))
-async def test_what_is_too_large_for_a_client_is_not_sent_to_it(new_client: NewClient, branch: str, kind: Kind) -> None:
+async def test_a_message_above_the_client_s_maximum_is_not_sent(new_client: NewClient, branch: str, kind: Kind) -> None:
     publisher = await new_client(PAHO)
     client = await new_client(kind, properties={"maximum_packet_size": 2000})
     await client.subscribe(f"{branch}/+", qos=2)
@@ -148,7 +148,7 @@ async def test_what_is_too_large_for_a_client_is_not_sent_to_it(new_client: NewC
 
 
 @pytest.mark.parametrize("kind", **each(VERSION_5))
-async def test_what_connack_tells(new_client: NewClient, kind: Kind) -> None:
+async def test_every_library_reads_connack_s_properties(new_client: NewClient, kind: Kind) -> None:
     client = await new_client(kind, connected=False)
     asked = {"session_expiry_interval": 0xFFFFFFFF}
     connack = await client.connect(client_id="", keep_alive=65535, properties=asked)

@@ -11,7 +11,7 @@ from tests.interop.mqtt.drivers import WAIT_S
 from tests.support.waiting import wait_until
 
 
-async def test_four_libraries_share_and_the_rest_takes_over_from_one_that_leaves(
+async def test_four_libraries_share_a_group_and_take_over_from_one_that_leaves(
     new_client: NewClient, branch: str
 ) -> None:
     publisher = await new_client(PAHO)

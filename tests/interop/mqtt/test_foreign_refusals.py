@@ -88,7 +88,7 @@ async def test_refused_with_a_code_and_a_reason_in_version_5(
 
 
 @pytest.mark.parametrize("kind", **each(VERSION_311))
-async def test_refused_without_words_in_version_311(
+async def test_refused_without_a_reason_in_version_311(
     new_client: NewClient, strict: GatewayProcess, branch: str, kind: Kind
 ) -> None:
     client = await new_client(kind, at=strict, **ANN)

@@ -9,7 +9,7 @@ from tests.interop.mqtt.conftest import NewClient
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_set_replaced_seen_by_all_and_cleared(new_client: NewClient, branch: str, kind: Kind) -> None:
+async def test_retained_messages_are_set_replaced_and_cleared(new_client: NewClient, branch: str, kind: Kind) -> None:
     publisher = await new_client(kind)
     watcher = await new_client(kind)
     await watcher.subscribe(f"{branch}/#")

@@ -31,7 +31,7 @@ FINISHING = [PAHO, PAHO_311, MQTTJS, MQTTJS_311, HIVEMQ]
 
 
 @pytest.mark.parametrize("kind", **each(EVERY + WEBSOCKET))
-async def test_a_kept_session_gets_what_came_meanwhile(new_client: NewClient, branch: str, kind: Kind) -> None:
+async def test_a_persistent_session_queues_messages(new_client: NewClient, branch: str, kind: Kind) -> None:
     publisher = await new_client(PAHO)
     client = await new_client(kind, connected=False)
     connack = await client.connect(**KEPT)
@@ -104,7 +104,7 @@ async def test_exactly_once_from_a_client_whose_network_breaks(
     assert [int(one.payload) for one in await watcher.received(151)] == list(range(151))
 
 
-async def test_all_libraries_go_on_after_the_gateway_was_killed(
+async def test_all_libraries_resume_after_the_gateway_was_killed(
     new_client: NewClient,
     new_gateway: Callable[..., GatewayProcess],
     bootstrap: str,
@@ -161,7 +161,7 @@ async def test_a_will_follows_a_broken_connection_and_no_disconnect(
 
 
 @pytest.mark.parametrize("kind", **each(VERSION_5))
-async def test_a_will_by_request_with_all_its_properties_and_kept(
+async def test_a_requested_will_has_its_properties_and_is_retained(
     new_client: NewClient, branch: str, kind: Kind
 ) -> None:
     watcher = await new_client(kind)
@@ -179,7 +179,7 @@ async def test_a_will_by_request_with_all_its_properties_and_kept(
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))
-async def test_a_second_connection_takes_the_client_id_over(new_client: NewClient, kind: Kind) -> None:
+async def test_a_second_connection_takes_over_the_client_id(new_client: NewClient, kind: Kind) -> None:
     first = await new_client(kind)
     await new_client(PAHO, client_id=first.name)
     said = await first.ended()
@@ -187,7 +187,7 @@ async def test_a_second_connection_takes_the_client_id_over(new_client: NewClien
         assert said["reason"] == 0x8E
 
 
-async def test_what_time_ends(new_client: NewClient, wire: Wire, branch: str) -> None:
+async def test_wills_sessions_and_messages_expire_in_time(new_client: NewClient, wire: Wire, branch: str) -> None:
     """Will Delay, Session Expiry and Message Expiry with three libraries in parallel; the wills serve as a clock."""
     watcher = await new_client(PAHO)
     await watcher.subscribe(f"{branch}/wills/#", qos=1)

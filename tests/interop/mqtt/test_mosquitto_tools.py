@@ -72,7 +72,7 @@ def kept() -> list[str]:
 
 @pytest.mark.parametrize("qos", ["1", "2"])
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_kept_session_collects_what_a_pipe_published(tools: Tools, branch: str, version: str, qos: str) -> None:
+async def test_a_persistent_session_collects_piped_messages(tools: Tools, branch: str, version: str, qos: str) -> None:
     subscriber = [*kept(), "-q", qos, "-t", f"{branch}/+"]
     assert await tools.run("mosquitto_sub", version, *subscriber, "-E") == []
     lines = [f"line {number}" for number in range(100)]
@@ -98,7 +98,7 @@ async def test_retained_messages_are_set_seen_and_removed(tools: Tools, branch: 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_killed_command_leaves_its_will(tools: Tools, branch: str, version: str) -> None:
+async def test_a_killed_command_publishes_its_will(tools: Tools, branch: str, version: str) -> None:
     watcher = [*kept(), "-q", "1", "-t", f"{branch}/wills"]
     await tools.run("mosquitto_sub", version, *watcher, "-E")
     will = ["--will-topic", f"{branch}/wills", "--will-payload", "killed", "--will-qos", "1"]
