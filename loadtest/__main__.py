@@ -122,9 +122,8 @@ async def sse(options: argparse.Namespace) -> int:
     allow_files()
     crowd = events.Crowd(**chosen(options, ("listeners", "messages", "rate", "size", "late")))
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
-        result = await events.listen(
-            gateway.kafka, gateway.address("mqtt"), gateway.address("http"), crowd, gateway.pid
-        )
+        mqtt, http = gateway.address("mqtt"), gateway.address("http")
+        result = await events.listen(gateway.kafka, mqtt, http, crowd, gateway.pid)
     report = Report("server-sent events")
     report.add(listeners=crowd.listeners, rate=crowd.rate, **result.row())
     return conclude(options, report, result.problems)

@@ -44,9 +44,7 @@ def arguments(description: str | None) -> argparse.Namespace:
         if starts:
             made.add_argument("--directory", type=Path, help="for logs and data (default: a new one under /tmp)")
         if "kafka" in starts:
-            made.add_argument(
-                "--bootstrap", help="use this Kafka and leave it and its data untouched (default: start one)"
-            )
+            made.add_argument("--bootstrap", help="use this Kafka, and leave its data untouched (default: start one)")
         return made
 
     commands.add_options(scenario)
@@ -86,9 +84,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     memory.add_argument("--at-once", type=int, help="AMQP: connections opened at the same time")
     memory.add_argument("--sessions", type=int, default=crowd.sessions)
     memory.add_argument("--backlog", type=int, default=crowd.backlog, help="messages queued for each session")
-    memory.add_argument(
-        "--returning", type=int, default=crowd.returning, help="sessions that reconnect to receive them"
-    )
+    memory.add_argument("--returning", type=int, default=crowd.returning, help="sessions that reconnect to get them")
     memory.add_argument("--payload", type=int, default=crowd.payload, help="bytes")
     memory.add_argument("--settle", type=float, default=crowd.settle, help="seconds before each measurement")
     quiet = scenario("idle", "measure the cost of connected but silent MQTT clients, as their number grows")
@@ -103,9 +99,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     fuzz.add_argument("--at-once", type=int, default=storm.at_once, help="connections")
     fuzz.add_argument("--seed", type=int, default=storm.seed)
     fuzz.add_argument("--warm-up", type=float, default=storm.warm_up, help="share of the time for the warm-up")
-    fuzz.add_argument(
-        "--silent", type=float, default=storm.silent, help="share of conversations that end without closing"
-    )
+    fuzz.add_argument("--silent", type=float, default=storm.silent, help="share of conversations left without a close")
     fuzz.add_argument("--first", type=int, default=storm.first, help="number of the first conversation")
     sse = scenario("sse", "run many listeners to server-sent events; none may fall behind")
     listeners = events.Crowd()
@@ -113,9 +107,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     sse.add_argument("--messages", type=int, default=listeners.messages)
     sse.add_argument("--rate", type=float, default=listeners.rate, help="messages per second")
     sse.add_argument("--size", type=int, default=listeners.size, help="payload bytes")
-    sse.add_argument(
-        "--late", type=float, default=listeners.late, help="the most seconds that a listener may be behind"
-    )
+    sse.add_argument("--late", type=float, default=listeners.late, help="most seconds that a listener may be behind")
     sse.add_argument("--unpinned", action="store_true", help="do not pin processes to processors")
     topics = scenario("many-topics", "measure the cost of `#` with many Kafka topics, and of missing topics")
     beside = many_topics.Plan()
@@ -150,9 +142,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     limit = limits.Plan()
     for name in limit._fields:
         limited.add_argument(f"--{name}", type=type(getattr(limit, name)), default=getattr(limit, name))
-    limited.add_argument(
-        "--only", default="", help="only parts whose name contains this: mqtt, in, out, pages and so on"
-    )
+    limited.add_argument("--only", default="", help="only parts whose name contains this: mqtt, in, out, pages, ...")
     sizes = scenario("windows", "compare fixed and adaptive windows of AMQP links", starts=("gateway",))
     sized = windows.Plan()
     for name in sized._fields:
@@ -160,14 +150,10 @@ def arguments(description: str | None) -> argparse.Namespace:
     sizes.add_argument("--only", default="", help="only the Kafka whose name contains this: fast, slow or jittery")
     long = scenario("soak", "run all protocols in both directions for long; nothing in the gateway may grow")
     soaking = soak.Plan()
-    long.add_argument(
-        "--protocol", choices=PROTOCOLS, action="append", help="only this protocol (default: all together)"
-    )
+    long.add_argument("--protocol", choices=PROTOCOLS, action="append", help="only this protocol (default: all)")
     long.add_argument("--minutes", type=float, default=soaking.minutes, help="the most minutes")
     long.add_argument("--messages", type=int, help="messages per protocol (default: as many as fit into the time)")
-    long.add_argument(
-        "--rate", type=float, default=soaking.rate, help="messages per second of each protocol; 0 means no limit"
-    )
+    long.add_argument("--rate", type=float, default=soaking.rate, help="messages/s of each protocol; 0 means no limit")
     long.add_argument("--course", type=int, default=soaking.course, help="messages before the connections are replaced")
     long.add_argument("--connections", type=int, default=soaking.connections, help="senders at the same time")
     long.add_argument("--size", type=int, default=soaking.size, help="payload bytes")
@@ -185,9 +171,7 @@ def arguments(description: str | None) -> argparse.Namespace:
         choices=tuple(LOGINS),
         help="only the faults of three brokers, with this authentication at the brokers",
     )
-    broken.add_argument(
-        "--only", action="append", default=[], help="only faults whose name starts with this; repeatable"
-    )
+    broken.add_argument("--only", action="append", default=[], help="only faults with this prefix; repeatable")
     rolls = scenario("rolling", "restart three gateways behind a balancer one by one, draining them under load")
     roll = rolling.Plan()
     for name in roll._fields:
@@ -208,9 +192,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     )
     back = recovery.Plan()
     recoveries.add_argument("--gigabytes", type=float, default=back.gigabytes)
-    recoveries.add_argument(
-        "--kills", type=int, default=back.kills, help="kills of the starting Kafka while it recovers"
-    )
+    recoveries.add_argument("--kills", type=int, default=back.kills, help="kills of Kafka while it starts and recovers")
     again = scenario("reads", "have HTTP consumers read the same records again and again; memory must not grow")
     reading = http_reads.Plan()
     again.add_argument("--rounds", type=int, default=reading.rounds)
@@ -218,9 +200,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     again.add_argument("--size", type=int, default=reading.size, help="bytes of a record's value")
     for name, protocol in (("table", "MQTT"), ("amqp", "AMQP")):
         table = scenario(name, f"measure every figure about {protocol}'s speed in docs/performance.md")
-        table.add_argument(
-            "--rounds", type=int, default=3, help="rounds of each row; the one with the least CPU counts"
-        )
+        table.add_argument("--rounds", type=int, default=3, help="rounds of each row; the least CPU counts")
         table.add_argument("--share", type=float, default=1.0, help="share of the messages, for a quick test")
         table.add_argument("--only", default="", help="only rows whose name contains this")
         table.add_argument("--unpinned", action="store_true", help="do not pin processes to processors")

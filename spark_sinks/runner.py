@@ -367,14 +367,9 @@ def _run_process(
     def ready() -> None:
         output.ready(options.trigger)
         if given.ready_file is not None:
-            started = {
-                "job": given.job,
-                "trigger": options.trigger,
-                "pid": os.getpid(),
-                "metrics": str(metrics.address),
-            }
+            about = {"job": given.job, "trigger": options.trigger, "pid": os.getpid(), "metrics": str(metrics.address)}
             written = given.ready_file.with_suffix(".tmp")
-            written.write_bytes(msgspec.json.encode(started))
+            written.write_bytes(msgspec.json.encode(about))
             written.replace(given.ready_file)
 
     try:

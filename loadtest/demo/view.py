@@ -134,12 +134,8 @@ def plain(console: Console, accounts: Accounts, status: Status, seconds: float) 
         for protocol, traffic in accounts.traffic.items()
     ]
     lag = "unknown" if status.lag is None else status.lag
-    parts += [
-        f"Kafka lag {lag}",
-        f"Spark {status.spark}",
-        f"correct windows {correct_windows(accounts)}",
-        *status.errors,
-    ]
+    right = correct_windows(accounts)
+    parts += [f"Kafka lag {lag}", f"Spark {status.spark}", f"correct windows {right}", *status.errors]
     if accounts.guest is not None:
         parts.append(f"your readings {_guest(accounts)}")
     line(console, f"{seconds:.1f} s: {' | '.join(parts)}")

@@ -30,14 +30,10 @@ Say = Callable[[str], None]
 
 def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the three commands; `scenario` creates a parser."""
-    run = scenario(
-        "run", "run the load test of a TOML file against your gateway, and verify it; docs/loadtest.md", starts=()
-    )
+    run = scenario("run", "run and verify the load test of a TOML file on your gateway; docs/loadtest.md", starts=())
     run.add_argument("scenario_file", type=Path, metavar="SCENARIO.toml")
     run.add_argument("--html", type=Path, help="write the report to this file, as one self-contained page")
-    run.add_argument(
-        "--ready-file", type=Path, help="read the target from the file that `trivium up --ready-file` wrote"
-    )
+    run.add_argument("--ready-file", type=Path, help="read the target from the file of `trivium up --ready-file`")
     run.add_argument("--messages", help="override the kind of messages: minimal, typical, jms or random")
     run.add_argument("--rate", type=_positive(rate), help="messages per second")
     run.add_argument("--duration", type=_positive(seconds), help="duration of a round, such as 30s or 4h")

@@ -344,11 +344,7 @@ class Soak:
     @contextlib.asynccontextmanager
     async def _receiver(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
         make = partial(
-            amqp_receiver.Receiver,
-            f"{prefix}-r",
-            topic,
-            size=self._plan.size,
-            on_message=lambda _payload, _now: on_messages(1),
+            amqp_receiver.Receiver, f"{prefix}-r", topic, size=self._plan.size, on_message=lambda *_: on_messages(1)
         )
         _, one = await asyncio.get_running_loop().create_connection(make, *self._gateway.address("amqp"))
         try:

@@ -129,14 +129,12 @@ class Flood:
         try:
             if not plan.again:
                 await self._start(gateway, "empty")
-                await self._part(
-                    gateway, "one principal", lambda answers: self._flood(gateway, self._users[:1], answers)
-                )
-                await self._part(gateway, "the others", lambda answers: self._flood(gateway, self._users[1:], answers))
-                await self._part(gateway, "SUBSCRIBE", lambda answers: self._subscribe(gateway, answers))
+                await self._part(gateway, "one principal", lambda to: self._flood(gateway, self._users[:1], to))
+                await self._part(gateway, "the others", lambda to: self._flood(gateway, self._users[1:], to))
+                await self._part(gateway, "SUBSCRIBE", lambda to: self._subscribe(gateway, to))
                 await self._kill(gateway)
             await self._start(gateway, "killed")
-            await self._part(gateway, "after the kill", lambda answers: self._flood(gateway, self._users, answers))
+            await self._part(gateway, "after the kill", lambda to: self._flood(gateway, self._users, to))
             await self._kill(gateway)
             gateway = await self._overfull(gateway)
         finally:
@@ -154,13 +152,13 @@ class Flood:
         gateway = self._gateway(raised, None)
         await self._start(gateway, "raised limits")
         try:
-            await self._part(gateway, "raised limits", lambda answers: self._flood(gateway, self._users[1:], answers))
+            await self._part(gateway, "raised limits", lambda to: self._flood(gateway, self._users[1:], to))
         finally:
             await self._kill(gateway)
         gateway = self._gateway(self._limits, None)
         await self._start(gateway, "more topics than allowed")
         try:
-            await self._part(gateway, "overfull", lambda answers: self._flood(gateway, self._users, answers))
+            await self._part(gateway, "overfull", lambda to: self._flood(gateway, self._users, to))
         finally:
             await self._kill(gateway)
         if not plan.scarce:
@@ -168,9 +166,7 @@ class Flood:
         least = await self._too_few(plan.scarce)
         gateway = self._gateway(self._limits, least)
         await self._start(gateway, f"the {least} open files that it requires")
-        await self._part(
-            gateway, "as many files as it asks for", lambda answers: self._flood(gateway, self._users, answers)
-        )
+        await self._part(gateway, "as many files as it asks for", lambda to: self._flood(gateway, self._users, to))
         return gateway
 
     async def _too_few(self, files: int) -> int:

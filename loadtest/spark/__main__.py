@@ -87,9 +87,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--rate", type=int, default=1_000, help="readings per second of all sensors")
     one.add_argument("--sensors", type=int, default=1_000)
     one.add_argument("--warm-up", type=float, default=60.0, help="seconds before measurements count")
-    one.add_argument(
-        "--seconds", type=float, default=330.0, help="seconds measured; should exceed an interval of real time"
-    )
+    one.add_argument("--seconds", type=float, default=330.0, help="seconds measured; more than a real-time interval")
     one.add_argument("--trigger", choices=TRIGGERS, help="default: both, one after the other")
     one.add_argument("--interval", help="interval of real-time checkpoints (default: the job's own, 5m)")
     one.add_argument("--p50", type=float, default=60.0, help="limit in ms for the median in real time")
