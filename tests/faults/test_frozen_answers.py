@@ -71,7 +71,7 @@ class AmqpClient:
         return "attached"
 
 
-async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> None:
+async def test_each_fails_in_time(stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess]) -> None:
     gateway = await new_gateway(stoppable.bootstrap_servers, config=CONFIG).start()
     host, port = gateway.address("http")
     name = f"frozen-{uuid.uuid4().hex[:6]}"
@@ -133,7 +133,7 @@ async def test_each_is_told_in_time(stoppable: EmbeddedBroker, new_gateway: Call
             assert [answer[:2] for answer in asked] == [(503, True)] * len(asked), asked
             told = answers[len(asked) :]
             assert told == ["amqp:internal-error"] * 5
-            assert declared.ends.told == "declared"  # Kafka is involved from the first message on
+            assert declared.ends.event == "declared"  # Kafka is involved from the first message on
         finally:
             os.kill(stoppable.pid, signal.SIGCONT)
 

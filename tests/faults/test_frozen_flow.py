@@ -128,11 +128,11 @@ async def test_a_stall_is_shown_and_kept_in_the_history(stall: Stall, tmp_path: 
     wanted = {("mqtt", "connection budget"), ("Kafka", "Kafka silent")}
     flow: dict[str, Any] = {}
 
-    async def is_told() -> bool:
+    async def is_shown() -> bool:
         flow.update(await stall.flow())
         return wanted <= reasons(flow)
 
-    await wait_until(is_told)
+    await wait_until(is_shown)
     (found,) = flow["connections"]
     assert (found["client"], found["bytes"] >= found["bytes_limit"]) == (HOSTILE, True)
     assert [pause["reason"] for pause in found["paused"]] == ["connection budget"]
@@ -147,7 +147,7 @@ async def test_a_stall_is_shown_and_kept_in_the_history(stall: Stall, tmp_path: 
     assert json.loads(printed)["connections"][0]["client"] == HOSTILE
 
     async with browser(tmp_path) as window:
-        await look_at_the_stall(window, stall)
+        await check_console(window, stall)
         stall.thaw()
         await window.until("document.getElementById('state').textContent === 'nothing paused'")
         await window.until("document.querySelectorAll('#episodes-table tbody th').length >= 2")
@@ -158,7 +158,7 @@ async def test_a_stall_is_shown_and_kept_in_the_history(stall: Stall, tmp_path: 
     assert all(each["ended"] > each["began"] and each["paused_s"] > 0 for each in flow["episodes"])
 
 
-async def look_at_the_stall(window: Browser, stall: Stall) -> None:
+async def check_console(window: Browser, stall: Stall) -> None:
     """Check the console while Kafka is frozen: narrow and wide, light and dark, with the keyboard only."""
     for width in WIDTHS:
         await window.resize(width)

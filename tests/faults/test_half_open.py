@@ -67,8 +67,8 @@ async def unreachable(gateway: GatewayProcess) -> None:
     """Wait until the gateway reports Kafka as unreachable, after about 15 s without an answer."""
     async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as http:
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             async with http.get("/flow") as answer:
                 return any(pause["reason"] == "Kafka unreachable" for pause in (await answer.json())["paused"])
 
-        await wait_until(is_told, 120)
+        await wait_until(is_reported, 120)

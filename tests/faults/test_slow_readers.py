@@ -23,7 +23,6 @@ from tests.support.receivers import (
     WAIT_S,
     Amqp,
     AmqpSettled,
-    Asking,
     Events,
     FirstPage,
     Live,
@@ -32,6 +31,7 @@ from tests.support.receivers import (
     Pages,
     Poll,
     PollAhead,
+    Polling,
     Receiver,
     Sender,
     numbered,
@@ -53,7 +53,7 @@ topic_partitions = 1
 outgoing_bytes = {MOST}
 """
 KINDS: Final = (Mqtt, Amqp, Events, Live)
-ASKING: Final = (Poll, Pages)
+POLLING: Final = (Poll, Pages)
 ALL: Final = (*KINDS, MqttAtMostOnce, AmqpSettled, PollAhead, FirstPage)
 
 
@@ -123,7 +123,7 @@ async def test_a_stalled_receiver_delays_no_other_on_its_topic(
         sender = await stack.enter_async_context(Sender.connected(gateway, topic, 2 * SIZE))
         await sender.publish(1)
         stalled = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in slow]
-        others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in (*KINDS, *ASKING)]
+        others = [await stack.enter_async_context(kind.connected(gateway, topic)) for kind in (*KINDS, *POLLING)]
         sent, behind = 0, 0
         while behind < 2:  # two rounds in which the slow clients' buffers were full
             for _ in range(5):
@@ -133,7 +133,7 @@ async def test_a_stalled_receiver_delays_no_other_on_its_topic(
                     assert await other.read(sent) == list(range(1, sent + 1))
             told = (await paused(gateway)).get("slow reader", [])
             behind += (await figures(gateway))["receivers"] >= len(slow) and all(
-                f"http {one.address}" in told for one in stalled if isinstance(one, Asking)
+                f"http {one.address}" in told for one in stalled if isinstance(one, Polling)
             )
         for one in stalled:
             if one.lossless:

@@ -195,7 +195,7 @@ def transact(address: str, topic: str, body: bytes) -> bool:
         try:
             sender = connection.create_sender(topic)
             whole = Transacted(connection, wait_s=20)
-            if whole.ends.told != "declared":
+            if whole.ends.event != "declared":
                 return False
             whole.post(sender, Message(body=body))
             return whole.end() == "committed"

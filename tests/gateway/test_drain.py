@@ -42,10 +42,10 @@ NewTopic = Callable[..., Awaitable[str]]
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60}
 
 
-class Leaving:
+class FakeConnection:
     """A connection without a protocol."""
 
-    def __init__(self, said: list[tuple[Leaving, float]], answered: asyncio.Event) -> None:
+    def __init__(self, said: list[tuple[FakeConnection, float]], answered: asyncio.Event) -> None:
         self.asked = self.left = False
         self._said = said
         self._answered = answered  # by Kafka
@@ -65,7 +65,7 @@ class Leaving:
         self._said.append((self, asyncio.get_running_loop().time()))
 
 
-class Answering(Leaving):
+class Answering(FakeConnection):
     """A connection that leaves with its next answer, without waiting for Kafka."""
 
     may_leave = False
@@ -75,14 +75,14 @@ class Answering(Leaving):
         return not super().prepare_to_leave()
 
 
-class Hall:
+class FakeListener:
     """A listener with such connections."""
 
-    def __init__(self, connections: list[Leaving]) -> None:
+    def __init__(self, connections: list[FakeConnection]) -> None:
         self.connections = connections
         self.closed_at = 0.0
 
-    def departing(self) -> list[Leaving]:
+    def departing(self) -> list[FakeConnection]:
         return self.connections
 
     def stop_accepting(self) -> None:
@@ -90,15 +90,15 @@ class Hall:
 
 
 async def test_connections_leave_at_a_rate_in_random_order_and_waiting_ones_last() -> None:
-    said: list[tuple[Leaving, float]] = []
+    said: list[tuple[FakeConnection, float]] = []
     kafka, slowly = asyncio.Event(), asyncio.Event()
-    slow, never = Leaving(said, slowly), Leaving(said, asyncio.Event())
-    kinds = (Leaving, Answering) * 50
-    halls = [Hall([kind(said, kafka) for kind in kinds]) for _ in range(2)]
-    halls[1].connections += [slow, never]
-    everybody = [one for hall in halls for one in hall.connections]
+    slow, never = FakeConnection(said, slowly), FakeConnection(said, asyncio.Event())
+    kinds = (FakeConnection, Answering) * 50
+    listeners = [FakeListener([kind(said, kafka) for kind in kinds]) for _ in range(2)]
+    listeners[1].connections += [slow, never]
+    everybody = [one for listener in listeners for one in listener.connections]
     rate = 100.0
-    drain = Drain(DrainConfig(lead_s=0.2, rate_per_s=rate), lambda: halls, settle_s=60)
+    drain = Drain(DrainConfig(lead_s=0.2, rate_per_s=rate), lambda: listeners, settle_s=60)
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -111,7 +111,7 @@ async def test_connections_leave_at_a_rate_in_random_order_and_waiting_ones_last
     await wait_until(lambda: slow.left)
     hurry.set()
     await running
-    assert min(hall.closed_at for hall in halls) - began >= 0.19, "nobody before the lead is over"
+    assert min(listener.closed_at for listener in listeners) - began >= 0.19, "nobody before the lead is over"
     assert not never.left, "left for the stop itself"
     assert said[-1][0] is slow
     steps = [abs(after - before) for before, after in itertools.pairwise(everybody.index(one) for one, _ in said)]
@@ -124,22 +124,22 @@ async def test_connections_leave_at_a_rate_in_random_order_and_waiting_ones_last
 
 
 async def test_the_wait_for_kafkas_answers_is_limited() -> None:
-    hall = Hall([Leaving([], asyncio.Event())])
-    drain = Drain(DrainConfig(lead_s=0), lambda: [hall], settle_s=0.1)
+    listener = FakeListener([FakeConnection([], asyncio.Event())])
+    drain = Drain(DrainConfig(lead_s=0), lambda: [listener], settle_s=0.1)
     await asyncio.wait_for(drain.run(asyncio.Event()), 30)
-    assert hall.connections[0].asked
-    assert not hall.connections[0].left
+    assert listener.connections[0].asked
+    assert not listener.connections[0].left
 
 
 async def test_a_second_signal_ends_the_lead_time() -> None:
-    hall = Hall([Leaving([], asyncio.Event())])
+    listener = FakeListener([FakeConnection([], asyncio.Event())])
     hurry = asyncio.Event()
-    running = asyncio.create_task(Drain(DrainConfig(lead_s=600), lambda: [hall], settle_s=1).run(hurry))
+    running = asyncio.create_task(Drain(DrainConfig(lead_s=600), lambda: [listener], settle_s=1).run(hurry))
     await asyncio.wait([running], timeout=2 * TICK_S)
     assert not running.done()
     hurry.set()
     await asyncio.wait_for(running, 10)
-    assert not hall.connections[0].left
+    assert not listener.connections[0].left
 
 
 async def test_records_that_kafka_stored_are_acknowledged_before_the_close(bootstrap: str, new_topic: NewTopic) -> None:

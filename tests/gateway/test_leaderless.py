@@ -40,7 +40,7 @@ async def next_values(consumer: Consumer, polls: int = 5) -> list[Any]:
     return []
 
 
-async def asked_seldom(bootstrap: str) -> None:
+async def check_metadata_rate(bootstrap: str) -> None:
     """Check that metadata is requested once a second; plain aiokafka clients repeat the request immediately."""
     producer = new_producer(KafkaConfig(bootstrap_servers=bootstrap), "test", enable_idempotence=True)
     await producer.start()
@@ -115,7 +115,7 @@ async def test_readers_continue_when_a_partition_has_no_leader(
     assert (await shared.subscribe("$share/workers/read/#")).reason_codes == (2,)
     async with http.get("/topics/read/records", params={"from": "beginning"}) as page:
         assert (page.status, page.headers["Next-Position"]) == (200, "0:1,1:0")
-    await asked_seldom(bootstrap)
+    await check_metadata_rate(bootstrap)
     stream = await http.get("/topics/read/stream", params={"from": "beginning"})
     assert stream.status == 200
     session = await connect("kept", clean_start=False, **KEPT)

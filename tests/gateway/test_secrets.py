@@ -56,7 +56,7 @@ anything = {{ list = ["{CANARY}"], deeper = {{ password = "{CANARY}" }} }}
 BASIC = base64.b64encode(f"ann:{CANARY}".encode()).decode()
 
 
-def is_told(text: str) -> bool:
+def has_secret(text: str) -> bool:
     return any(form in text for form in (CANARY, WRITTEN, "ca/nary", BASIC))
 
 
@@ -74,11 +74,11 @@ async def test_config_show_has_every_key_and_no_secret(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(WHOLE)
     shown = await trivium("config", "show", "--config", str(file))
-    assert not is_told(shown)
+    assert not has_secret(shown)
     for word in ("sasl_password", "***@127.0.0.1:1/keys?apikey=***", "auth_db", "connection", "**********"):
         assert word in shown
     config = load(file)
-    assert not is_told(f"{config} {config!r} {config.kafka!r} {config.security!r} {config.observe!r}")
+    assert not has_secret(f"{config} {config!r} {config.kafka!r} {config.security!r} {config.observe!r}")
     assert {CANARY, WRITTEN} <= set(secrets_in(config))
 
 
@@ -104,7 +104,7 @@ async def test_no_error_of_the_configuration_repeats_a_secret(tmp_path: Path, te
     file.write_text(text)
     said = await trivium("config", "check", "--config", str(file))
     assert said.startswith("trivium: ")
-    assert not is_told(said)
+    assert not has_secret(said)
 
 
 def test_no_error_in_the_environment_repeats_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_no_error_in_the_environment_repeats_a_secret(monkeypatch: pytest.Monkey
             patch.setenv(name, CANARY)
             with pytest.raises(ConfigError) as caught:
                 load()
-            assert not is_told(str(caught.value))
-            assert not is_told("".join(traceback.format_exception(caught.value)))
+            assert not has_secret(str(caught.value))
+            assert not has_secret("".join(traceback.format_exception(caught.value)))
 
 
 async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
@@ -127,12 +127,12 @@ async def test_log_metrics_and_ready_file_of_a_gateway_hold_no_secret(
     async with aiohttp.ClientSession(f"http://{gateway.addresses['management']}") as session:
         for path in ("/metrics", "/ready", "/healthy", "/flow"):
             async with session.get(path) as response:
-                assert not is_told(await response.text())
+                assert not has_secret(await response.text())
         async with session.get("/console/events") as response:
-            assert not is_told((await response.content.readline()).decode())
-    assert not is_told(gateway.ready_file.read_text())
+            assert not has_secret((await response.content.readline()).decode())
+    assert not has_secret(gateway.ready_file.read_text())
     assert await gateway.stop() == 0
-    assert not is_told(gateway.log.read_text())
+    assert not has_secret(gateway.log.read_text())
 
 
 class Collector:
@@ -236,10 +236,10 @@ password_file = "{passwords}"
     assert await gateway.stop() == 0  # this exports the last spans
     names = {span.name for span in collector.spans()}
     assert {"POST /topics/{topicname}", "POST /topics/{topicname}/partitions/{partitionid}", f"send {topic}"} <= names
-    assert not [text for text in (*told, *map(str, collector.taken), gateway.log.read_text()) if is_told(text)]
+    assert not [text for text in (*told, *map(str, collector.taken), gateway.log.read_text()) if has_secret(text)]
     for path, fields in collector.asked:
         assert path.startswith("/in/v1/traces?key=")  # the collector's login is sent only to the collector
-        assert not is_told(str({name: value for name, value in fields.items() if name != "Authorization"}))
+        assert not has_secret(str({name: value for name, value in fields.items() if name != "Authorization"}))
 
 
 async def test_a_failed_login_to_kafka_does_not_log_the_password(
@@ -253,7 +253,7 @@ async def test_a_failed_login_to_kafka_does_not_log_the_password(
     assert await gateway.stop() == 0
     with pytest.raises(RuntimeError):
         await starting
-    assert not is_told(gateway.log.read_text())
+    assert not has_secret(gateway.log.read_text())
 
 
 def test_urls_are_shown_without_their_secrets() -> None:

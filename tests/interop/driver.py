@@ -139,7 +139,7 @@ class Wire:
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
-    async def laid(self) -> AsyncIterator[Wire]:
+    async def listening(self) -> AsyncIterator[Wire]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.address: tuple[str, int] = server.sockets[0].getsockname()[:2]
         try:

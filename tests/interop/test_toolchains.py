@@ -64,10 +64,10 @@ def test_a_build_is_repeated_only_for_changed_sources(tmp_path: Path):
 
     for text in ("one", "one", "two"):
         source.write_text(text)
-        toolchains.once(tmp_path, [source], made, make)
+        toolchains.build_once(tmp_path, [source], made, make)
     assert times == ["one", "two"]
     source.write_text("three")
     with pytest.raises(ZeroDivisionError):
-        toolchains.once(tmp_path, [source], made, lambda: 1 / 0)
-    toolchains.once(tmp_path, [source], made, make)
+        toolchains.build_once(tmp_path, [source], made, lambda: 1 / 0)
+    toolchains.build_once(tmp_path, [source], made, make)
     assert times == ["one", "two", "three"]

@@ -37,7 +37,7 @@ def node_packages(directory: Path) -> str:
     if int(version.lstrip("v").partition(".")[0]) < OLDEST_NODE:
         raise ToolchainError(f"node is {version}, the clients need {OLDEST_NODE} or newer")
     lock = directory / "package-lock.json"
-    once(directory, [lock], directory / "node_modules", lambda: _run([npm, "ci"], directory))
+    build_once(directory, [lock], directory / "node_modules", lambda: _run([npm, "ci"], directory))
     return node
 
 
@@ -67,7 +67,7 @@ def java_command(directory: Path, jar_set: str, artifact: str) -> list[str]:
     jars = classpath(jar_set)
     source, classes = directory / "Driver.java", directory / "build"
     command = [str(compiler), "--release", "17", "-cp", jars, "-d", str(classes), str(source)]
-    once(directory, [source, JARS_LOCK], classes, lambda: _run(command, directory))
+    build_once(directory, [source, JARS_LOCK], classes, lambda: _run(command, directory))
     version = next(jar.version for jar in locked_jars(jar_set, JARS_LOCK) if jar.artifact == artifact)
     # A short run starts faster without the C2 compiler.
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
@@ -80,7 +80,7 @@ def go_program(directory: Path, file: Path | None = None) -> Path:
     program = directory / "build" / ("driver" if file is None else file.stem)
     sources = [directory / "go.mod", directory / "go.sum", *(directory.glob("*.go") if file is None else [file])]
     command = [go, "build", "-mod=readonly", "-trimpath", "-o", str(program), "." if file is None else str(file)]
-    once(directory, sources, program, lambda: _run(command, directory))
+    build_once(directory, sources, program, lambda: _run(command, directory))
     return program
 
 
@@ -99,7 +99,7 @@ def cargo_program(directory: Path) -> Path:
         (place / "Cargo.lock").write_text(with_source(lock.read_text(), registry_of(cargo)))
         _run([cargo, "build", "--locked", "--quiet"], place)
 
-    once(directory, sources, program, build)
+    build_once(directory, sources, program, build)
     return program
 
 
@@ -154,9 +154,9 @@ def _run(command: list[str], directory: Path) -> None:
         raise ToolchainError(f"{Path(command[0]).name} {command[1]} failed: {done.stderr.strip()[-800:]}")
 
 
-def once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[], None]) -> None:
+def build_once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[], None]) -> None:
     """Call `make` unless `made` is up to date with the sources; a lock serializes parallel test runs."""
-    with _held(directory / ".lock"):
+    with _locked(directory / ".lock"):
         wanted = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
         stamp = made.parent / f".{made.name}.made"
         if not made.exists() or not stamp.exists() or stamp.read_text() != wanted:
@@ -166,7 +166,7 @@ def once(directory: Path, sources: Iterable[Path], made: Path, make: Callable[[]
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -54,7 +54,7 @@ class Mutation(msgspec.Struct, frozen=True):
     def apply(self, text: str) -> str:
         """Return the specification with the mistake; raise ValueError if `before` does not occur exactly once."""
         if text.count(self.before) != 1:
-            raise ValueError(f"{self.spec}: {self.mistake}: what it replaces is there {text.count(self.before)} times")
+            raise ValueError(f"{self.spec}: {self.mistake}: `before` occurs {text.count(self.before)} times")
         return text.replace(self.before, self.after)
 
 

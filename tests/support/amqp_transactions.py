@@ -27,28 +27,28 @@ class Ends(TransactionHandler):
     """
 
     def __init__(self) -> None:
-        self.told = ""
+        self.event = ""
         self.condition = ""
 
-    def _tell(self, event: Event, told: str) -> None:
+    def _record(self, event: Event, name: str) -> None:
         condition = event.delivery.remote.condition
         self.condition = "" if condition is None else str(condition.name)
-        self.told = told
+        self.event = name
 
     def on_transaction_declared(self, event: Event) -> None:
-        self._tell(event, "declared")
+        self._record(event, "declared")
 
     def on_transaction_committed(self, event: Event) -> None:
-        self._tell(event, "committed")
+        self._record(event, "committed")
 
     def on_transaction_aborted(self, event: Event) -> None:
-        self._tell(event, "aborted")
+        self._record(event, "aborted")
 
     def on_transaction_declare_failed(self, event: Event) -> None:
-        self._tell(event, "declare failed")
+        self._record(event, "declare failed")
 
     def on_transaction_commit_failed(self, event: Event) -> None:
-        self._tell(event, "commit failed")
+        self._record(event, "commit failed")
 
 
 class Transacted:
@@ -72,7 +72,7 @@ class Transacted:
         self.transaction: Transaction = connection.container.declare_transaction(
             connection.conn, handler=self.ends, settle_before_discharge=settles
         )
-        self.wait(lambda: bool(self.ends.told))
+        self.wait(lambda: bool(self.ends.event))
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Run proton until the condition is true."""
@@ -99,10 +99,10 @@ class Transacted:
 
     def end(self, *, commit: bool = True) -> str:
         """Discharge the transaction and wait for the answer."""
-        self.ends.told = ""
+        self.ends.event = ""
         (self.transaction.commit if commit else self.transaction.abort)()
-        self.wait(lambda: bool(self.ends.told))
-        return self.ends.told
+        self.wait(lambda: bool(self.ends.event))
+        return self.ends.event
 
 
 class TransactedClient:

@@ -62,7 +62,7 @@ class Receiver:
         receiver.window = window
         try:
             async with asyncio.timeout(WAIT_S):
-                await receiver._ask(topic, group)
+                await receiver._subscribe(topic, group)
             yield receiver
         finally:
             receiver.leave()
@@ -81,7 +81,7 @@ class Receiver:
         """Read and acknowledge until `count` messages have come; return all numbers."""
         async with asyncio.timeout(WAIT_S):
             while len(self.numbers) < count:
-                self._came(await self._some())
+                self._received(await self._read_some())
         return self.numbers
 
     async def read_byte(self) -> None:
@@ -91,17 +91,17 @@ class Receiver:
     async def read_on(self) -> None:
         """Read and acknowledge forever."""
         while True:
-            self._came(await self._some())
+            self._received(await self._read_some())
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         raise NotImplementedError
 
-    async def _some(self) -> bytes:
+    async def _read_some(self) -> bytes:
         data = await self._reader.read(65536)
         assert data, f"{type(self).__name__}: the connection was closed"
         return data
 
-    def _came(self, data: bytes) -> None:
+    def _received(self, data: bytes) -> None:
         """Record the numbers in the received bytes, which may end anywhere."""
         data = self._rest + data
         found = list(NUMBER.finditer(data))
@@ -115,7 +115,7 @@ class Mqtt(Receiver):
     protocol = "mqtt"
     qos = 1
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         self._packets = mqtt_wire.Splitter()
         self._answers: list[int] = []
         self._writer.write(
@@ -124,10 +124,10 @@ class Mqtt(Receiver):
         share = "" if group is None else f"$share/{group}/"
         self._writer.write(mqtt_wire.subscribe_packet(1, [(f"{share}{topic}/#", self.qos)]))
         while 0x90 not in self._answers:  # messages may come before SUBACK (section 3.8.4)
-            self._came(await self._some())
+            self._received(await self._read_some())
 
-    def _came(self, data: bytes) -> None:
-        super()._came(data)
+    def _received(self, data: bytes) -> None:
+        super()._received(data)
         for first, body in self._packets.feed(data):
             if first >> 4 != 3:
                 self._answers.append(first)
@@ -149,12 +149,12 @@ class Amqp(Receiver):
     protocol = "amqp"
     settled = False
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         self._accepted = 0
         frames = amqp_wire.Splitter()
 
         async def until(code: int) -> None:
-            while not any(amqp_wire.read_value(body, 0)[0][0] == code for body in frames.feed(await self._some())):
+            while not any(amqp_wire.read_value(body, 0)[0][0] == code for body in frames.feed(await self._read_some())):
                 pass
 
         self._writer.write(amqp_wire.GREETING)
@@ -166,8 +166,8 @@ class Amqp(Receiver):
         await until(amqp_wire.ATTACH)
         self._writer.write(amqp_wire.credit(0, 0, self.window or 100_000))
 
-    def _came(self, data: bytes) -> None:
-        super()._came(data)
+    def _received(self, data: bytes) -> None:
+        super()._received(data)
         if len(self.numbers) > self._accepted and not self.settled:
             self._writer.write(amqp_wire.accept(self._accepted, len(self.numbers) - 1))
             self._accepted = len(self.numbers)
@@ -184,7 +184,7 @@ class Events(Receiver):
 
     protocol = "http"
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         query = "" if group is None else f"?group={group}"
         self._writer.write(f"GET /topics/{topic}/stream{query} HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode())
         assert (await self._reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -195,7 +195,7 @@ class Live(Receiver):
 
     protocol = "http"
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         self._frames = b""
         self._subscribed = False
         self._writer.write(handshake("/stream", Sec_WebSocket_Protocol="trivium.v1"))
@@ -203,13 +203,13 @@ class Live(Receiver):
         wanted = {"topic": topic, "group": group, "credit": self.window}
         self._say(type="subscribe", **{name: value for name, value in wanted.items() if value is not None})
         while not self._subscribed:
-            self._came(await self._some())
+            self._received(await self._read_some())
 
     def _say(self, **fields: object) -> None:
         self._writer.write(frame(json.dumps({"id": "s", **fields}).encode(), TEXT))
 
-    def _came(self, data: bytes) -> None:
-        super()._came(data)
+    def _received(self, data: bytes) -> None:
+        super()._received(data)
         frames, self._frames = parse(self._frames + data)
         said = [json.loads(payload) for opcode, payload in frames if opcode == TEXT]
         self._subscribed = self._subscribed or any(one["type"] == "subscribed" for one in said)
@@ -218,7 +218,7 @@ class Live(Receiver):
             self._say(type="ack", deliveries=deliveries)
 
 
-class Asking(Receiver):
+class Polling(Receiver):
     """A receiver that polls: it sends the next request when an answer is complete.
 
     It starts at the first record; message 0, which created the topic, is not recorded.
@@ -246,8 +246,8 @@ class Asking(Receiver):
         """Send the next request; `head` is the header of the previous answer."""
         raise NotImplementedError
 
-    def _came(self, data: bytes) -> None:
-        super()._came(data)
+    def _received(self, data: bytes) -> None:
+        super()._received(data)
         self.numbers = [number for number in self.numbers if number]
         self._answer += data
         while (end := self._answer.find(b"\r\n\r\n") + 4) > 3:
@@ -261,7 +261,7 @@ class Asking(Receiver):
             self._poll(head)
 
 
-class Poll(Asking):
+class Poll(Polling):
     """A consumer instance that commits nothing, in a new group unless one is given.
 
     Attributes:
@@ -270,7 +270,7 @@ class Poll(Asking):
 
     max_bytes: ClassVar[int] = 64 * 1024 * 1024
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         group = group or f"g-{uuid.uuid4().hex[:8]}"
         settings: dict[str, object] = {"format": "json", "auto.offset.reset": "earliest", "enable.auto.commit": False}
         made = await self._request("POST", f"/consumers/{group}", settings)
@@ -290,10 +290,10 @@ class PollAhead(Poll):
     ahead = 100
 
 
-class Pages(Asking):
+class Pages(Polling):
     """Reads pages of the log, one after the other."""
 
-    async def _ask(self, topic: str, group: str | None) -> None:
+    async def _subscribe(self, topic: str, group: str | None) -> None:
         assert group is None
         self._path = f"/topics/{topic}/records?wait=60000&format=json"
         self._begin()

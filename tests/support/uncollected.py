@@ -43,7 +43,7 @@ class Uncollected(GatewayProcess):
         return counted
 
 
-def tell(path: Path) -> None:
+def write_garbage(path: Path) -> None:
     """Write the garbage that the collector finds now."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
@@ -81,5 +81,5 @@ def name(one: Any) -> str:
 if __name__ == "__main__":
     file = Path(sys.argv.pop(1))
     gc.disable()
-    signal.signal(signal.SIGUSR1, lambda *_: tell(file))
+    signal.signal(signal.SIGUSR1, lambda *_: write_garbage(file))
     main()

@@ -347,9 +347,9 @@ async def test_limit(start_listener: Any, new_topic: Any) -> None:
         def work() -> None:
             first, second = Transacted(client.connection), Transacted(client.connection)
             refused = Transacted(client.connection)
-            assert (refused.ends.told, refused.ends.condition) == ("declare failed", outcomes.RESOURCE_LIMIT_EXCEEDED)
+            assert (refused.ends.event, refused.ends.condition) == ("declare failed", outcomes.RESOURCE_LIMIT_EXCEEDED)
             assert first.end() == "committed"
-            assert Transacted(client.connection).ends.told == "declared"
+            assert Transacted(client.connection).ends.event == "declared"
             assert second.end(commit=False) == "aborted"
 
         await client.run(work)

@@ -43,10 +43,10 @@ FIELDS: Message = {
 }
 
 
-def as_told(kind: Kind, value: Any) -> Any:
+def as_received(kind: Kind, value: Any) -> Any:
     """A value as the library returns it: rhea's users see the types of JavaScript."""
     if isinstance(value, list):
-        return [as_told(kind, one) for one in value]
+        return [as_received(kind, one) for one in value]
     if not isinstance(value, dict):
         return value
     tag, content = next(iter(value.items()), ("", None))
@@ -55,7 +55,7 @@ def as_told(kind: Kind, value: Any) -> Any:
             return content
         if tag == "@uuid":
             return {"@binary": encode(bytes.fromhex(content.replace("-", "")))}
-    return value if tag.startswith("@") else {key: as_told(kind, one) for key, one in value.items()}
+    return value if tag.startswith("@") else {key: as_received(kind, one) for key, one in value.items()}
 
 
 def the_same(kind: Kind, sent: Message, seen: Message) -> None:
@@ -64,9 +64,9 @@ def the_same(kind: Kind, sent: Message, seen: Message) -> None:
             assert 0 < seen["ttl"] <= value, name
         elif name in {"annotations", "application"}:
             # The gateway adds annotations with the record's coordinates.
-            assert {key: seen[name].get(key) for key in value} == as_told(kind, value), name
+            assert {key: seen[name].get(key) for key in value} == as_received(kind, value), name
         else:
-            assert seen[name] == as_told(kind, value), name
+            assert seen[name] == as_received(kind, value), name
 
 
 @pytest.mark.parametrize("kind", **each(EVERY))

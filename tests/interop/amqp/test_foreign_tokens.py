@@ -35,7 +35,7 @@ topic = "{OPEN}"
 
 
 @pytest.fixture(scope="module")
-async def believing(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+async def token_gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
     """A gateway that accepts only tokens."""
     directory = tmp_path_factory.mktemp("tokens")
     keys = directory / "jwks.json"
@@ -51,8 +51,8 @@ def of_ann(life_s: float = 3600) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", **each([RHEA, GO]))
-async def test_a_token(new_client: NewClient, believing: GatewayProcess, kind: Kind) -> None:
-    client = await new_client(kind, at=believing, mechanism="XOAUTH2", **of_ann())
+async def test_a_token(new_client: NewClient, token_gateway: GatewayProcess, kind: Kind) -> None:
+    client = await new_client(kind, at=token_gateway, mechanism="XOAUTH2", **of_ann())
     receiver, sender = await client.receiver(OPEN), await client.sender(OPEN)
     word = uuid.uuid4().hex
     assert await sender.send(text(word)) == [ACCEPTED]
@@ -60,20 +60,20 @@ async def test_a_token(new_client: NewClient, believing: GatewayProcess, kind: K
     with pytest.raises(RefusedError) as refused:
         await client.sender(SHUT)
     assert "amqp:unauthorized-access" in str(refused.value)
-    stranger = await new_client(kind, at=believing, connected=False)
+    stranger = await new_client(kind, at=token_gateway, connected=False)
     for wrong in (of_ann(-60), {**of_ann(), "user": "bob"}):
         with pytest.raises(RefusedError):
             await stranger.connect(mechanism="XOAUTH2", **wrong)
 
 
-async def test_a_token_of_jms(new_jms: NewJms, believing: GatewayProcess) -> None:
+async def test_a_token_of_jms(new_jms: NewJms, token_gateway: GatewayProcess) -> None:
     mechanism = "amqp.saslMechanisms=XOAUTH2"
-    client = await new_jms(mechanism, at=believing, **of_ann())
+    client = await new_jms(mechanism, at=token_gateway, **of_ann())
     session = await client.session()
     consumer = await session.consumer(f"topic:{OPEN}")
     word = uuid.uuid4().hex
     await (await session.producer(f"topic:{OPEN}")).texts(word)
     assert word in jms_bodies(await consumer.receive(1))
     with pytest.raises(RefusedError) as refused:
-        await new_jms(mechanism, at=believing, **of_ann(-60))
+        await new_jms(mechanism, at=token_gateway, **of_ann(-60))
     assert "JMSSecuritySaslException" in str(refused.value)

@@ -302,7 +302,7 @@ async def test_a_refused_link_raises_an_exception_in_jms(new_jms: NewJms, own: s
 
 async def test_failover(new_jms: NewJms, amqp_gateway: GatewayProcess, own: str) -> None:
     """The connection is lost twice; Qpid JMS reconnects with all sessions and links, and no message is lost."""
-    async with Wire(amqp_gateway.address("amqp")).laid() as wire:
+    async with Wire(amqp_gateway.address("amqp")).listening() as wire:
         host, port = wire.address
         client = await new_jms(connected=False)
         await client.connect(

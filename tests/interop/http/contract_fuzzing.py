@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parent / "contract" / "schemathesis.toml"
 HOOKS = CONFIG.with_name("hooks.py")
 
 
-async def judge(url: str, topic: str, *options: str, directory: Path) -> tuple[int, str]:
+async def check_contract(url: str, topic: str, *options: str, directory: Path) -> tuple[int, str]:
     """Run schemathesis; return its exit status (0 if nothing failed) and its output."""
     command = [
         str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(CONFIG), "--no-color",
@@ -37,6 +37,6 @@ async def judge(url: str, topic: str, *options: str, directory: Path) -> tuple[i
 
 
 if __name__ == "__main__":
-    status, printed = asyncio.run(judge(*sys.argv[1:3], *sys.argv[3:], directory=Path.cwd()))
+    status, printed = asyncio.run(check_contract(*sys.argv[1:3], *sys.argv[3:], directory=Path.cwd()))
     print(printed)
     sys.exit(status)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.gateway import GatewayProcess
 
-from .contract_fuzzing import judge
+from .contract_fuzzing import check_contract
 
 
 @pytest.mark.timeout(300)
@@ -21,6 +21,6 @@ async def test_schemathesis_finds_no_answer_against_the_contract(
     host, port = gateway.address("http")
     # The same cases in every run; the script tries others, and the thousands of the coverage phase.
     short = ("--phases", "examples,fuzzing,stateful", "--max-examples", "2", "--generation-deterministic")
-    status, printed = await judge(f"http://{host}:{port}", topic, *short, directory=tmp_path)
+    status, printed = await check_contract(f"http://{host}:{port}", topic, *short, directory=tmp_path)
     assert status == 0, printed[-20_000:]
     assert await gateway.stop() == 0

@@ -54,8 +54,8 @@ async def new_client(mqtt_drivers: Drivers, gateway: GatewayProcess) -> AsyncIte
 @pytest.fixture
 async def wire(gateway: GatewayProcess) -> AsyncIterator[Wire]:
     """A proxy to the gateway whose connections the test can cut."""
-    async with Wire(gateway.address("mqtt")).laid() as laid:
-        yield laid
+    async with Wire(gateway.address("mqtt")).listening() as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ async def test_all_libraries_resume_after_the_gateway_was_killed(
 ) -> None:
     """SIGKILL amid QoS 2 in both directions; each client resumes its session at the restarted gateway."""
     gateway = await new_gateway(bootstrap, "--data-dir", str(tmp_path / "data")).start()
-    async with Wire(gateway.address("mqtt")).laid() as wire:
+    async with Wire(gateway.address("mqtt")).listening() as wire:
         watcher = await new_client(PAHO)
         await watcher.subscribe(f"{branch}/up/#", qos=2)
         clients = {kind: await new_client(kind, through=wire, **KEPT) for kind in FINISHING}

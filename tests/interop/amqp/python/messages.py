@@ -70,7 +70,7 @@ def value_of(told: Any) -> Any:
     return TYPES[tag](content) if tag in TYPES else {key: value_of(value) for key, value in told.items()}
 
 
-def tell(value: Any) -> Any:
+def from_value(value: Any) -> Any:
     """Convert a value of proton to the line protocol's."""
     for kind, tag, plain in TAGS:
         if isinstance(value, kind):
@@ -78,8 +78,8 @@ def tell(value: Any) -> Any:
     if isinstance(value, bytes | memoryview):
         return {"@binary": base64.b64encode(bytes(value)).decode()}
     if isinstance(value, dict):
-        return {str(key): tell(one) for key, one in value.items()}
-    return [tell(one) for one in value] if isinstance(value, list) else value
+        return {str(key): from_value(one) for key, one in value.items()}
+    return [from_value(one) for one in value] if isinstance(value, list) else value
 
 
 def to_proton(told: dict[str, Any]) -> Message:
@@ -120,11 +120,11 @@ def from_proton(message: Message, number: int, settled: bool) -> dict[str, Any]:
         "priority": message.priority,
         "ttl": round(message.ttl * 1000) or None,
         "delivery_count": message.delivery_count,
-        "user_id": tell(message.user_id) if message.user_id else None,
+        "user_id": from_value(message.user_id) if message.user_id else None,
         "expiry": round(message.expiry_time * 1000) or None,
         "creation": round(message.creation_time * 1000) or None,
-        "annotations": {str(key): tell(one) for key, one in (message.annotations or {}).items()},
-        "application": {str(key): tell(one) for key, one in (message.properties or {}).items()},
+        "annotations": {str(key): from_value(one) for key, one in (message.annotations or {}).items()},
+        "application": {str(key): from_value(one) for key, one in (message.properties or {}).items()},
     }
     for name, own in FIELDS.items():
         value = getattr(message, own)
@@ -133,13 +133,13 @@ def from_proton(message: Message, number: int, settled: bool) -> dict[str, Any]:
         elif name in {"id", "correlation_id"} and isinstance(value, int):
             told[name] = {"@ulong": value}
         else:
-            told[name] = tell(value) or None
+            told[name] = from_value(value) or None
     if isinstance(message.body, bytes | memoryview) and message.inferred:
         told["data"] = [base64.b64encode(bytes(message.body)).decode()]
     elif message.inferred and isinstance(message.body, list):
-        told["sequences"] = [tell(message.body)]
+        told["sequences"] = [from_value(message.body)]
     else:
-        told["value"] = tell(message.body)
+        told["value"] = from_value(message.body)
     return {name: one for name, one in told.items() if one is not None or name == "value"}
 
 

@@ -23,7 +23,7 @@ def is_partition(value: Any) -> bool:
     return whole and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
-def led(entry: Any) -> Any:
+def redirected(entry: Any) -> Any:
     """Change an entry of a list of partitions, offsets or records to the test's topic and partitions."""
     if not isinstance(entry, dict):
         return entry
@@ -67,7 +67,7 @@ def map_body(context: Any, body: Any) -> Any:
         return body
     for name in ("records", "partitions", "offsets"):
         if isinstance(body.get(name), list):
-            body[name] = [led(entry) for entry in body[name]]
+            body[name] = [redirected(entry) for entry in body[name]]
     if isinstance(body.get("topics"), list):
         body["topics"] = [TOPIC if isinstance(topic, str) and topic else topic for topic in body["topics"]]
     name = body.get("topic_name")
