@@ -220,7 +220,7 @@ async def new_broker(tmp_path: Path) -> AsyncIterator[NewBroker]:
 
 
 EVERY_TEST = "[kafka]\ncreate_topics = true\nmax_topics = 20000\nmax_topics_per_principal = 20000\n"
-"""Topics of the whole run are made by one anonymous client."""
+"""One anonymous client creates all topics of the whole run."""
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ CONFIG = """
 drain_timeout_s = 2
 [kafka]
 create_topics = true
-delivery_timeout_s = 600  # nothing is given up while a slow machine looks at the page
+delivery_timeout_s = 600  # no record expires while a slow machine renders the page
 [budget]
 connection_bytes = 65536
 """
@@ -42,7 +42,7 @@ return [document.documentElement.scrollWidth <= document.documentElement.clientW
         document.images.length, document.querySelectorAll('#clients-table tbody th button').length]
 """
 CONTRAST = """
-// WCAG 2.2, 1.4.3: the lowest contrast of a text with what is behind it.
+// WCAG 2.2, 1.4.3: the lowest contrast of a text with its background.
 const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
 const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
 const light = (color) => {

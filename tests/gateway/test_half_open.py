@@ -25,7 +25,7 @@ STRANGER = "127.0.0.2"
 CROWD = 300
 LIMIT = 1 << 20
 ROOM = LIMIT // (48 * 1024)
-"""Handshakes that may be under way within the limit."""
+"""The number of unfinished handshakes that the limit allows."""
 AUTHORITY = trustme.CA()
 CONFIG = """
 [budget]

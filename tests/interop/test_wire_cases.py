@@ -40,13 +40,13 @@ topic = "{one}"
 mqtt = "test"  # in another run's topic a consumer group's place would be that run's
 topic = "{fresh}"
 [[security.access]]
-action = "publish"  # a case publishes to it for nobody, and the next one's group would begin with that
+action = "publish"  # a case publishes to it without subscribers, so the next case's group would start with it
 kafka = "{fresh}"
 allow = false
 [[security.access]]
 """
 Case = tuple[str, str]
-"""File, and group and name of the case with single blanks."""
+"""The file, and the case's group and name with single blanks."""
 
 pytestmark = pytest.mark.skipif(not TOOL.exists(), reason=f"Mosquitto's wire cases are {NOT_HERE}")
 

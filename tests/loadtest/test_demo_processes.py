@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 READY = "import os, sys; new = sys.argv[1] + '.new'; open(new, 'w').write('{\"a\": 1}'); os.rename(new, sys.argv[1]); "
-"""As the gateway does: who finds the file finds all of it."""
+"""Writes the ready file atomically, like the gateway."""
 
 
 @pytest.fixture

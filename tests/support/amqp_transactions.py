@@ -22,7 +22,7 @@ class Ends(TransactionHandler):
     """Handles proton's events of a transaction.
 
     Attributes:
-        event: the last one: `declared`, `committed`, `aborted`, `declare failed` or `commit failed`.
+        event: the last event, one of `declared`, `committed`, `aborted`, `declare failed` or `commit failed`.
         condition: the error condition after a failure.
     """
 

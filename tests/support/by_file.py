@@ -8,7 +8,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/", "tests/gateway/kafka/test_")
-"""Where one worker has all files: Spark's session, the foreign clients' programs, a secured broker are started once."""
+"""Folders that one worker runs completely, to start Spark, the foreign clients or a secured broker only once."""
 LONGEST = (
     "tests/spark_sinks/",
     "tests/faults/",
@@ -17,7 +17,7 @@ LONGEST = (
     "tests/loadtest/",
     "tests/gateway/",
 )
-"""Where the tests are that take long, by the beginning of their paths; what is not here comes behind."""
+"""Path prefixes of the slow tests, the slowest first; all other tests follow."""
 
 
 class ByFile(LoadScopeScheduling):

@@ -21,7 +21,7 @@ import pytest_timeout
 import uvloop
 
 GRACE_S: Final = 10.0
-"""For what a cancelled coroutine has to clean up."""
+"""Time for a cancelled coroutine to clean up."""
 
 
 class Loop(uvloop.Loop):

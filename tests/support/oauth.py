@@ -20,7 +20,7 @@ KEYS: Final[dict[str, tuple[Any, str]]] = {
     "ec": (ec.generate_private_key(ec.SECP256R1()), "ES256"),
     "ed": (ed25519.Ed25519PrivateKey.generate(), "EdDSA"),
 }
-"""By kid: the private key and the algorithm that it is used with."""
+"""The private key and its algorithm by kid."""
 
 
 def public_jwk(kid: str, key: Any = None, **fields: Any) -> dict[str, Any]:

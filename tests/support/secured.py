@@ -21,7 +21,7 @@ from tests.support import hung
 from tests.support.waiting import wait_until
 
 REAUTHENTICATE_MS = 4000
-"""How long a login by SCRAM-SHA-256 lasts on the tests' broker; the other passwords' last for ever."""
+"""How long a SCRAM-SHA-256 login lasts on the tests' broker; the other password logins do not expire."""
 
 PLACES = {
     Resource.OWN_TOPICS: (TOPIC, "__trivium_", True),
@@ -30,7 +30,7 @@ PLACES = {
     Resource.GROUPS: (GROUP, "*", False),
     Resource.TRANSACTIONS: (TRANSACTIONAL_ID, "trivium-", True),
 }
-"""Kafka's kind of resource, its name, and whether names only begin so."""
+"""Kafka's resource type, the resource's name, and whether the name is a prefix."""
 
 
 class _CreateAcls(EncodedRequest):
