@@ -320,7 +320,7 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
         app, ["spark", "check", str(EXAMPLES / "archive.toml"), str(wrong), str(tmp_path / "no.toml")]
     )
     assert told.exit_code == 2
-    assert f"{EXAMPLES / 'archive.toml'}: good" in told.output
+    assert f"{EXAMPLES / 'archive.toml'}: valid" in told.output
     assert f"trivium: {wrong}: aggregates.maximum: no column humidity" in told.output
     assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
     listed = CliRunner().invoke(app, ["spark", "list"]).output
