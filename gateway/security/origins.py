@@ -5,7 +5,7 @@ So any web page could publish, or consume a group's messages, if the connection 
 browser sends by itself: a certificate or a remembered password. Browsers state the page's origin (`Origin`,
 `Sec-Fetch-Site`) and the requested name (`Host`). If the page's owner points its own name at this machine (DNS
 rebinding), both match, so the host name has to be known too. Clients that are not browsers send no origin and are not
-checked ([ADR 0033](../../docs/adr/0033-web-pages.md)).
+checked ([ADR 0033](../../docs/adr/0033-browser-origins-and-hosts.md)).
 """
 
 from __future__ import annotations

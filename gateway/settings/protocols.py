@@ -52,7 +52,7 @@ class MqttConfig(Section):
     the topic; other consumers in Kafka are not known"""
     echo_wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 0
     """if the publisher of a message also subscribes to it: how long PUBACK and PUBCOMP wait for its own copy to be sent
-    first ([why this is off by default](adr/0021-own-messages-first.md)). 0: they do not wait"""
+    first ([why this is off by default](adr/0021-self-delivery-before-acknowledgement.md)). 0: they do not wait"""
     check_payload_format: bool = False
     """check that a payload is valid UTF-8 if its Payload Format Indicator says so, and refuse it with 0x99 if not.
     Costs CPU time for every text payload"""
