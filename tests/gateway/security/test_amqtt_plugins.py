@@ -137,7 +137,7 @@ async def test_jwt() -> None:
         (HTTP, {"host": "h"}, ".port is missing"),
         (HTTP, {"host": "h", "port": "hunter2"}, ".port has the wrong type"),
         (HTTP, {"host": "h", "port": 1, "pot": "hunter2"}, "unknown key pot"),
-        (HTTP, {"host": "h", "port": 1, "request_method": "hunter2"}, "does not fit"),
+        (HTTP, {"host": "h", "port": 1, "request_method": "hunter2"}, "is not valid"),
     ],
 )
 def test_bad_configurations_name_the_key(plugin: str, options: dict[str, Any], complaint: str) -> None:
