@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from proton import ConnectionException
+from proton import ConnectionException, Delivery
 from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
 
@@ -350,8 +350,12 @@ async def test_amqp_gets_less_credit(gateway: Gateway, new_topic: NewTopic) -> N
     def work() -> None:
         connection = gateway.amqp(user)
         sender = connection.create_sender(topic)
-        for number in range(MESSAGES):
-            sender.send(data(b"%d" % number), timeout=60)  # proton waits for credit, and for the outcome
+        deliveries = []
+        for number in range(MESSAGES):  # as fast as there is credit: one by one a busy machine stays below the limit
+            connection.wait(lambda: sender.link.credit > 0, timeout=60)
+            deliveries.append(sender.link.send(data(b"%d" % number)))
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=60)
+        assert {delivery.remote_state for delivery in deliveries} == {Delivery.ACCEPTED}
         assert sender.link.credit <= RATE // 2
         connection.close()
 
