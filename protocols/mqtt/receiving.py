@@ -252,8 +252,8 @@ class Receiver(Sender):
             self.version = decode_version(reader)
         except PeerError as fault:
             if fault.code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-                # Answer in the format that the client can read: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for later levels.
-                self.version = Version.V311 if body[reader.position - 1] < Version.V5 else Version.V5
+                # Answer in the format of the requested family: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others.
+                self.version = Version.V311 if body[reader.position - 1] in (3, 4) else Version.V5
             raise
         if self.version is not Version.V31:
             check_flags(first, self.version)
