@@ -68,8 +68,9 @@ class Handshake(asyncio.Protocol):
             self._stranger = self._handshakes.strangers.enter(address_of(peer_of(peer)), self.abort)
             if not self._stranger.received(HANDSHAKE_BYTES):
                 return
-        start, tls = asyncio.get_running_loop().start_tls, self._handshakes.tls
-        self._starting = start(raw, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
+        loop = asyncio.get_running_loop()
+        tls = self._handshakes.tls
+        self._starting = loop.start_tls(raw, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
         self._step()
 
     def data_received(self, data: bytes) -> None:

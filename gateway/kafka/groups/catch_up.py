@@ -83,8 +83,8 @@ class CatchUp:
             position = member.behind[assigned].position
             self.note_deleted(assigned, position, position + count)
 
-        goal, subscriber = _ReaderPosition(assigned), member.log_subscriber
-        reading = Reading(subscriber, assigned.partition, offset, goal=goal, finished=finished, gap=gap)
+        goal = _ReaderPosition(assigned)
+        reading = Reading(member.log_subscriber, assigned.partition, offset, goal=goal, finished=finished, gap=gap)
         member.behind[assigned] = reading
         self._readings.start(reading)
 
