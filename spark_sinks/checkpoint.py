@@ -8,7 +8,7 @@ batch applies and its end offsets, and `commits/N` when the batch is finished. I
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -18,6 +18,7 @@ from spark_sinks.progress import Offsets
 EXAMINED = "examined"
 """A file beside Spark's own, with the number of the newest batch that `RejectScanner` has examined."""
 _NEW_EXAMINED = f".{EXAMINED}.new"
+_LOGS: Final = ("offsets", "commits")  # Spark's directories with a numbered file per batch
 
 
 class Batch(NamedTuple):
@@ -75,12 +76,14 @@ class Checkpoint:
             )
 
     def forget_unfinished_start(self) -> None:
-        """Remove the state that a stopped first batch in real time left; by its log, the query has read nothing.
+        """Remove what a stopped first batch left; by its logs, the query has read nothing.
 
-        A micro-batch would take such state for another query's, and refuse to start (SPARK-53103).
+        That is its state in real time, and temporary files of the logs. Spark would take them for another query's, and
+        refuse to start (SPARK-53103).
         """
-        if self._files.exists(self._path_of(self._root, "metadata")) and not self._numbers("offsets"):
-            self._files.delete(self._path_of(self._root, "state"), True)
+        if self._files.exists(self._path_of(self._root, "metadata")) and not any(map(self._numbers, _LOGS)):
+            for name in ("state", *_LOGS):
+                self._files.delete(self._path_of(self._root, name), True)
 
     def examined(self) -> int | None:
         """Return the number of the newest examined batch; None if there is none."""
