@@ -124,5 +124,11 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     error = context.get("exception")
     if error is None:
         loop.default_exception_handler(context)
-    elif not isinstance(error, ExpectedError):
+    elif not isinstance(error, ExpectedError) and not _is_late_tls_write(context):
         failures.report("callback", error, str(context.get("message", "")))
+
+
+def _is_late_tls_write(context: dict[str, Any]) -> bool:
+    """Whether uvloop's TLS wrote to a socket that had just been closed: its connection has ended anyway."""
+    late = str(context["exception"]).endswith("; the handler is closed")
+    return late and context.get("message") == "Fatal error on SSL protocol"

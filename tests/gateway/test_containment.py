@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -22,6 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from proton import Message, ProtonException
 from proton.utils import BlockingConnection
 
+from gateway.failures import failures
+from gateway.spawn import on_loop_error
 from tests.support.amqp import ThreadedSender
 from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess
@@ -382,3 +385,22 @@ async def test_a_fatal_failure_stops_the_gateway_with_each_protocols_close(
     assert "Traceback" not in said.splitlines()[-1]
     assert not gateway.ready_file.exists()
     await mqtt.close()
+
+
+async def test_a_write_of_tls_to_a_closed_socket_is_not_a_failure() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        transport.abort()
+        await wait_until(lambda: ours.fileno() == -1)
+        with pytest.raises(RuntimeError) as closed:
+            transport.write(b"late")
+
+    def reported(message: str) -> int:
+        before = failures.statistics().contained_total.get("callback", 0)
+        on_loop_error(loop, {"message": message, "exception": closed.value})
+        return failures.statistics().contained_total["callback"] - before
+
+    assert reported("Exception in callback") == 1
+    assert reported("Fatal error on SSL protocol") == 0
