@@ -37,6 +37,11 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
             return None
         return found.leaders[partition]
 
+    async def close(self) -> None:
+        """Close the connections. An update that callers wait for ends with False."""
+        await super().close()
+        end_update(self)
+
     async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: object) -> bool:
         """Ask the brokers in turn until one answers. aiokafka calls this periodically and when an update is forced."""
         nodes = [broker.nodeId for broker in cluster_metadata.brokers()]
@@ -58,3 +63,10 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
             return True
         cluster_metadata.failed_update(None)
         return False
+
+
+def end_update(client: AIOKafkaClient) -> None:
+    """Let the metadata update of a closed client end with False: the task that would end it was cancelled."""
+    update = client._md_update_fut
+    if update is not None and not update.done():
+        update.set_result(False)

@@ -16,6 +16,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from gateway.config import KafkaConfig
 from gateway.fence import Fence
+from gateway.kafka.driver.brokers import end_update
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.produce_requests import use_produce_requests
 from gateway.spawn import Spawn
@@ -101,9 +102,7 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
         sender.cancel()
         await producer.client.close()
         await asyncio.wait({sender}, timeout=SENDER_S)
-        refreshed = producer.client._md_update_fut
-        if refreshed is not None and not refreshed.done():
-            refreshed.set_result(False)  # the task that would resolve it is closed, and produce tasks wait for it
+        end_update(producer.client)  # produce tasks wait for it
         await asyncio.wait({sender}, timeout=SENDER_S)
         accumulator = producer._message_accumulator
         for queued in accumulator._batches.values():

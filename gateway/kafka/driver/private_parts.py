@@ -71,7 +71,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "aiokafka.client.AIOKafkaClient": {
         "_get_conn": "metadata of all topics are requested over a broker's connection",
-        "_md_update_fut": "resolved when a producer is closed by force: its tasks wait for it",
+        "_md_update_fut": "resolved when a client is closed: tasks wait for it",
         "_sync_task": "None when a client was closed while it connected: the connection must be closed too",
         "_metadata_update": "replaced: 15,000 partitions cost 125 ms of the event loop there, 15 ms by `wire`",
     },

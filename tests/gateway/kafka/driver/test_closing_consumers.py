@@ -101,6 +101,17 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     await member.stop(2.0)
 
 
+async def test_a_refresh_in_flight_ends_when_its_lookup_stops(bootstrap: str) -> None:
+    lookup = Lookup({"bootstrap_servers": bootstrap}, spawn=asyncio.create_task, timeout_s=3600.0)
+    await lookup.refresh()
+    refreshing = asyncio.create_task(lookup.refresh())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not refreshing.done()
+    await lookup.stop()
+    await asyncio.wait_for(refreshing, 60)
+
+
 @pytest.mark.parametrize("ask", [ask_consumer, ask_lookup, ask_admin, ask_topics, ask_member])
 async def test_a_cancelled_start_leaves_no_connection(
     bootstrap: str, ask: Callable[[str, Spawn], Coroutine[Any, Any, None]]
