@@ -10,7 +10,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt import __version__
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -46,6 +46,20 @@ def from_library(properties: Properties | None) -> dict[str, Any]:
     return out
 
 
+class ResendingClient(paho.Client):
+    """Calls `on_resent` after CONNACK and after what has to be sent again.
+
+    paho calls `on_connect` before that, in its own thread: another thread's next message would overtake.
+    """
+
+    on_resent: Callable[[], None]
+
+    def _handle_connack(self) -> MQTTErrorCode:
+        result = super()._handle_connack()
+        self.on_resent()
+        return result
+
+
 class Client:
     """One paho client, which keeps its state from connection to connection."""
 
@@ -62,7 +76,8 @@ class Client:
             options["clean_session"] = command["clean"]
         if command.get("path"):
             options["transport"] = "websockets"
-        self.paho = paho.Client(
+        self.connack: dict[str, Any] = {}  # what the last one said
+        self.paho = ResendingClient(
             CallbackAPIVersion.VERSION2, command["id"], manual_ack=self.holds, reconnect_on_failure=False, **options
         )
         self.paho.max_queued_messages_set(0)
@@ -70,6 +85,7 @@ class Client:
         if command.get("path"):
             self.paho.ws_set_options(path=command["path"])
         self.paho.on_connect = self.on_connect
+        self.paho.on_resent = self.on_resent
         self.paho.on_disconnect = self.on_disconnect
         self.paho.on_message = self.on_message
         self.paho.on_subscribe = self.on_codes
@@ -154,8 +170,16 @@ class Client:
             done(**result)
 
     def on_connect(self, _client: Any, _data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        result = {"session_present": flags.session_present, "properties": from_library(properties)}
-        self.answered("connect", reason=reason.value, **result)
+        self.connack = {
+            "reason": reason.value,
+            "session_present": flags.session_present,
+            "properties": from_library(properties),
+        }
+
+    def on_resent(self) -> None:
+        if self.connack:
+            self.answered("connect", **self.connack)
+            self.connack = {}
 
     def on_disconnect(self, _client: Any, _data: Any, flags: Any, reason: Any, properties: Any) -> None:
         said = reason.value if flags.is_disconnect_packet_from_server else None
