@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, TopicAlreadyExistsError, for_code
 
+from gateway.kafka.driver import wire
 from tests.support.waiting import wait_until
 
 
@@ -50,7 +51,8 @@ async def until_led(admin: AIOKafkaAdminClient, name: str) -> None:
 
 
 async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
-    """Delete a topic and create it again."""
+    """Delete a topic and create it again; the broker knows the new one at the end."""
+    former = await _identity(admin, topic)
     await admin.delete_topics([topic])
     while True:
         try:
@@ -58,7 +60,20 @@ async def remake(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> Non
         except TopicAlreadyExistsError:
             await until_gone(admin, topic)
         else:
-            return await until_led(admin, topic)
+            break
+
+    async def is_recreated() -> bool:
+        return await _identity(admin, topic) not in {former, b""}
+
+    await wait_until(is_recreated)  # a slow broker answers with the former topic's leaders, and takes records for it
+    await until_led(admin, topic)
+
+
+async def _identity(admin: AIOKafkaAdminClient, topic: str) -> bytes:
+    """Return a topic's id by a broker's metadata; b"" when it has no such topic."""
+    node = admin._client.get_random_node()
+    found = (await admin._client.send(node, wire.metadata_request([topic]))).topics.get(topic)
+    return b"" if found is None or found.error else bytes(found.id)
 
 
 async def until_gone(admin: AIOKafkaAdminClient, topic: str) -> None:

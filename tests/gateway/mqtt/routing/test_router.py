@@ -133,16 +133,28 @@ async def test_everything_is_one_pass_and_the_next_subscriber_asks_nothing(
         lambda: parts.live_reader.statistics().fetches >= 2
     )  # the first has brought how far each log reaches
 
-    refreshed = parts.topics.creation.counted
-    for name in ("#", "+/x", f"{many[0]}/#"):
-        await parts.router.hold({name: None})
-    assert (parts.questions_about(many), parts.topics.creation.counted) == (1, refreshed)
-    assert parts.live_reader.statistics().assignments == 1
+    filters = ("#", "+/x", f"{many[0]}/#")
+
+    def asked() -> tuple[object, ...]:
+        statistics = parts.live_reader.statistics()
+        return parts.questions_about(many), parts.topics.creation.counted, statistics.assignments
+
+    async def hold_without_a_question() -> bool:
+        before = asked()
+        for name in filters:
+            await parts.router.hold({name: None})
+        if asked() == before:
+            return True
+        for name in filters:
+            parts.router.drop(name)
+        return False
+
+    await wait_until(hold_without_a_question)  # not while a fetch is late: the ends are uncertain then
 
     later = f"later in {many[-1]}".encode()  # others' messages come by `#`, too
     await produce(bootstrap, many[-1], [later])
     await wait_until(lambda: later in parts.seen)
-    for name in ("#", "#", "+/x", f"{many[0]}/#"):
+    for name in ("#", *filters):
         parts.router.drop(name)
     assert parts.live_reader.statistics().positions == {}
 
