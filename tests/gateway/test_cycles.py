@@ -280,8 +280,18 @@ async def test_no_garbage_is_left_in_cycles(gateway: Uncollected, turn: Callable
         for _ in range(2):
             await turn(way)
             way.turns += 1
-        await gateway.garbage()
-        for _ in range(TURNS):
-            await turn(way)
-        found = {name: count for name, count in (await gateway.garbage()).items() if name.startswith(OURS)}
-    assert max(found.values(), default=0) < TURNS, found  # garbage of each turn, not of the end of a previous test
+        await gateway.garbage()  # of the end of a previous test
+        found = await garbage_of_turns(way, turn)
+        if is_leak(found):  # or connections to Kafka have ended meanwhile: a leak shows again
+            found = await garbage_of_turns(way, turn)
+    assert not is_leak(found), found
+
+
+async def garbage_of_turns(way: Round, turn: Callable[[Round], Awaitable[None]]) -> dict[str, int]:
+    for _ in range(TURNS):
+        await turn(way)
+    return await way.gateway.garbage()
+
+
+def is_leak(found: dict[str, int]) -> bool:
+    return any(count >= TURNS and name.startswith(OURS) for name, count in found.items())
