@@ -44,6 +44,9 @@ DIRTY_RATIO: Final = "0.1"
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 """How long a tombstone stays in the log: a gateway that was frozen for less still reads it."""
 RETRY_S: Final = 0.5
+FETCH_WAIT_MS: Final = 1000
+"""How long the broker holds an empty fetch. Only re-reading a recreated topic waits behind it, and an idle gateway
+shall cost little."""
 REFRESH_S: Final = 0.5
 """Pause after the first sign that a topic was deleted: many signs follow, and one metadata request serves them all."""
 
@@ -292,7 +295,9 @@ class StateTopics:
         except ConfigError as error:
             self._failed(error)
             return
-        await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, "state", self._spawn)
+        await keep_consumer(
+            lambda: log_consumer(self._kafka, wait_ms=FETCH_WAIT_MS), self._read_all, "state", self._spawn
+        )
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         await use_sessions(consumer, self.suspect_deletion)
