@@ -287,7 +287,15 @@ async def test_every_protocol_is_redirected_and_the_session_follows(
         assert [one.reason_code for one in ended] == [0x9C]
         client.drop()
 
+    async def is_released() -> bool:
+        return any(value.get("left") for _, value in await records_of(bootstrap, name))
+
+    await wait_until(is_released)  # a client may reconnect before Kafka has stored that
     again = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    while again.connack.reason_code == 0x88:  # the leaving gateway has ended: another one of the fleet was faster
+        again = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
+    assert leaving.process is not None
+    leaving_runs = leaving.process.returncode is None
     assert again.connack.session_present
     again.send(packets.Publish(f"{name}/in", b"1", 2, packet_id=7, dup=True))
     await again.answer(packets.Pubrec, 7)
@@ -295,11 +303,11 @@ async def test_every_protocol_is_redirected_and_the_session_follows(
     await again.answer(packets.Pubcomp, 7)
     records = await records_of(bootstrap, name)
     assert [kind for kind, value in records if value.get("left")] == ["flight"]
-    assert not [value for kind, value in records if kind == "session" and value.get("from")], "nobody was asked"
+    asked = [value for kind, value in records if kind == "session" and value.get("from")]
+    assert not (leaving_runs and asked)
     again.drop()
     for client in (paho, old):
         await client.close()
-    assert leaving.process is not None
     assert await asyncio.wait_for(leaving.process.wait(), 60) == 0
     assert "Traceback" not in leaving.log.read_text()
 

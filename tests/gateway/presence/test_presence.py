@@ -115,6 +115,10 @@ class Told:
                 self.headers = dict(record.headers)
                 self.records.setdefault(record.key.decode(), []).append(json.loads(record.value or b"null"))
 
+    def last(self, key: str) -> dict[str, Any]:
+        """The last record of a key; empty when there is none yet."""
+        return self.records.get(key, [{}])[-1]
+
     def states(self, key: str) -> list[tuple[str, str | None]]:
         """Each state of a key, and what ended it."""
         return [(one["state"], one.get("reason", {}).get("by")) for one in self.records.get(key, ())]
@@ -201,7 +205,7 @@ async def test_of_two_that_connect_in_the_same_moment_one_stays(
         done, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         assert len(done) == 1
         stays = both[ends.index(left.pop())]
-        await wait_until(lambda key=f"mqtt/{client}", owner=stays.owner: told.records[key][-1]["gateway"] == owner)
+        await wait_until(lambda key=f"mqtt/{client}", owner=stays.owner: told.last(key).get("gateway") == owner)
         last = told.records[f"mqtt/{client}"][-1]
         assert (last["state"], last["epoch"]) == (
             "online",
@@ -210,7 +214,7 @@ async def test_of_two_that_connect_in_the_same_moment_one_stays(
         for each, end in zip(pair, ends, strict=True):
             each.drop()
             await asyncio.gather(end, return_exceptions=True)
-    await wait_until(lambda: all(told.records[f"mqtt/{client}"][-1]["state"] == "offline" for client in names))
+    await wait_until(lambda: all(told.last(f"mqtt/{client}")["state"] == "offline" for client in names))
 
 
 async def test_a_client_id_that_another_principal_has_elsewhere_is_refused(
