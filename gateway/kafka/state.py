@@ -44,7 +44,7 @@ DIRTY_RATIO: Final = "0.1"
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 """How long a tombstone stays in the log: a gateway that was frozen for less still reads it."""
 RETRY_S: Final = 0.5
-FETCH_WAIT_MS: Final = 1000
+EMPTY_FETCH_MS: Final = 1000
 """How long the broker holds an empty fetch. Only re-reading a recreated topic waits behind it, and an idle gateway
 shall cost little."""
 REFRESH_S: Final = 0.5
@@ -296,7 +296,7 @@ class StateTopics:
             self._failed(error)
             return
         await keep_consumer(
-            lambda: log_consumer(self._kafka, wait_ms=FETCH_WAIT_MS), self._read_all, "state", self._spawn
+            lambda: log_consumer(self._kafka, wait_ms=EMPTY_FETCH_MS), self._read_all, "state", self._spawn
         )
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
