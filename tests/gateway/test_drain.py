@@ -293,6 +293,7 @@ async def test_every_protocol_is_redirected_and_the_session_follows(
     await wait_until(is_released)  # a client may reconnect before Kafka has stored that
     again = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
     while again.connack.reason_code == 0x88:  # the leaving gateway has ended: another one of the fleet was faster
+        again.drop()
         again = await RawClient.connect(gateway.address("mqtt"), name, **KEPT)
     assert leaving.process is not None
     leaving_runs = leaving.process.returncode is None

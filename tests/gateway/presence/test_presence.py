@@ -206,7 +206,7 @@ async def test_of_two_that_connect_in_the_same_moment_one_stays(
         assert len(done) == 1
         stays = both[ends.index(left.pop())]
         await wait_until(lambda key=f"mqtt/{client}", owner=stays.owner: told.last(key).get("gateway") == owner)
-        last = told.records[f"mqtt/{client}"][-1]
+        last = told.last(f"mqtt/{client}")
         assert (last["state"], last["epoch"]) == (
             "online",
             max(each["epoch"] for each in told.records[f"mqtt/{client}"]),

@@ -117,8 +117,8 @@ class Process:
         await self.catch_up_reader.stop()
         await self.lookup.stop()
         await self.topics.stop()
-        await wait_until(lambda: all(task.done() for task in self.tasks))
         for task in self.tasks:
+            assert task.done(), task
             if not task.cancelled():
                 task.result()
 
