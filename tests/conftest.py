@@ -28,6 +28,7 @@ from gateway.embedded.java import find_java
 from gateway.embedded.probe import broker_answers
 from tests.support import hung, leftovers
 from tests.support.by_file import ByFile, longest_first
+from tests.support.forks import forks
 from tests.support.gateway import GatewayProcess
 from tests.support.outside import NOT_HERE
 from tests.support.topics import create_topic
@@ -54,6 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
         state = tempfile.TemporaryDirectory()
         config.add_cleanup(state.cleanup)
         os.environ["XDG_STATE_HOME"] = state.name
+
+
+def pytest_sessionfinish() -> None:
+    forks.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,6 +32,12 @@ LISTENERS = ("mqtt", "amqp", "http", "management", "kafka")
 CREATE = "[kafka]\ncreate_topics = true\n"
 
 
+@pytest.fixture(autouse=True)
+def as_a_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the gateways of this file from the command line."""
+    monkeypatch.setattr(GatewayProcess, "is_forked", False)
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:

@@ -1,4 +1,4 @@
-"""A real gateway process for tests: `trivium up` as a user starts it."""
+"""A real gateway process for tests: `trivium up`, by default forked from a process that has imported it already."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import ForkedProcess, forks
 from tests.support.waiting import wait_until
 
 
@@ -18,16 +19,18 @@ class GatewayProcess:
 
     Attributes:
         program: the command line before `up`.
+        is_forked: whether the default program is forked, which spares the imports, and not started as a user does.
     """
 
     program: tuple[str, ...] = ("-m", "gateway")
+    is_forked = True
 
     def __init__(self, directory: Path, bootstrap: str | None, *options: str, config: str = "") -> None:
         self.directory = directory
         self.ready_file = directory / "ready.json"
         self.log = directory / "gateway.log"
         self.addresses: dict[str, Any] = {}
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._argv = [sys.executable, *self.program, "up", "--ready-file", str(self.ready_file)]
         for listener in ("mqtt", "amqp", "http", "management"):
             is_told = "[[listeners]]" in config and listener != "management"
@@ -46,11 +49,15 @@ class GatewayProcess:
     async def start(self, timeout: float = 60) -> GatewayProcess:
         """Start it and wait until it is ready."""
         self.ready_file.unlink(missing_ok=True)
+        default = [sys.executable, *GatewayProcess.program]
         with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *self._argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=self._environment,
-            )  # fmt: skip
+            if self.is_forked and self._argv[: len(default)] == default:
+                self.process = await forks.fork(self._argv[len(default) :], self._environment, log.fileno())
+            else:
+                self.process = await asyncio.create_subprocess_exec(
+                    *self._argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env=self._environment,
+                )  # fmt: skip
         await wait_until(lambda: self.ready_file.exists() or self.process.returncode is not None, timeout)
         if not self.ready_file.exists():
             raise RuntimeError(f"the gateway did not start: {self.log.read_text()[-2000:]}")
