@@ -26,7 +26,7 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from gateway.embedded.probe import broker_answers
-from tests.support import hung, leftovers
+from tests.support import hung, leftovers, one_loop
 from tests.support.by_file import ByFile, longest_first
 from tests.support.forks import forks
 from tests.support.gateway import GatewayProcess
@@ -126,6 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    one_loop.check(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         longest_first(items)
 

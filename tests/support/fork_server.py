@@ -1,8 +1,9 @@
 """A process that has imported the gateway and forks one for each request: the imports cost more than most tests.
 
-`python -m tests.support.fork_server FD`: FD is a socket (SOCK_SEQPACKET). A request is JSON, `{"arguments": [...],
-"environment": {...}}`, with the descriptor of the log; the answers are `{"pid": N}`, and `{"pid": N, "returncode": N}`
-when that process has ended. It ends when the other side closes the socket; the gateways go on.
+`python -m tests.support.fork_server FD`: FD is a socket (SOCK_SEQPACKET). A request is JSON, `{"number": N,
+"arguments": [...], "environment": {...}}`, with the descriptor of the log. The answers are `{"number": N, "pid": PID}`,
+and the same with `"returncode"` when that process has ended. The server ends when the other side closes the socket; the
+gateways go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 import gateway.app  # noqa: F401 - what `trivium up` imports
 from gateway.cli import main
 
-LARGEST: Final = 1 << 18
+LARGEST: Final = 1 << 17
 """The largest request, in bytes; the environment is most of it."""
 
 
@@ -27,26 +28,25 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
         selector.register(connection, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is not connection:
+                if key.fileobj is connection:
+                    text, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
+                    if not text:
+                        return None
+                    request: dict[str, Any] = json.loads(text)
+                    pid = os.fork()
+                    if pid == 0:
+                        os.dup2(descriptors[0], 1)
+                        os.dup2(descriptors[0], 2)
+                        return request
+                    os.close(descriptors[0])
+                    answer = {"number": request["number"], "pid": pid}
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, answer)
+                else:
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
-                    _, status = os.waitpid(key.data, 0)
-                    connection.send(
-                        json.dumps({"pid": key.data, "returncode": os.waitstatus_to_exitcode(status)}).encode()
-                    )
-                    continue
-                text, (*descriptors,), _, _ = socket.recv_fds(connection, LARGEST, 1)
-                if not text:
-                    return None
-                (log,) = descriptors
-                pid = os.fork()
-                if pid == 0:
-                    os.dup2(log, 1)
-                    os.dup2(log, 2)
-                    return dict(json.loads(text))
-                os.close(log)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                connection.send(json.dumps({"pid": pid}).encode())
+                    _, status = os.waitpid(key.data["pid"], 0)
+                    answer = {**key.data, "returncode": os.waitstatus_to_exitcode(status)}
+                connection.send(json.dumps(answer).encode())
 
 
 def become(request: dict[str, Any]) -> None:

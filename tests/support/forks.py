@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
-import collections
+import contextlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from tests.support.waiting import wait_until
 
 LARGEST_ANSWER: Final = 1 << 12
 
 
 class ForkedProcess:
-    """A forked gateway, with what tests need of `asyncio.subprocess.Process`."""
+    """A forked gateway, with what tests need of `asyncio.subprocess.Process`.
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._ended = asyncio.Event()
+    Attributes:
+        pid: its process id; 0 until the server has answered.
+    """
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self.pid = 0
+        self._read = read
+        self._returncode: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, `-N` if signal N ended it; None while it runs."""
+        if self._returncode is None:
+            self._read()
+        return self._returncode
 
     async def wait(self) -> int:
-        """Wait until the process has ended and return its exit code; `-N` if signal N ended it."""
-        await self._ended.wait()
-        assert self.returncode is not None
-        return self.returncode
+        """Wait until the process has ended and return its exit code."""
+        await wait_until(lambda: self.returncode is not None, math.inf)
+        assert self._returncode is not None
+        return self._returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal.
@@ -44,10 +57,10 @@ class ForkedProcess:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
-    def end(self, returncode: int) -> None:
-        """Take the exit code."""
-        self.returncode = returncode
-        self._ended.set()
+    def take(self, answer: dict[str, Any]) -> None:
+        """Take an answer of the server."""
+        self.pid = answer["pid"]
+        self._returncode = answer.get("returncode")
 
 
 class ForkServer:
@@ -56,8 +69,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._asked: collections.deque[asyncio.Future[ForkedProcess]] = collections.deque()
-        self._running: dict[int, ForkedProcess] = {}
+        self._processes: list[ForkedProcess] = []
 
     async def fork(self, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
         """Start `trivium ARGUMENTS`; standard output and error go to the descriptor `log`.
@@ -66,11 +78,12 @@ class ForkServer:
             RuntimeError: the server has ended.
         """
         connection = self._connection or self._start()
-        asked = asyncio.get_running_loop().create_future()
-        self._asked.append(asked)
-        request = json.dumps({"arguments": arguments, "environment": dict(environment)})
-        socket.send_fds(connection, [request.encode()], [log])
-        return await asked
+        request = {"number": len(self._processes), "arguments": arguments, "environment": dict(environment)}
+        socket.send_fds(connection, [json.dumps(request).encode()], [log])
+        process = ForkedProcess(self._read)
+        self._processes.append(process)
+        await wait_until(lambda: self._read() or process.pid)
+        return process
 
     def close(self) -> None:
         """End the server; gateways that run go on."""
@@ -87,25 +100,16 @@ class ForkServer:
             )
         ours.setblocking(False)
         self._connection = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._read, ours)
         return ours
 
-    def _read(self, connection: socket.socket) -> None:
-        text = connection.recv(LARGEST_ANSWER)
-        if not text:
-            asyncio.get_running_loop().remove_reader(connection.fileno())
-            for asked in self._asked:
-                asked.set_exception(RuntimeError("the fork server has ended"))
-            return
-        answer: dict[str, Any] = json.loads(text)
-        pid = answer["pid"]
-        if "returncode" in answer:
-            self._running.pop(pid).end(answer["returncode"])
-        else:
-            process = self._running[pid] = ForkedProcess(pid)
-            asked = self._asked.popleft()
-            if not asked.done():
-                asked.set_result(process)
+    def _read(self) -> None:
+        """Take all answers that have arrived."""
+        assert self._connection is not None
+        with contextlib.suppress(BlockingIOError):
+            while text := self._connection.recv(LARGEST_ANSWER):
+                answer = json.loads(text)
+                self._processes[answer["number"]].take(answer)
+            raise RuntimeError("the fork server has ended")
 
 
 forks: Final = ForkServer()

@@ -53,7 +53,7 @@ async def test_what_was_right_elsewhere_is_remembered_nowhere_else(authenticator
     assert closed.cached_password("ann", "secret") is None
 
 
-def test_sasl_offers_what_the_listener_takes(authenticator: Authenticator) -> None:
+async def test_sasl_offers_what_the_listener_takes(authenticator: Authenticator) -> None:
     assert entrance(authenticator, "password").offers(certificate=True) == ("PLAIN",)
     assert entrance(authenticator, "scram").offers() == ("SCRAM-SHA-256",)
     assert entrance(authenticator, "certificate").offers(certificate=True) == ("EXTERNAL",)
@@ -61,7 +61,7 @@ def test_sasl_offers_what_the_listener_takes(authenticator: Authenticator) -> No
     assert entrance(authenticator).offers() == ("SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
 
 
-def test_a_page_gains_nothing_only_where_everybody_is_asked(authenticator: Authenticator) -> None:
+async def test_a_page_gains_nothing_only_where_everybody_is_asked(authenticator: Authenticator) -> None:
     assert entrance(authenticator, "password", "token").needs_explicit_login
     assert not entrance(authenticator, "password", "certificate").needs_explicit_login
     assert not entrance(authenticator, "password", "anonymous").needs_explicit_login
