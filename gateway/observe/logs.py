@@ -21,16 +21,20 @@ from gateway.secret import BLANK, Redactor, is_secret_name
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
 REPEAT_S: Final = 30.0  # a library's line is written once in this time: aiokafka repeats itself during an outage
 REPEAT_LINES: Final = 256
+LONGEST: Final = 2048  # characters of a value: a client that is not logged in may send a client id of 64 KiB
 
 
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Blank the values of keys that name a secret, at any depth (a structlog processor)."""
+    """Blank the values of keys that name a secret, at any depth, and shorten long texts (a structlog processor)."""
     for key, value in event.items():
-        event[key] = BLANK if is_secret_name(key) else _cleaned(value)
+        if key != "event":  # which is our own text
+            event[key] = BLANK if is_secret_name(key) else _cleaned(value)
     return event
 
 
 def _cleaned(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > LONGEST:
+        return value[:LONGEST] + "…"
     if isinstance(value, Mapping):
         return {key: BLANK if is_secret_name(key) else _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):

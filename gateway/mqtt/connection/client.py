@@ -326,6 +326,9 @@ class Client(ClientPort):
             if code in _AUDITED:
                 self._audit_refusal(reason, busy=code == ReasonCode.SERVER_BUSY)
             self._counters.refused_connections += 1
+            assert self._connection.connect is not None
+            asked = self.client_id or self._connection.connect.client_id
+            log.info("connection refused", client=asked, reason=reason, code=f"0x{code:02x}")
             self._connection.refuse(code, reason, properties)
         return []
 

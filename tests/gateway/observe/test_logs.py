@@ -124,6 +124,14 @@ def test_secrets_are_blanked_at_any_depth(start: Start, format_: str) -> None:
     assert "Accept" in out.getvalue()
 
 
+def test_a_long_text_is_shortened(start: Start) -> None:
+    out = start()
+    structlog.get_logger("x").info("y" * 5000, client="c" * 65_535)
+    (line,) = lines(out)
+    assert line["client"] == "c" * 2048 + "…"
+    assert line["event"] == "y" * 5000
+
+
 @pytest.mark.parametrize("format_", ["json", "console"])
 def test_tracebacks_show_no_local_variables(start: Start, format_: str) -> None:
     out = start(format=format_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -190,6 +191,17 @@ async def test_without_a_method_nothing_is_proven(
     assert client.granted.authentication_method is None
     assert await client.expect_end() == []
     client.drop()
+
+
+async def test_the_log_tells_why_a_connect_was_refused(secured: tuple[GatewayProcess, Path]) -> None:
+    client_id = uuid.uuid4().hex * 2000  # 64,000 characters, of which the log has some
+    client = await RawClient.connect(secured[0].address("mqtt"), client_id)
+    client.drop()
+    (line,) = [one for one in secured[0].log.read_text().splitlines() if client_id[:64] in one]
+    logged = json.loads(line)
+    assert (logged["event"], logged["code"]) == ("connection refused", "0x87")
+    assert logged["reason"]
+    assert len(line) < 4000
 
 
 @pytest.mark.clause("MQTT-4.12.0-5", "MQTT-4.12.1-1")
