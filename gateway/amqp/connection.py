@@ -457,7 +457,7 @@ class AmqpConnection(AttachingPeer):
             limits = self.services.limits.enter(identity, address_of(self.pump.peer), self.pump.entrance.name)
             self._apply_limits(limits)
         except LimitExceeded as exceeded:
-            self._log.info("connection refused", principal=identity.name, reason=str(exceeded))
+            self._log.debug("connection refused", principal=identity.name, reason=str(exceeded))
             self._connection.close(Error(RESOURCE_LIMIT_EXCEEDED, str(exceeded)))
             return
         if audit.enabled:

@@ -295,7 +295,7 @@ class Client(ClientPort):
         if isinstance(step, Failed):
             self._counters.refused_connections += 1
             self._audit_refusal(step.reason, busy=step.busy)
-            log.info("authentication failed", client=connect.client_id, reason=step.reason)
+            log.debug("authentication failed", client=connect.client_id, reason=step.reason)
         if not isinstance(step, Done):
             return []
         assert self._enhanced is not None
@@ -328,7 +328,7 @@ class Client(ClientPort):
             self._counters.refused_connections += 1
             assert self._connection.connect is not None
             asked = self.client_id or self._connection.connect.client_id
-            log.info("connection refused", client=asked, reason=reason, code=f"0x{code:02x}")
+            log.debug("connection refused", client=asked, reason=reason, code=f"0x{code:02x}")
             self._connection.refuse(code, reason, properties)
         return []
 

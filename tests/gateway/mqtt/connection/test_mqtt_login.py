@@ -32,6 +32,8 @@ from tests.support.topics import until_led
 METHOD = "SCRAM-SHA-256"
 TOPIC = f"scram-login-{uuid.uuid4().hex[:8]}"
 CONFIG = """
+[log]
+level = "debug"
 [security]
 allow_anonymous = false
 scram_file = "{path}"
@@ -193,7 +195,7 @@ async def test_without_a_method_nothing_is_proven(
     client.drop()
 
 
-async def test_the_log_tells_why_a_connect_was_refused(secured: tuple[GatewayProcess, Path]) -> None:
+async def test_a_log_at_level_debug_tells_why_a_connect_was_refused(secured: tuple[GatewayProcess, Path]) -> None:
     client_id = uuid.uuid4().hex * 2000  # 64,000 characters, of which the log has some
     client = await RawClient.connect(secured[0].address("mqtt"), client_id)
     client.drop()
