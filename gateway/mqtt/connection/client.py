@@ -295,7 +295,7 @@ class Client(ClientPort):
         if isinstance(step, Failed):
             self._counters.refused_connections += 1
             self._audit_refusal(step.reason, busy=step.busy)
-            log.debug("authentication failed", client=connect.client_id, reason=step.reason)
+            self._log_refusal(step.reason)
         if not isinstance(step, Done):
             return []
         assert self._enhanced is not None
@@ -321,14 +321,18 @@ class Client(ClientPort):
         else:
             audit.denied(where, self.grant.identity.name, "connect", self.client_id, reason)
 
+    def _log_refusal(self, reason: str) -> None:
+        """Tell it at level debug only: a flood of logins would fill the log."""
+        if self._pump is not None and self._connection.connect is not None:
+            client = self.client_id or self._connection.connect.client_id
+            log.debug("connection refused", client=client, peer=self._pump.peer, reason=reason)
+
     def _refuse(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> list[Any]:
         if not self._is_over:
             if code in _AUDITED:
                 self._audit_refusal(reason, busy=code == ReasonCode.SERVER_BUSY)
             self._counters.refused_connections += 1
-            assert self._connection.connect is not None
-            asked = self.client_id or self._connection.connect.client_id
-            log.debug("connection refused", client=asked, reason=reason, code=f"0x{code:02x}")
+            self._log_refusal(reason)
             self._connection.refuse(code, reason, properties)
         return []
 
