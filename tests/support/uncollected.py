@@ -59,7 +59,7 @@ def write_garbage(path: Path) -> None:
 
 
 def name(one: Any) -> str:
-    """Describe an object: its type, where a function is defined, or some keys of a dictionary."""
+    """Describe an object: its type, where a function is defined, whose a transport is, or some keys of a dictionary."""
     kind = type(one)
     text = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     with contextlib.suppress(Exception):
@@ -71,6 +71,9 @@ def name(one: Any) -> str:
             return f"{text} {one.f_code.co_qualname}"
         if isinstance(one, BaseException):
             return f"{text} {one}"[:100]
+        if text.startswith("uvloop.loop.") and one.get_protocol() is not None:
+            owner = type(one.get_protocol())
+            return f"{owner.__module__}.{owner.__qualname__}'s {text}"
         if isinstance(one, asyncio.Task):
             return f"{text} {one.get_coro()}"[:100]
         if isinstance(one, dict):
