@@ -25,6 +25,7 @@ import msgspec
 from gateway.secret import Redactor
 from gateway.security.throttle import host_of
 from gateway.statistics import counter
+from gateway.texts import cut
 
 VERSION: Final = 1
 TEXT: Final = 256  # characters of a text from outside
@@ -92,8 +93,7 @@ def where_of(protocol: str, socket: Any, client: str = "") -> Where:
 
 def _shown(text: str) -> str:
     """Shorten a text from outside and replace lone surrogates."""
-    short = text if len(text) <= TEXT else text[:TEXT] + "…"
-    return short.encode("utf-8", "replace").decode()
+    return cut(text, TEXT).encode("utf-8", "replace").decode()
 
 
 class _Refusals:

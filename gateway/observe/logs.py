@@ -17,6 +17,7 @@ import structlog
 from gateway.config import LogConfig
 from gateway.kafka.driver.outage import outage
 from gateway.secret import BLANK, Redactor, is_secret_name
+from gateway.texts import cut
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
 REPEAT_S: Final = 30.0  # a library's line is written once in this time: aiokafka repeats itself during an outage
@@ -27,14 +28,14 @@ LONGEST: Final = 2048  # characters of a value: a client that is not logged in m
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Blank the values of keys that name a secret, at any depth, and shorten long texts (a structlog processor)."""
     for key, value in event.items():
-        if key != "event":  # which is our own text
+        if key != "event" or not isinstance(value, str):  # the event's text is ours, or a library's: whole
             event[key] = BLANK if is_secret_name(key) else _cleaned(value)
     return event
 
 
 def _cleaned(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > LONGEST:
-        return value[:LONGEST] + "…"
+    if isinstance(value, str):
+        return cut(value, LONGEST)
     if isinstance(value, Mapping):
         return {key: BLANK if is_secret_name(key) else _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)) and any(isinstance(inner, (Mapping, list, tuple)) for inner in value):

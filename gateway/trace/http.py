@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.secret import BLANK
-from gateway.trace.shown import Line, cut, shown_bytes
+from gateway.texts import cut
+from gateway.trace.shown import TEXT, Line, shown_bytes
 
 HEAD_END: Final = b"\r\n\r\n"
 PIPELINED: Final = 256
@@ -204,7 +205,7 @@ class HttpDecoder:
             line = {"request": method, "target": target(rest.rpartition(" ")[0])}
         else:
             line = {"answer": int(first[9:12])}
-        line["fields"] = {name: cut(value) for name, value in _fields(data) if name in FIELDS}
+        line["fields"] = {name: cut(value, TEXT) for name, value in _fields(data) if name in FIELDS}
         return line
 
 

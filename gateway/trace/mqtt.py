@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from gateway.secret import BLANK
-from gateway.trace.shown import Line, cut, shown, shown_bytes, shown_method, shown_pairs
+from gateway.texts import cut
+from gateway.trace.shown import TEXT, Line, shown, shown_bytes, shown_method, shown_pairs
 from protocols.errors import PeerError
 from protocols.mqtt import packets
 from protocols.mqtt.decoding import decode_packet
@@ -124,7 +125,7 @@ def described(packet: packets.Packet, payload: int, cut_off: int = 0) -> Line:
         elif name == "reason_codes":
             line[name] = shown([f"0x{code:02X}" for code in value])
         elif name == "subscriptions":
-            line[name] = shown([f"{cut(one.topic_filter)} QoS {one.qos}" for one in value])
+            line[name] = shown([f"{cut(one.topic_filter, TEXT)} QoS {one.qos}" for one in value])
         else:
             line[name] = shown(value)
     return line

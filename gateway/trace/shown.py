@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gateway.secret import BLANK, is_secret_name
+from gateway.texts import cut
 
 TEXT: Final = 256  # characters shown of a text
 ITEMS: Final = 20  # items shown of a list or a map
@@ -28,11 +29,6 @@ def shown_method(name: object) -> str:
     return str(name) if str(name) in METHODS else BLANK
 
 
-def cut(text: str, most: int = TEXT) -> str:
-    """Shorten a text."""
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
 def shown_bytes(data: bytes, most: int) -> str:
     """Return the first bytes as text if they are printable UTF-8, else in hexadecimal."""
     part = bytes(data[:most])
@@ -51,12 +47,12 @@ def shown(value: Any, depth: int = DEPTH) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return cut(str(value))
+        return cut(str(value), TEXT)
     if isinstance(value, bytes | bytearray | memoryview):
         return shown_bytes(bytes(value[: TEXT + 1]), TEXT // 2)
     if depth and isinstance(value, list | tuple):
         return [shown(one, depth - 1) for one in value[:ITEMS]] + (["…"] if len(value) > ITEMS else [])
-    return cut(str(value))
+    return cut(str(value), TEXT)
 
 
 def shown_pairs(pairs: Iterable[tuple[Any, Any]], depth: int = DEPTH) -> Line:
@@ -66,6 +62,6 @@ def shown_pairs(pairs: Iterable[tuple[Any, Any]], depth: int = DEPTH) -> Line:
         if number >= ITEMS:
             found["…"] = "…"
             break
-        text = cut(str(name))
+        text = cut(str(name), TEXT)
         found[text] = BLANK if is_secret_name(text) else shown(value, depth - 1)
     return found

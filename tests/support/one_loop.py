@@ -12,10 +12,8 @@ from pytest_asyncio.plugin import is_async_test
 def check(items: Iterable[pytest.Item]) -> None:
     """Raise pytest.UsageError for a synchronous test with an async fixture."""
     for item in items:
-        if isinstance(item, pytest.Function) and not is_async_test(item) and _async_fixtures(item):
-            raise pytest.UsageError(
-                f"{item.nodeid} uses the async {', '.join(_async_fixtures(item))}: make it async too"
-            )
+        if isinstance(item, pytest.Function) and not is_async_test(item) and (found := _async_fixtures(item)):
+            raise pytest.UsageError(f"{item.nodeid} uses the async {', '.join(found)}: make it async too")
 
 
 def _async_fixtures(item: pytest.Function) -> list[str]:
