@@ -271,7 +271,7 @@ async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(fault
         assert client.disconnected.value == 0x83
         await wait_until(lambda place=place: place.encode() in {message.payload for message in heir.messages})
         await client.close()
-    await faulty.order("break gateway.mqtt.connection.client:Client._admit")
+    await faulty.order("break gateway.mqtt.connection.admission:Admission._admit")
     stranger = await PahoClient(faulty.address("mqtt")).connect()
     assert stranger.connack.value == 0x83
 

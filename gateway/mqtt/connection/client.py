@@ -1,13 +1,12 @@
-"""One MQTT connection as the gateway sees it: login, dispatch of received packets, pauses of reading, DISCONNECT.
+"""One MQTT connection as the gateway sees it: dispatch of received packets, pauses of reading, DISCONNECT.
 
-State that outlives the connection is in the `Session`, which sends through it (`gateway.mqtt.session.client_port`).
-`Incoming` owns the records that the client publishes at QoS 0 and 1.
+`Admission` takes the client from CONNECT to its session. State that outlives the connection is in the `Session`, which
+sends through it (`gateway.mqtt.session.client_port`). `Incoming` owns the records that the client publishes at QoS 0
+and 1.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Final
@@ -17,31 +16,22 @@ import structlog
 from gateway.audit.trail import audit, where_of
 from gateway.clients import CLOSED, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
-from gateway.kafka.contracts import Refused
-from gateway.limits.limits import LimitExceeded
 from gateway.mqtt.connection import connack
-from gateway.mqtt.connection.connack import LIMITS, announcement, check_will, pending_will, session_expiry
-from gateway.mqtt.connection.login import EnhancedAuthentication
+from gateway.mqtt.connection.admission import Admission, Admitted
 from gateway.mqtt.connection.present import report_offline, report_online
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
 from gateway.mqtt.connection.services import Services
-from gateway.mqtt.connection.subscribing import ANSWER_S, subscribe, unsubscribe
+from gateway.mqtt.connection.subscribing import subscribe, unsubscribe
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
-from gateway.security.exchange import Done, Failed
-from gateway.security.fair_queue import Busy, Unavailable
-from gateway.security.identity import Identity
-from gateway.security.tenants import NoTenantError
 from gateway.taps import taps
-from mapping.outcomes import Outcome
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import events
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.packets import Connect, Version
-from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.packets import Version
 from protocols.mqtt.reasons import ReasonCode
 
 log = structlog.get_logger(__name__)
@@ -50,16 +40,15 @@ log = structlog.get_logger(__name__)
 class Client(ClientPort):
     """The client at the other end of one connection, and the pump's handler."""
 
-    __slots__ = ("_closed", "_enhanced", "_incoming", "_services", "_window_opened", "session")
+    __slots__ = ("_admission", "_incoming", "_services", "_window_opened", "session")
 
     def __init__(self, connection: Connection, services: Services) -> None:
         super().__init__(connection, services.counters, services.self_delivery)
         self.session: Session | None = None
         self._services = services
-        self._enhanced: EnhancedAuthentication | None = None
+        self._admission: Admission | None = None  # during login, and as long as AUTH may follow
         self._incoming: Incoming | None = None
         self._window_opened = False
-        self._closed = False
 
     # the pump's handler
 
@@ -77,7 +66,7 @@ class Client(ClientPort):
     async def _handle_after_freeze(self, received: list[Any]) -> None:
         """Process events after a long freeze, as soon as it is known which gateway has the session."""
         await self._services.publisher.fence.wait_open()
-        waiting = self._act(received) if not self._is_over else None
+        waiting = self._act(received) if not self.is_over else None
         if waiting is not None:
             await self._wait(*waiting)
 
@@ -132,15 +121,14 @@ class Client(ClientPort):
 
     def disconnected(self, reason: str) -> None:
         """Clean up after the socket has closed; records in flight to Kafka are not withdrawn."""
-        self._closed = True
-        if self._incoming is not None:
+        if self._incoming is not None:  # CONNACK had admitted it
             self._incoming.end()
             self._incoming = None
-        if self._enhanced is not None:
-            self._enhanced.end()
-        self._leave(with_will=True)
-        if self.client_id:
             log.info("client disconnected", client=self.client_id, reason=self._disconnected_for or reason)
+        if self._admission is not None:
+            self._admission.end()
+            self._admission = None  # avoids a reference cycle
+        self._leave(with_will=True)
 
     @property
     def load(self) -> int:
@@ -214,11 +202,6 @@ class Client(ClientPort):
         """Send DISCONNECT 0x98 (only close for 3.1.1) and publish the will."""
         self.disconnect(ReasonCode.ADMINISTRATIVE_ACTION, CLOSED)
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether the connection has ended or is closing."""
-        return self._closed or self._connection.closing
-
     def _leave(self, *, with_will: bool) -> None:
         """Detach the session from this connection; later calls do nothing."""
         self.leave_limits()  # the client may connect again before this socket has closed
@@ -237,172 +220,62 @@ class Client(ClientPort):
 
     async def _wait(self, event: Any, rest: list[Any]) -> None:
         """Process an event that has to wait, then those behind it."""
+        pump = self._pump
+        assert pump is not None
         waiting: tuple[Any, list[Any]] | None = (event, rest)
         while waiting is not None:
             event, rest = waiting
             kind = type(event)
             self._connection.suspend_keepalive()  # the socket is not read meanwhile, possibly for long
-            if self._connection.is_open and self._pump is not None:
-                self._pump.read_ahead()  # PINGREQ is still answered
-            if kind is events.ConnectReceived:
-                rest = await self._connect(event) + rest
-            elif kind is events.AuthReceived:
-                rest = await self._authenticate(event) + rest
+            if self._connection.is_open:
+                pump.read_ahead()  # PINGREQ is still answered
+            if kind is events.ConnectReceived or kind is events.AuthReceived:
+                rest = await self._log_in(event) + rest
             elif self.session is not None:
                 change = subscribe if kind is events.SubscribeReceived else unsubscribe
                 await change(self, self.session, self._connection, self._services, event)
-            if self._pump is not None and not self._pump.is_held_back:
+            if not pump.is_held_back:
                 self._connection.resume_keepalive(self._services.clock())
-            self.flush()
-            waiting = self._act(rest) if rest and not self._closed else None
+            pump.flush()
+            waiting = self._act(rest) if rest and not pump.closed else None
 
-    async def _connect(self, event: events.ConnectReceived) -> list[Any]:
-        """Authenticate and admit or refuse a CONNECT; return the events that the client had sent ahead of CONNACK."""
-        pump, login = self._pump, self._services.login
+    async def _log_in(self, event: Any) -> list[Any]:
+        """Process CONNECT or AUTH; return the events that the client had sent ahead of CONNACK."""
+        pump = self._pump
         assert pump is not None
-        if pump.transport is None:  # the socket closed while CONNECT waited
-            return []
-        if self._services.opening.is_closed:
-            return self._refuse(*connack.shutdown_disconnect(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
-        method = event.properties.authentication_method if event.properties is not None else None
-        if method is not None:
-            assert event.properties is not None
-            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=self.flush)
-            if self._enhanced is None:
-                return self._refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
-            return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))
-        try:
-            identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
-        except Busy as busy:
-            away = isinstance(busy, Unavailable)
-            return self._refuse(ReasonCode.SERVER_UNAVAILABLE if away else ReasonCode.SERVER_BUSY, str(busy))
-        if identity is None:
-            return self._refuse(*login.refusal(event))
-        return await self._admit(event, identity, NONE)
+        admission = self._admission = self._admission or Admission(self, self._connection, pump, self._services)
+        admitted = await admission.process(event)
+        if pump.closed or not admission.continues:
+            admission.end()
+            self._admission = None
+        return self._open(admitted) if admitted is not None else []
 
-    async def _authenticate(self, event: events.AuthReceived) -> list[Any]:
-        """Continue enhanced authentication, before CONNACK or for a re-authentication (section 4.12)."""
-        assert self._enhanced is not None  # the connection refuses AUTH without a method
-        step = await self._enhanced.receive(event)
-        if isinstance(step, Done) and self.grant is not None and not self._is_of_its_tenant(step.identity):
-            self.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
-        if self._connection.is_open or self._connection.connect is None:
-            return []
-        return await self._authenticated(self._connection.connect, step)
-
-    async def _authenticated(self, connect: Connect, step: Done | Failed | None) -> list[Any]:
-        """Act on the result of an authentication step: admit the client, or record the failure."""
-        if isinstance(step, Failed):
-            self._counters.refused_connections += 1
-            self._audit_refusal(step.reason, busy=step.busy)
-            self._log_refusal(step.reason)
-        if not isinstance(step, Done):
-            return []
-        assert self._enhanced is not None
-        return await self._admit(connect, step.identity, self._enhanced.properties(step.data))
-
-    def _is_of_its_tenant(self, identity: Identity) -> bool:
-        """Whether the re-authenticated identity belongs to the tenant of the session."""
-        assert self._pump is not None
-        assert self.grant is not None
-        try:
-            return self._pump.entrance.assign_tenant(identity, self._pump.peercert).tenant == self.grant.identity.tenant
-        except NoTenantError:
-            return False
-
-    def _audit_refusal(self, reason: str, *, busy: bool = False) -> None:
-        """Write the audit line for a refused login, or for a CONNECT that was denied after the login."""
-        connect = self._connection.connect
-        if not audit.enabled or self._pump is None or connect is None:
-            return
-        where = where_of("mqtt", self._pump, self.client_id or connect.client_id)
-        if self.grant is None:
-            audit.refused(where, reason, name=connect.username or "", busy=busy)
-        else:
-            audit.denied(where, self.grant.identity.name, "connect", self.client_id, reason)
-
-    def _log_refusal(self, reason: str) -> None:
-        """Tell it at level debug only: a flood of logins would fill the log."""
-        if self._pump is not None and self._connection.connect is not None:
-            client = self.client_id or self._connection.connect.client_id
-            log.debug("connection refused", client=client, peer=self._pump.peer, reason=reason)
-
-    def _refuse(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> list[Any]:
-        if not self._is_over:
-            if code in _AUDITED:
-                self._audit_refusal(reason, busy=code == ReasonCode.SERVER_BUSY)
-            self._counters.refused_connections += 1
-            self._log_refusal(reason)
-            self._connection.refuse(code, reason, properties)
-        return []
-
-    async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> list[Any]:
-        """Give an authenticated client its session and send CONNACK."""
-        services, pump = self._services, self._pump
-        if self._is_over:
-            return []
+    def _open(self, admitted: Admitted) -> list[Any]:
+        """Send CONNACK and attach the session; return the events that the client had sent ahead of it."""
+        services, pump, identity, session = self._services, self._pump, admitted.identity, admitted.session
         assert pump is not None
-        asked = connect.properties if connect.properties is not None else NONE
-        if services.access.by_certificate:
-            identity = identity.with_certificate(pump.peercert)
-        own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
-        try:
-            identity = pump.entrance.assign_tenant(identity, pump.peercert)
-            grant = self.grant = services.access.for_client(identity, own_id, peer=pump.peer)
-        except NoTenantError as error:
-            return self._refuse(ReasonCode.NOT_AUTHORIZED, str(error))
-        except Unavailable as away:
-            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, str(away))
-        self.client_id = grant.names.mqtt(own_id)
-        if not grant.names.has_mqtt(self.client_id):
-            return self._refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
-        will = pending_will(connect, grant)
-        refusal = check_will(will, grant, services.config)
-        if refusal is not None:
-            return self._refuse(*refusal)
-        former = services.sessions.live.get(self.client_id)
-        try:
-            self.enter_limits(services.limits, identity, None if former is None else former.client)
-        except LimitExceeded as exceeded:
-            return self._refuse(LIMITS[exceeded.kind], str(exceeded))
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                session, present = await services.opening.open(
-                    self.client_id,
-                    identity.name,
-                    clean_start=connect.clean_start,
-                    expiry=session_expiry(connect, asked, services.config),
-                    will=will,
-                )
-        except TimeoutError:
-            return self._refuse(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer")
-        except Refused as refused:
-            return self._refuse(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason)
-        if self._is_over:
-            services.sessions.leave(session, with_will=True)
-            return []
         log.info(
             "client connected",
             client=self.client_id,
             principal=identity.name,
             peer=pump.peer,
             listener=pump.entrance.name,
-            present=present,
+            present=admitted.present,
         )
         if audit.enabled:
             audit.accepted(where_of("mqtt", pump, self.client_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(pump, f"mqtt/{self.client_id}")
         ahead = self._connection.accept(
-            present,
-            announcement(connect, own_id, asked, proof, session.expiry, services.config),
+            admitted.present,
+            admitted.announced,
             received=session.inbound_qos2.open_ids if session.inbound_qos2 is not None else (),
             reserved=session.reserved_ids,
         )
         pump.identified()
         self.session = session
         reading = self.apply_limits(services.limits, self._pause_reading, self._resume_reading)
-        self._incoming = Incoming(self, self._connection, session, grant, services, reading)
+        self._incoming = Incoming(self, self._connection, session, admitted.grant, services, reading)
         if not services.publisher.gate.is_open:
             self._pause_reading(PROCESS_BUDGET)
         if not session.budget.gate.is_open:
@@ -415,7 +288,7 @@ class Client(ClientPort):
 
     def rights_changed(self) -> None:
         """Apply changed rights: disconnect the client if its will or a subscription is no longer allowed."""
-        if self.session is None or self.grant is None or self._incoming is None or self._is_over:
+        if self.session is None or self.grant is None or self._incoming is None or self.is_over:
             return
         self._incoming.rights_changed()
         withdrawn = connack.check_rights(self.session, self.grant, self._services.config)
@@ -441,7 +314,7 @@ class Client(ClientPort):
     @property
     def left(self) -> bool:
         """See `gateway.drain.Departing`."""
-        return self._is_over
+        return self.is_over
 
     def prepare_to_leave(self) -> bool:
         """Stop reading; acknowledgements are still sent."""
@@ -517,14 +390,7 @@ class Client(ClientPort):
             self._connection.send_pubrel(event.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
 
 
-_AUDITED: Final = frozenset(
-    {
-        ReasonCode.NOT_AUTHORIZED, ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.BAD_AUTHENTICATION_METHOD,
-        ReasonCode.SERVER_BUSY, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
-    }
-)  # fmt: skip
 VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
-_REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 _WAITING: Final = frozenset(
     {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}
 )

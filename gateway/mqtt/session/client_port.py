@@ -104,6 +104,11 @@ class ClientPort(abc.ABC):
         return self._connection.is_open
 
     @property
+    def is_over(self) -> bool:
+        """Whether the socket is closed, or about to be."""
+        return self._connection.closing or (self._pump is not None and self._pump.closed)
+
+    @property
     def takes_more(self) -> bool:
         """Whether messages can be sent now: the write buffer is below its mark and no rate limit is exceeded."""
         if self._holding is not None and self._connection.unsent > WRITE_AT:

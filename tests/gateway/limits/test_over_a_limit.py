@@ -15,6 +15,7 @@ import pytest
 from proton import ConnectionException, Delivery
 from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
+from structlog.testing import capture_logs
 
 from gateway.config import Address
 from gateway.listeners import make_servers
@@ -95,7 +96,8 @@ class Gateway:
 @contextlib.asynccontextmanager
 async def serving(bootstrap: str) -> AsyncIterator[Gateway]:
     cheap = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1).hash(PASSWORD)
-    places = (*PROTOCOLS, "mqtt311", "paho", "sse", "websocket", "records", "group", "qos0", "proton", "moved")
+    places = [*PROTOCOLS, "mqtt311", "paho", "sse", "websocket", "records", "group", "qos0", "proton", "moved"]
+    places.append("logged")
     users = [named(kind, place) for kind in LIMITS for place in places]
     rules = [{"per": "principal", "principal": named(kind, at), **LIMITS[kind]} for kind in LIMITS for at in places]
     rules.append({"per": "listener", "listener": "amqp", "principal": "free", "connects_per_s": 0.001})
@@ -190,6 +192,21 @@ async def test_mqtt_has_no_more_connections(gateway: Gateway) -> None:
         return await gateway.connack(user, client_id="few-2") == 0
 
     await wait_until(admitted)
+
+
+async def test_an_mqtt_client_that_was_never_connected_is_not_logged_as_disconnected(gateway: Gateway) -> None:
+    user = named("few", "logged")
+
+    def ended() -> set[str]:
+        return {line["client"] for line in logged if line["event"] == "client disconnected"}
+
+    with capture_logs() as logged:
+        async with gateway.mqtt(user, client_id="few-1"):
+            assert await gateway.connack(user, client_id="few-2") == ReasonCode.QUOTA_EXCEEDED
+        await wait_until(lambda: "few-1" in ended())
+    assert ended() == {"few-1"}
+    (refused,) = [line for line in logged if line["event"] == "connection refused"]
+    assert (refused["client"], refused["log_level"]) == ("few-2", "debug")
 
 
 async def test_paho_is_told_why(gateway: Gateway) -> None:

@@ -1,0 +1,223 @@
+"""The way of one client from CONNECT to its session: login, checks of what CONNECT asks for, opening the session."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+import msgspec
+import structlog
+
+from gateway.audit.trail import audit, where_of
+from gateway.kafka.contracts import Refused
+from gateway.limits.limits import LimitExceeded
+from gateway.mqtt.connection.connack import (
+    LIMITS,
+    announcement,
+    check_will,
+    pending_will,
+    session_expiry,
+    shutdown_disconnect,
+)
+from gateway.mqtt.connection.login import EnhancedAuthentication
+from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.subscribing import ANSWER_S
+from gateway.mqtt.session.client_port import ClientPort
+from gateway.mqtt.session.session import Session
+from gateway.net.pump import Pump
+from gateway.security.authorization import Grant
+from gateway.security.exchange import Done, Failed
+from gateway.security.fair_queue import Busy, Unavailable
+from gateway.security.identity import Identity
+from gateway.security.tenants import NoTenantError
+from mapping.outcomes import Outcome
+from protocols.mqtt import events
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.packets import Connect
+from protocols.mqtt.properties import NONE, Properties
+from protocols.mqtt.reasons import ReasonCode
+
+log = structlog.get_logger(__name__)
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """An authenticated client with its session; the caller sends CONNACK."""
+
+    identity: Identity
+    grant: Grant
+    session: Session
+    present: bool  # whether the session existed before
+    announced: Properties  # of CONNACK
+
+
+class _RefusedError(Exception):
+    """CONNECT is answered with an error."""
+
+    def __init__(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.properties = properties
+
+
+class Admission:
+    """Admits or refuses one client, and re-authenticates it later."""
+
+    __slots__ = ("_client", "_connection", "_enhanced", "_pump", "_services")
+
+    def __init__(self, client: ClientPort, connection: Connection, pump: Pump, services: Services) -> None:
+        """`client` gets its client id, grant and limits as soon as they are known."""
+        self._client = client
+        self._connection = connection
+        self._pump = pump
+        self._services = services
+        self._enhanced: EnhancedAuthentication | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether AUTH packets may follow."""
+        return self._enhanced is not None
+
+    def end(self) -> None:
+        """The connection has ended."""
+        if self._enhanced is not None:
+            self._enhanced.end()
+
+    async def process(self, event: events.ConnectReceived | events.AuthReceived) -> Admitted | None:
+        """Process CONNECT or AUTH. None means that the client was refused, must send AUTH, or was admitted before."""
+        try:
+            if isinstance(event, events.ConnectReceived):
+                return await self._connect(event)
+            return await self._authenticate(event)
+        except _RefusedError as refused:
+            if not self._client.is_over:
+                busy = refused.code == ReasonCode.SERVER_BUSY
+                self._report_refusal(refused.reason, busy=busy, audited=refused.code in _AUDITED)
+                self._connection.refuse(refused.code, refused.reason, refused.properties)
+        return None
+
+    async def _connect(self, event: events.ConnectReceived) -> Admitted | None:
+        pump, login = self._pump, self._services.login
+        if pump.closed:  # while CONNECT waited
+            return None
+        if self._services.opening.is_closed:
+            raise _RefusedError(*shutdown_disconnect(self._services.config, ReasonCode.SERVER_UNAVAILABLE))
+        method = event.properties.authentication_method if event.properties is not None else None
+        if method is not None:
+            assert event.properties is not None
+            flush = self._client.flush
+            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=flush)
+            if self._enhanced is None:
+                raise _RefusedError(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
+            return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))
+        try:
+            identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
+        except Unavailable as away:
+            raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
+        except Busy as busy:
+            raise _RefusedError(ReasonCode.SERVER_BUSY, str(busy)) from None
+        if identity is None:
+            raise _RefusedError(*login.refusal(event))
+        return await self._admit(event, identity, NONE)
+
+    async def _authenticate(self, event: events.AuthReceived) -> Admitted | None:
+        """Continue enhanced authentication, before CONNACK or for a re-authentication (section 4.12)."""
+        assert self._enhanced is not None  # the connection refuses AUTH without a method
+        step = await self._enhanced.receive(event)
+        grant = self._client.grant
+        if isinstance(step, Done) and grant is not None and not self._is_of_its_tenant(step.identity, grant):
+            self._client.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
+        if self._connection.is_open or self._connection.connect is None:
+            return None
+        return await self._authenticated(self._connection.connect, step)
+
+    def _is_of_its_tenant(self, identity: Identity, grant: Grant) -> bool:
+        """Whether a re-authenticated identity belongs to the tenant of the session."""
+        try:
+            return self._pump.entrance.assign_tenant(identity, self._pump.peercert).tenant == grant.identity.tenant
+        except NoTenantError:
+            return False
+
+    async def _authenticated(self, connect: Connect, step: Done | Failed | None) -> Admitted | None:
+        """Act on the result of an authentication step, which has answered a failure itself."""
+        if isinstance(step, Failed):
+            self._report_refusal(step.reason, busy=step.busy)
+        if not isinstance(step, Done):
+            return None
+        assert self._enhanced is not None
+        return await self._admit(connect, step.identity, self._enhanced.properties(step.data))
+
+    async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> Admitted | None:
+        """Check what an authenticated client asks for, and open its session; `proof` ends enhanced authentication."""
+        services, pump, client = self._services, self._pump, self._client
+        if client.is_over:
+            return None
+        asked = connect.properties if connect.properties is not None else NONE
+        if services.access.by_certificate:
+            identity = identity.with_certificate(pump.peercert)
+        own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
+        try:
+            identity = pump.entrance.assign_tenant(identity, pump.peercert)
+            grant = client.grant = services.access.for_client(identity, own_id, peer=pump.peer)
+        except NoTenantError as error:
+            raise _RefusedError(ReasonCode.NOT_AUTHORIZED, str(error)) from None
+        except Unavailable as away:
+            raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
+        client_id = client.client_id = grant.names.mqtt(own_id)
+        if not grant.names.has_mqtt(client_id):
+            raise _RefusedError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
+        will = pending_will(connect, grant)
+        refusal = check_will(will, grant, services.config)
+        if refusal is not None:
+            raise _RefusedError(*refusal)
+        former = services.sessions.live.get(client_id)
+        try:
+            client.enter_limits(services.limits, identity, None if former is None else former.client)
+        except LimitExceeded as exceeded:
+            raise _RefusedError(LIMITS[exceeded.kind], str(exceeded)) from None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                session, present = await services.opening.open(
+                    client_id,
+                    identity.name,
+                    clean_start=connect.clean_start,
+                    expiry=session_expiry(connect, asked, services.config),
+                    will=will,
+                )
+        except TimeoutError:
+            raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer") from None
+        except Refused as refused:
+            raise _RefusedError(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason) from None
+        if client.is_over:
+            services.sessions.leave(session, with_will=True)
+            return None
+        announced = announcement(connect, own_id, asked, proof, session.expiry, services.config)
+        return Admitted(identity, grant, session, present, announced)
+
+    def _report_refusal(self, reason: str, *, busy: bool, audited: bool = True) -> None:
+        """Count and audit a refused login, or a CONNECT that was denied after the login.
+
+        The log has it at level debug only: a flood of logins would fill it.
+        """
+        client, pump, connect = self._client, self._pump, self._connection.connect
+        assert connect is not None
+        client_id = client.client_id or connect.client_id
+        self._services.counters.refused_connections += 1
+        log.debug("connection refused", client=client_id, peer=pump.peer, reason=reason)
+        if not audit.enabled or not audited:
+            return
+        where = where_of("mqtt", pump, client_id)
+        if client.grant is None:
+            audit.refused(where, reason, name=connect.username or "", busy=busy)
+        else:
+            audit.denied(where, client.grant.identity.name, "connect", client.client_id, reason)
+
+
+_AUDITED: Final = frozenset(
+    {
+        ReasonCode.NOT_AUTHORIZED, ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.BAD_AUTHENTICATION_METHOD,
+        ReasonCode.SERVER_BUSY, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+    }
+)  # fmt: skip
+_REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
