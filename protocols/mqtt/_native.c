@@ -106,7 +106,9 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (at > end) {
         return LEFT;
     }
-    Found found = {.count = 0};
+    Found found;
+    memset(found.values, 0, sizeof found.values);
+    found.count = found.alias = 0;
     PyObject *topic = NULL, *payload = NULL, *properties = NULL, *packet_id = PyLong_FromLong(number);
     Verdict verdict = packet_id ? TAKEN : FAILED;
     bool counted = qos > 0;

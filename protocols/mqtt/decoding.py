@@ -116,8 +116,11 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     if not qos and first & 0x08:
         raise malformed("DUP at QoS 0")  # [MQTT-3.3.1-2]
     reader = Reader(body)
-    topic = decode_topic(reader.binary())
+    name = reader.binary()
     packet_id = _packet_id(reader) if qos else 0
+    topic = decode_name(name)
+    if topic and not topics.is_valid_name(topic):
+        raise malformed("the topic contains a wildcard")  # [MQTT-3.3.2-2]
     properties = _properties(reader, version, PacketType.PUBLISH)
     if not topic and (properties is None or properties.topic_alias is None):
         if version is Version.V5:
@@ -126,14 +129,6 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     _check_response_topic(properties)
     payload = reader.take(reader.left)
     return packets.Publish(topic, payload, qos, bool(first & 1), bool(first & 8), packet_id, properties)
-
-
-def decode_topic(data: bytes) -> str:
-    """Decode and check the topic of a PUBLISH [MQTT-3.3.2-1], [MQTT-3.3.2-2]; the caller checks for an empty one."""
-    topic = decode_name(data)
-    if topic and not topics.is_valid_name(topic):
-        raise malformed("the topic contains a wildcard")
-    return topic
 
 
 def _connack(reader: Reader, version: Version) -> packets.Connack:
@@ -267,10 +262,7 @@ def _code_and_properties(reader: Reader, version: Version, kind: PacketType) -> 
 
 
 def _properties(reader: Reader, version: Version, packet: int) -> Properties | None:
-    if version is not Version.V5:
-        return None
-    properties, reader.position = decode_properties(reader.data, reader.position, reader.end, packet)
-    return properties
+    return decode_properties(reader, packet) if version is Version.V5 else None
 
 
 def _check_reason(code: int, kind: PacketType) -> None:
