@@ -68,11 +68,6 @@ def decode_version(reader: Reader) -> Version:
     return Version(level)
 
 
-def decode_connect(reader: Reader, _version: Version = Version.V5) -> packets.Connect:
-    """Read a CONNECT (section 3.1)."""
-    return decode_connect_rest(reader, decode_version(reader))
-
-
 def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
     """Read a CONNECT behind the protocol level."""
     flags = reader.integer(1)
@@ -148,12 +143,7 @@ def _acknowledgement(
     kind: PacketType, make: Callable[[int, int, Properties | None], packets.Acknowledgement]
 ) -> Callable[[Reader, Version], packets.Acknowledgement]:
     def decode(reader: Reader, version: Version) -> packets.Acknowledgement:
-        packet_id = _packet_id(reader)
-        if version is not Version.V5 or not reader.left:  # 2 bytes: success, no properties (section 3.4.2.1)
-            return make(packet_id, 0, None)
-        code = reader.integer(1)
-        _check_reason(code, kind)
-        return make(packet_id, code, _properties(reader, version, kind) if reader.left else None)
+        return make(_packet_id(reader), *_code_and_properties(reader, version, kind))
 
     return decode
 
@@ -217,26 +207,8 @@ def _unsuback(reader: Reader, version: Version) -> packets.Unsuback:
     return packets.Unsuback(packet_id, codes, properties)
 
 
-def _pingreq(_reader: Reader, _version: Version) -> packets.Pingreq:
-    return packets.Pingreq()
-
-
-def _pingresp(_reader: Reader, _version: Version) -> packets.Pingresp:
-    return packets.Pingresp()
-
-
-def _disconnect(reader: Reader, version: Version) -> packets.Disconnect:
-    code, properties = _code_and_properties(reader, version, PacketType.DISCONNECT)
-    return packets.Disconnect(code, properties)
-
-
-def _auth(reader: Reader, version: Version) -> packets.Auth:
-    code, properties = _code_and_properties(reader, version, PacketType.AUTH)
-    return packets.Auth(code, properties)
-
-
 _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
-    PacketType.CONNECT: decode_connect,
+    PacketType.CONNECT: lambda reader, _version: decode_connect_rest(reader, decode_version(reader)),
     PacketType.CONNACK: _connack,
     PacketType.PUBACK: _acknowledgement(PacketType.PUBACK, packets.Puback),
     PacketType.PUBREC: _acknowledgement(PacketType.PUBREC, packets.Pubrec),
@@ -246,14 +218,17 @@ _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
     PacketType.SUBACK: _suback,
     PacketType.UNSUBSCRIBE: _unsubscribe,
     PacketType.UNSUBACK: _unsuback,
-    PacketType.PINGREQ: _pingreq,
-    PacketType.PINGRESP: _pingresp,
-    PacketType.DISCONNECT: _disconnect,
-    PacketType.AUTH: _auth,
+    PacketType.PINGREQ: lambda _reader, _version: packets.Pingreq(),
+    PacketType.PINGRESP: lambda _reader, _version: packets.Pingresp(),
+    PacketType.DISCONNECT: lambda reader, version: packets.Disconnect(
+        *_code_and_properties(reader, version, PacketType.DISCONNECT)
+    ),
+    PacketType.AUTH: lambda reader, version: packets.Auth(*_code_and_properties(reader, version, PacketType.AUTH)),
 }
 
 
 def _code_and_properties(reader: Reader, version: Version, kind: PacketType) -> tuple[int, Properties | None]:
+    """Read reason code and properties, each of which may be omitted (section 3.4.2.1)."""
     if version is not Version.V5 or not reader.left:
         return 0, None
     code = reader.integer(1)
