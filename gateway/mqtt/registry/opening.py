@@ -68,10 +68,7 @@ class Opening:
             except TimeoutError:
                 raise Refused(Outcome.BUSY, "the sessions are not loaded from Kafka yet") from None
         sessions = self._sessions
-        lock = self._locks.get(client_id)
-        if lock is None:
-            lock = self._locks[client_id] = asyncio.Lock()
-        async with lock:
+        async with self._locks.setdefault(client_id, asyncio.Lock()):
             if (
                 client_id not in sessions.live
                 and not sessions.gateways.is_alone

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
@@ -99,10 +98,6 @@ class Sessions:
         return decode_session(self._store.records.get(client_id))
 
     # records of other gateways
-
-    def bind(self, table: StateTopic) -> None:
-        """Set the table whose records are passed to `apply`."""
-        self._store.bind(table)
 
     def apply(self, record: Received) -> None:
         """Process a record of the table (contract: `gateway.kafka.state.Apply`)."""

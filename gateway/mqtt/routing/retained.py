@@ -186,9 +186,8 @@ class Retained:
         [MQTT-4.7.2-1]. The cost grows with the results and with the branches below a wildcard in the middle, not with
         the number of topics.
         """
-        is_name = "+" not in topic_filter and "#" not in topic_filter
         kept = self._kept
-        for piece in ([topic_filter],) if is_name else self._names.search(topic_filter):
+        for piece in self._names.search(topic_filter):
             now = self._wall_clock()
             found = []
             for name in piece:

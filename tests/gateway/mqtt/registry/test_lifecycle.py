@@ -116,7 +116,7 @@ class World:
         )
         self.sessions = Watched(self.gateways, parts, me, lambda: self.now_ms)
         self.sessions.wrong, self.sessions.steps = [], []
-        self.sessions.bind(me)
+        self.sessions.parts.store.bind(me)
         self.opening = Opening(
             self.sessions, me, wall_clock=lambda: self.now_ms, new_session_id=lambda: "nonce", follow=self.follow
         )
