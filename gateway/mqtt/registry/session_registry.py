@@ -156,7 +156,7 @@ class Sessions:
             assert session is not None
             assert record is not None
             session.gone_at = session.gone_at or self._wall_clock()
-            aside = msgspec.structs.replace(session.describe(self.owner), predecessors=others(record, self.owner))
+            aside = msgspec.structs.replace(session.describe(), predecessors=others(record, self.owner))
             self._hand_over(session, aside)
             self._store.write_session(client_id, aside)
             self._deadlines.watch(client_id, aside)
@@ -164,7 +164,7 @@ class Sessions:
             assert record is not None
             self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends that session there
         elif action is Action.WRITE and session is not None:
-            self._store.write_session(client_id, session.describe(self.owner))
+            self._store.write_session(client_id, session.describe())
         elif action is Action.WRITE:
             self._store.put(SESSION, client_id, self._store.records[client_id])
         elif action is Action.FORGET:
@@ -276,7 +276,7 @@ class Sessions:
         if claimed:
             self._unread[session.client_id] = session.epoch
         inflight = session.inflight_record() if session.kept else None
-        await self._store.save(session.client_id, session.describe(self.owner), inflight)
+        await self._store.save(session.client_id, session.describe(), inflight)
 
     def ready(self, session: Session) -> None:
         """Note that the records for a CONNECT are stored; the caller attaches the connection."""
@@ -381,16 +381,16 @@ class Sessions:
             return
         self._save(session, Event.DISCONNECT)
         if session.will is not None and (session.will.due or 0) <= session.gone_at:
-            self._publish_will(client_id, session.describe(self.owner))
+            self._publish_will(client_id, session.describe())
 
     def _save(self, session: Session, event: Event) -> None:
         """Write the records of a session without a connection, and note its deadlines."""
         assert session.journal is not None
         self._on(session.client_id, event)
-        self._store.write_session(session.client_id, session.describe(self.owner))
+        self._store.write_session(session.client_id, session.describe())
         session.journal.save((self._released, session) if self._store.leaving else None)
         self.saving.add(session)
-        self._deadlines.watch(session.client_id, session.describe(self.owner))
+        self._deadlines.watch(session.client_id, session.describe())
 
     def _released(self, session: Session) -> None:
         """Unload a stored session at once when the gateway stops, before another gateway takes it over."""
@@ -469,7 +469,7 @@ class Sessions:
             if self.state(client_id) not in {State.SAVING, State.AWAY}:
                 continue  # it reconnected, ended, or moved to another gateway
             session = self.live.get(client_id)
-            record = session.describe(self.owner) if session is not None else self.record(client_id)
+            record = session.describe() if session is not None else self.record(client_id)
             if record is None or record.gone_at is None:
                 continue
             if record.expiry != NEVER and record.gone_at + 1000 * record.expiry <= now:

@@ -29,7 +29,7 @@ class SessionViews:
         if live is not None and not live.kept:
             return SessionView(kept=False)
         if live is not None:
-            return await self._view(live.describe(self._sessions.owner), live.inflight_record())
+            return await self._view(live.describe(), live.inflight_record())
         record = self._sessions.record(client_id)
         if record is None:
             return None

@@ -168,10 +168,6 @@ class Retained:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
-    def __len__(self) -> int:
-        """Return the number of retained messages."""
-        return len(self._kept)
-
     def statistics(self) -> RetainedStatistics:
         """Return a snapshot for the metrics."""
         return RetainedStatistics(len(self._kept), self._bytes, self._invalid, self._expired, self._refused)

@@ -224,10 +224,6 @@ class Sharing:
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 
-    def __len__(self) -> int:
-        """Return the number of members of shared subscriptions."""
-        return sum(len(one.shares) for group in self._names.values() for one in group.filters.values())
-
     async def join(self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription) -> Share:
         """Make a session a member of a shared subscription; if it is one already, replace its options.
 

@@ -48,10 +48,6 @@ class SelfDelivery:
         self._timer: asyncio.TimerHandle | None = None
         live_reader.distributor.passed = self._passed
 
-    def __len__(self) -> int:
-        """Return the number of waiting callbacks."""
-        return sum(one.then is not None for one in self._all)
-
     def after(self, topic: str, partition: int, offset: int, then: Callback) -> None:
         """Call `then` when the live reader has passed a record, which may be now, or when the time is up.
 

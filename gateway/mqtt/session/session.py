@@ -154,13 +154,13 @@ class Session:
 
     # records
 
-    def describe(self, owner: str) -> SessionRecord:
-        """Return the current session record."""
+    def describe(self) -> SessionRecord:
+        """Return the current session record, owned by this process."""
         return SessionRecord(
             session_id=self.session_id,
             principal=self.principal,
             epoch=self.epoch,
-            owner=owner,
+            owner=self._parts.store.owner,
             expiry=self.expiry,
             gone_at=self.gone_at,
             subscriptions=(*self.subscriptions.by_filter.values(), *self.shares.subscriptions.values()),

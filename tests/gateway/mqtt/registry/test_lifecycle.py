@@ -193,7 +193,7 @@ class World:
     @property
     def record(self) -> SessionRecord:
         if self.session is not None:
-            return self.session.describe(self.sessions.owner)
+            return self.session.describe()
         return self.sessions.record(ID) or SessionRecord("nonce", "somebody", 0)
 
     def heartbeat(self) -> None:
