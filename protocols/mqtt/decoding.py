@@ -140,9 +140,9 @@ def _connack(reader: Reader, version: Version) -> packets.Connack:
 
 
 def _acknowledgement(
-    kind: PacketType, make: Callable[[int, int, Properties | None], packets.Acknowledgement]
-) -> Callable[[Reader, Version], packets.Acknowledgement]:
-    def decode(reader: Reader, version: Version) -> packets.Acknowledgement:
+    kind: PacketType, make: Callable[[int, int, Properties | None], Packet]
+) -> Callable[[Reader, Version], Packet]:
+    def decode(reader: Reader, version: Version) -> Packet:
         return make(_packet_id(reader), *_code_and_properties(reader, version, kind))
 
     return decode

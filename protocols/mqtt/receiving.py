@@ -20,7 +20,7 @@ from protocols.mqtt.codec import Reader, read_varint
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_version
 from protocols.mqtt.framing import SMALLEST, FrameBuffer
 from protocols.mqtt.packets import Version
-from protocols.mqtt.properties import NONE
+from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import OPEN, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
@@ -106,11 +106,9 @@ class Receiver(Sender):
             raise malformed("a remaining length with more bytes than needed")
         end = start + length
         if end - position > self._max_in:
-            raise self._too_large(end - position)
+            reason = f"a packet of {end - position} bytes exceeds the maximum of {self._max_in}"
+            raise PeerError(ReasonCode.PACKET_TOO_LARGE, reason)
         return start, end
-
-    def _too_large(self, size: int) -> PeerError:
-        return PeerError(ReasonCode.PACKET_TOO_LARGE, f"a packet of {size} bytes exceeds the maximum of {self._max_in}")
 
     def _take_usual(self, buffer: bytes, position: int, found: list[Any]) -> int:
         """Parse a run of the usual packets in C; return the position of the first packet that is left to `_packet`."""
@@ -231,14 +229,20 @@ class Receiver(Sender):
 
     # closing
 
-    def _fail(self, fault: PeerError) -> ConnectionFailed:
-        """Send DISCONNECT or CONNACK for an error, as the version allows [MQTT-4.13.1-1], and close."""
-        assert isinstance(fault.code, int)
-        if self.state is State.OPEN:
-            self._write_disconnect(fault.code, fault.reason, NONE)
-        elif self.version is not None:
-            self._write_connack(fault.code, fault.reason, NONE)
+    def send_disconnect(
+        self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
+    ) -> None:
+        """Send DISCONNECT (CONNACK before `accept`) and close; 3.1.1 servers send no DISCONNECT."""
+        if self.state is OPEN:
+            self._write_disconnect(reason_code, reason_string, properties)
+        elif self.state is not State.CLOSED and self.version is not None:
+            self._write_connack(reason_code, reason_string, properties)
         self._close()
+
+    def _fail(self, fault: PeerError) -> ConnectionFailed:
+        """Close because of an error, as the version allows [MQTT-4.13.1-1]."""
+        assert isinstance(fault.code, int)
+        self.send_disconnect(fault.code, fault.reason)
         return ConnectionFailed(fault.reason, f"0x{fault.code:02X}")
 
     def _close(self) -> None:

@@ -93,10 +93,10 @@ class Share:
         if self._membership is not None:
             self._membership.done(record)
 
-    def requeue(self, record: Received, *, failed: bool = True) -> None:
-        """Give the record back: it is offered again to any member, after a back-off that grows if it `failed`."""
+    def requeue(self, record: Received) -> None:
+        """Give a record back that was not sent: it is offered again to any member."""
         if self._membership is not None:
-            self._membership.requeue(record, failed=failed)
+            self._membership.requeue(record, failed=False)
 
     def decline(self, record: Received) -> None:
         """Decline the record for this client: it is offered to the other members, and settled if all decline."""

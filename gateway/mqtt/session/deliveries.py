@@ -304,7 +304,7 @@ class Deliveries:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
         client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:
-            share.requeue(record, failed=False)
+            share.requeue(record)
         elif not client.may_receive(delivery.topic, record):
             share.decline(record)
         else:
