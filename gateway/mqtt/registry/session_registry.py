@@ -27,11 +27,11 @@ from gateway.mqtt.state.records import (
     NEVER,
     RELEASE,
     SESSION,
+    GatewayRecord,
+    InflightHead,
     InflightRecord,
     SessionRecord,
-    decode_gateway,
-    decode_inflight_head,
-    decode_session,
+    decode,
     encode,
 )
 from gateway.turns import in_turns
@@ -95,7 +95,7 @@ class Sessions:
 
     def record(self, client_id: str) -> SessionRecord | None:
         """Return the session record of a client id, from any gateway."""
-        return decode_session(self._store.records.get(client_id))
+        return decode(SessionRecord, self._store.records.get(client_id))
 
     # records of other gateways
 
@@ -116,7 +116,7 @@ class Sessions:
         elif kind == SESSION:
             self._apply_session(name, record.value)
         elif kind == GATEWAY:
-            self.gateways.apply(name, decode_gateway(record.value))
+            self.gateways.apply(name, decode(GatewayRecord, record.value))
             for client_id in list(self._claims):
                 self._check_claim(client_id)
 
@@ -125,7 +125,7 @@ class Sessions:
         claim = self._claims.get(client_id)
         if claim is None and client_id not in self._unread:
             return
-        mine, record = decode_session(value), self.record(client_id)
+        mine, record = decode(SessionRecord, value), self.record(client_id)
         if mine is not None and mine.epoch == self._unread.get(client_id):
             del self._unread[client_id]
         if claim is not None and mine is not None and record is not None and mine.epoch == record.epoch:
@@ -142,7 +142,7 @@ class Sessions:
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
         """Process another gateway's session record: the highest epoch wins, of equal epochs the last in the log."""
-        record = decode_session(value)
+        record = decode(SessionRecord, value)
         session = self.live.get(client_id)
         event = self._classify(client_id, record)
         if event is None:
@@ -202,7 +202,7 @@ class Sessions:
             self._store.inflight.pop(client_id, None)
             return False
         known = self._store.inflight.get(client_id)
-        record, before = decode_inflight_head(value), decode_inflight_head(known)
+        record, before = decode(InflightHead, value), decode(InflightHead, known)
         assert record is not None
         if known is None or before is None or record.epoch >= before.epoch:
             self._store.inflight[client_id] = value
@@ -243,7 +243,7 @@ class Sessions:
             del self._handing_over[client_id]
             kept = session.journal is not None
             mine = session.inflight_record() if kept else InflightRecord(session.session_id, session.epoch)
-            known = decode_inflight_head(self._store.inflight.get(client_id))
+            known = decode(InflightHead, self._store.inflight.get(client_id))
             if known is None or mine.epoch >= known.epoch:
                 self._store.write_inflight(client_id, msgspec.structs.replace(mine, final=True))
             else:  # a newer in-flight record exists
@@ -298,7 +298,7 @@ class Sessions:
         if self.state(client_id) is not State.ELSEWHERE or client_id in self._handing_over:
             return
         record = self.record(client_id)
-        if record is not None and is_released(record, decode_inflight_head(self._store.inflight.get(client_id))):
+        if record is not None and is_released(record, decode(InflightHead, self._store.inflight.get(client_id))):
             self.take_over(client_id, record, Event.RELEASED, clean=True)
 
     def must_claim(self, client_id: str) -> bool:

@@ -13,9 +13,10 @@ from gateway.mqtt.state.records import (
     INFLIGHT,
     RELEASE,
     SESSION,
-    decode_gateway,
-    decode_inflight,
-    decode_session,
+    GatewayRecord,
+    InflightRecord,
+    SessionRecord,
+    decode,
 )
 from mapping.record import Received, text_of
 from protocols.mqtt.topics import is_valid_filter, is_valid_name
@@ -41,7 +42,7 @@ def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str]
 
 
 def _is_session(value: bytes) -> bool:
-    record = decode_session(value)
+    record = decode(SessionRecord, value)
     return (
         record is not None
         and (record.will is None or (record.will.will.qos in _QOS and is_valid_name(record.will.will.topic)))
@@ -55,7 +56,7 @@ def _is_session(value: bytes) -> bool:
 
 
 def _is_inflight(value: bytes) -> bool:
-    record = decode_inflight(value)
+    record = decode(InflightRecord, value)
     return (
         record is not None
         and all(is_valid_filter(pending.topic_filter) for pending in record.pending_retained)
@@ -66,6 +67,6 @@ def _is_inflight(value: bytes) -> bool:
 _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
     INFLIGHT: _is_inflight,
-    GATEWAY: lambda value: decode_gateway(value) is not None,
+    GATEWAY: lambda value: decode(GatewayRecord, value) is not None,
     RELEASE: lambda value: False,  # only tombstones are valid
 }

@@ -142,36 +142,16 @@ class GatewayRecord(msgspec.Struct, frozen=True):
 Kind = TypeVar("Kind", SessionRecord, InflightRecord, InflightHead, GatewayRecord)
 
 encode = msgspec.json.encode
-_SESSION: Final = msgspec.json.Decoder(SessionRecord)
-_INFLIGHT: Final = msgspec.json.Decoder(InflightRecord)
-_INFLIGHT_HEAD: Final = msgspec.json.Decoder(InflightHead)
-_GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
 
 
-def decode_session(value: bytes | None) -> SessionRecord | None:
-    """Decode a session record; return None without a value or for an invalid one."""
-    return _decode(_SESSION, value)
+def decode(kind: type[Kind], value: bytes | None) -> Kind | None:
+    """Decode a record of a kind; return None without a value or for an invalid one.
 
-
-def decode_inflight(value: bytes | None) -> InflightRecord | None:
-    """Decode an in-flight record; return None without a value or for an invalid one."""
-    return _decode(_INFLIGHT, value)
-
-
-def decode_inflight_head(value: bytes | None) -> InflightHead | None:
-    """Decode only the head of an in-flight record, which is enough for most records that are read."""
-    return _decode(_INFLIGHT_HEAD, value)
-
-
-def decode_gateway(value: bytes | None) -> GatewayRecord | None:
-    """Decode a heartbeat; return None without a value or for an invalid one."""
-    return _decode(_GATEWAY, value)
-
-
-def _decode(decoder: msgspec.json.Decoder[Kind], value: bytes | None) -> Kind | None:
+    The head of an in-flight record is enough for most records that are read.
+    """
     if value is None:
         return None
     try:
-        return decoder.decode(value)
+        return msgspec.json.decode(value, type=kind)
     except msgspec.DecodeError:
         return None
