@@ -14,15 +14,12 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
 
-class _Message:
+class _Message(msgspec.Struct, eq=False):
     """The cached forms of one record."""
 
-    __slots__ = ("delivery", "prepared", "record")
-
-    def __init__(self, record: Received, delivery: Delivery | None) -> None:
-        self.record = record
-        self.delivery = delivery  # None: the record has no MQTT topic name
-        self.prepared: dict[Version, PreparedPublish] = {}
+    record: Received
+    delivery: Delivery | None  # None: the record has no MQTT topic name
+    prepared: dict[Version, PreparedPublish] = {}
 
 
 class Packets(msgspec.Struct, frozen=True, gc=False):

@@ -14,6 +14,8 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
@@ -24,15 +26,12 @@ Callback = tuple[Callable[[Any], None], Any]
 NO_OFFSET: Final = -1
 
 
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """A waiting callback; `then` is None once it was called."""
 
-    __slots__ = ("deadline", "offset", "then")
-
-    def __init__(self, offset: int, deadline: float, then: Callback) -> None:
-        self.offset = offset
-        self.deadline = deadline
-        self.then: Callback | None = then
+    offset: int
+    deadline: float
+    then: Callback | None
 
 
 class SelfDelivery:
