@@ -243,7 +243,7 @@ class Sharing:
             if share is None:
                 share = one.shares[subscriber] = Share(self, subscriber, shared, subscription, self._delivery)
             share.subscription = subscription
-            if await share.enter(lambda share=share, one=one: self._enter(share, one)):  # type: ignore[misc]
+            if await share.enter(functools.partial(self._enter, share, one)):
                 share.wake()
                 return share
 
