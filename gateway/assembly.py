@@ -333,7 +333,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
 
     owners_died = presence.report_dead if presence is not None else lambda: None
     upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)
-    sessions.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+    parts.store.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
     requests = RequestTable(
         gateway=identity.name,
         window_s=config.http.idempotency_window_s,

@@ -12,8 +12,8 @@ from gateway.texts import cut
 from gateway.trace.shown import TEXT, Line, shown, shown_bytes, shown_method, shown_pairs
 from protocols.errors import PeerError
 from protocols.mqtt import packets
+from protocols.mqtt.codec import read_varint
 from protocols.mqtt.decoding import decode_packet
-from protocols.mqtt.framing import read_length
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import PacketType
@@ -46,7 +46,7 @@ class Packets:
         at, size = 0, len(buffer)
         while at + 2 <= size:
             try:
-                header = read_length(bytes(buffer[at + 1 : at + 5]), 0, min(4, size - at - 1))
+                header = read_varint(bytes(buffer[at + 1 : at + 5]), 0, min(4, size - at - 1))
             except PeerError:
                 at = size  # not MQTT: the connection will be closed for it
                 break

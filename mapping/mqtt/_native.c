@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define HEADERS 80                    /* maximum number for one record; the reference handles more */
 #define DIGITS 24                     /* maximum length of a number, with its sign */
 #define NOW_LIMIT (INT64_C(1) << 60)  /* limit of epoch milliseconds, so that no sum with an expiry overflows */
 
@@ -17,7 +16,6 @@ typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is 
 static struct {
     PyObject *publish, *properties, *route, *record;          /* the types */
     PyObject *reserved, *prefixes, *stored_name;              /* for header names that users must not use */
-    PyObject *property_headers;                               /* the reference */
     PyObject *content_type, *correlation_id, *reply_to, *expiry, *format; /* names of headers */
 } py;
 
@@ -31,30 +29,26 @@ static struct {
 
 typedef struct {
     int64_t now;
-    PyObject *now_number; /* `now` as a Python object */
     PyObject *routes;
     long qos; /* of the run; -1 before the first message */
     PyObject *records, *packet_ids;
 } Run;
 
-/* Headers being collected for one record; owned references. */
+/* A record's headers: a new tuple that is filled from the front. */
 typedef struct {
-    PyObject *found[HEADERS];
-    Py_ssize_t count;
+    PyObject *all;
+    Py_ssize_t next; /* index of the next header */
 } Headers;
 
-static Verdict
+/* Add a header; false, with the error set, without a value. */
+static bool
 add_header(Headers *headers, PyObject *header_name, PyObject *value)
 {
-    if (headers->count == HEADERS) {
-        return LEFT;
-    }
     PyObject *header = value ? PyTuple_Pack(2, header_name, value) : NULL;
-    if (header == NULL) {
-        return FAILED;
+    if (header) {
+        PyTuple_SET_ITEM(headers->all, headers->next++, header);
     }
-    headers->found[headers->count++] = header;
-    return TAKEN;
+    return header != NULL;
 }
 
 static PyObject *
@@ -66,38 +60,38 @@ encoded(PyObject *text)
 }
 
 /* Add a header for a text or bytes property, if it is not None. */
-static Verdict
+static bool
 add_property(Headers *headers, PyObject *value, PyObject *header_name)
 {
     if (value == Py_None) {
-        return TAKEN;
+        return true;
     }
     PyObject *content = PyUnicode_Check(value) ? encoded(value) : Py_NewRef(value);
-    Verdict verdict = add_header(headers, header_name, content);
+    bool added = add_header(headers, header_name, content);
     Py_XDECREF(content);
-    return verdict;
+    return added;
 }
 
 /* Add a header for a number property, if it is not None: `base + times * value`, in decimal. */
-static Verdict
+static bool
 add_number(Headers *headers, PyObject *value, PyObject *header_name, int64_t base, int times)
 {
     if (value == Py_None) {
-        return TAKEN;
+        return true;
     }
     long number = PyLong_AsLong(value);
-    if (number == -1 && PyErr_Occurred()) {
-        return FAILED;
-    }
     if (number < 0 || number > (long)UINT32_MAX) {
-        return LEFT;
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "a property has at most four bytes");
+        }
+        return false;
     }
     char digits[DIGITS];
     int size = snprintf(digits, sizeof digits, "%" PRId64, base + (int64_t)times * number);
     PyObject *content = PyBytes_FromStringAndSize(digits, size);
-    Verdict verdict = add_header(headers, header_name, content);
+    bool added = add_header(headers, header_name, content);
     Py_XDECREF(content);
-    return verdict;
+    return added;
 }
 
 /* The header name for a user property, nearly always the property's own. */
@@ -114,74 +108,57 @@ stored_name(PyObject *own)
     return reserved ? PyObject_CallOneArg(py.stored_name, own) : Py_NewRef(own);
 }
 
-static Verdict
+static bool
 add_pairs(Headers *headers, PyObject *pairs)
 {
-    Verdict verdict = PyTuple_Check(pairs) ? TAKEN : LEFT;
-    for (Py_ssize_t number = 0; verdict == TAKEN && number < PyTuple_GET_SIZE(pairs); number++) {
+    for (Py_ssize_t number = 0; number < PyTuple_GET_SIZE(pairs); number++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, number);
         if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !PyUnicode_Check(PyTuple_GET_ITEM(pair, 0))
             || !PyUnicode_Check(PyTuple_GET_ITEM(pair, 1))) {
-            return LEFT;
+            PyErr_SetString(PyExc_TypeError, "a user property is a pair of texts");
+            return false;
         }
         PyObject *stored = stored_name(PyTuple_GET_ITEM(pair, 0));
         PyObject *value = stored ? encoded(PyTuple_GET_ITEM(pair, 1)) : NULL;
-        verdict = value ? add_header(headers, stored, value) : FAILED;
+        bool added = add_header(headers, stored, value);
         Py_XDECREF(value);
         Py_XDECREF(stored);
+        if (!added) {
+            return false;
+        }
     }
-    return verdict;
+    return true;
 }
 
-/* Add the headers for all properties, in the order of `property_headers`. */
-static Verdict
-add_properties(const Run *run, Headers *headers, PyObject *properties)
-{
-    if ((PyObject *)Py_TYPE(properties) != py.properties) {
-        return LEFT;
-    }
-    Verdict verdict = add_property(headers, field(properties, at.content_type), py.content_type);
-    if (verdict == TAKEN) {
-        verdict = add_property(headers, field(properties, at.correlation_data), py.correlation_id);
-    }
-    if (verdict == TAKEN) {
-        verdict = add_property(headers, field(properties, at.response_topic), py.reply_to);
-    }
-    if (verdict == TAKEN) {
-        verdict = add_number(headers, field(properties, at.message_expiry_interval), py.expiry, run->now, 1000);
-    }
-    if (verdict == TAKEN) {
-        verdict = add_number(headers, field(properties, at.payload_format_indicator), py.format, 0, 1);
-    }
-    return verdict == TAKEN ? add_pairs(headers, field(properties, at.user_properties)) : verdict;
-}
-
-/* The headers of a record: the route's, then those for the properties. */
+/* The headers of a record: the route's, then those for the properties, in the order of `property_headers`. */
 static PyObject *
 joined(const Run *run, PyObject *common, PyObject *properties)
 {
-    Headers headers = {.count = 0};
-    Verdict verdict = add_properties(run, &headers, properties);
-    PyObject *all = NULL;
-    if (verdict == TAKEN) {
-        Py_ssize_t size = PyTuple_GET_SIZE(common);
-        all = PyTuple_New(size + headers.count);
-        for (Py_ssize_t number = 0; all && number < size; number++) {
-            PyTuple_SET_ITEM(all, number, Py_NewRef(PyTuple_GET_ITEM(common, number)));
-        }
-        for (Py_ssize_t number = 0; all && number < headers.count; number++) {
-            PyTuple_SET_ITEM(all, size + number, Py_NewRef(headers.found[number]));
-        }
+    PyObject *pairs = (PyObject *)Py_TYPE(properties) == py.properties ? field(properties, at.user_properties) : NULL;
+    if (pairs == NULL || !PyTuple_Check(pairs)) {
+        PyErr_SetString(PyExc_TypeError, "properties have a tuple of user properties");
+        return NULL;
     }
-    else if (verdict == LEFT) {
-        PyObject *added = PyObject_CallFunctionObjArgs(py.property_headers, properties, run->now_number, NULL);
-        all = added ? PySequence_Concat(common, added) : NULL;
-        Py_XDECREF(added);
+    PyObject *type = field(properties, at.content_type), *correlation = field(properties, at.correlation_data);
+    PyObject *reply = field(properties, at.response_topic), *expiry = field(properties, at.message_expiry_interval);
+    PyObject *format = field(properties, at.payload_format_indicator);
+    Py_ssize_t size = PyTuple_GET_SIZE(common);
+    Py_ssize_t added = (type != Py_None) + (correlation != Py_None) + (reply != Py_None) + (expiry != Py_None)
+                       + (format != Py_None) + PyTuple_GET_SIZE(pairs);
+    Headers headers = {PyTuple_New(size + added), 0};
+    if (headers.all == NULL) {
+        return NULL;
     }
-    while (headers.count) {
-        Py_DECREF(headers.found[--headers.count]);
+    for (; headers.next < size; headers.next++) {
+        PyTuple_SET_ITEM(headers.all, headers.next, Py_NewRef(PyTuple_GET_ITEM(common, headers.next)));
     }
-    return all;
+    if (add_property(&headers, type, py.content_type) && add_property(&headers, correlation, py.correlation_id)
+        && add_property(&headers, reply, py.reply_to) && add_number(&headers, expiry, py.expiry, run->now, 1000)
+        && add_number(&headers, format, py.format, 0, 1) && add_pairs(&headers, pairs)) {
+        return headers.all;
+    }
+    Py_DECREF(headers.all);
+    return NULL;
 }
 
 /* TAKEN for an event with the run's QoS, without RETAIN flag and payload format indicator 1. */
@@ -254,15 +231,13 @@ map_run(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject *events;
     Py_ssize_t start;
+    long long now;
     Run run = {.qos = -1};
-    if (!PyArg_ParseTuple(arguments, "O!nO!O!:map_run", &PyList_Type, &events, &start, &PyDict_Type, &run.routes,
-                          &PyLong_Type, &run.now_number)) {
+    if (!PyArg_ParseTuple(arguments, "O!nO!L:map_run", &PyList_Type, &events, &start, &PyDict_Type, &run.routes,
+                          &now)) {
         return NULL;
     }
-    run.now = PyLong_AsLongLong(run.now_number);
-    if (run.now == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
+    run.now = now;
     if (start < 0 || run.now <= -NOW_LIMIT || run.now >= NOW_LIMIT) {
         PyErr_SetString(PyExc_ValueError, "the position is negative, or the time is out of range");
         return NULL;
@@ -302,7 +277,6 @@ look_up_python(PyObject *Py_UNUSED(module))
         {"mapping.record", "REPLY_TO", &py.reply_to},
         {"mapping.record", "EXPIRY", &py.expiry},
         {"mapping.record", "MQTT_FORMAT", &py.format},
-        {"mapping.mqtt.runs", "property_headers", &py.property_headers},
     };
     for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
         if (look_up(wanted[index].module, wanted[index].attribute, wanted[index].place) < 0) {

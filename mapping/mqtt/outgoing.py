@@ -96,9 +96,14 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
         qos = int(level)
     retain = known.get(MQTT_RETAIN) == b"1"
     expiry = known.get(EXPIRY)
-    if expiry is not None and expiry.isdigit() and len(expiry) <= _EXPIRY_DIGITS:
-        expires = int(expiry)
+    if expiry is not None:
+        expires = expiry_of(expiry)
     return Delivery(topic, record.value or b"", qos, retain, client, expires, _properties(known, user))
+
+
+def expiry_of(value: bytes) -> int | None:
+    """Return the epoch milliseconds in an expiry header; None if it is invalid."""
+    return int(value) if value.isdigit() and len(value) <= _EXPIRY_DIGITS else None
 
 
 def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Properties | None:

@@ -8,9 +8,22 @@
 
 /* Python objects that are looked up once. */
 static struct {
-    PyObject *publish, *puback, *pubrec, *pubrel, *pubcomp; /* the types of events */
-    PyObject *awaits_puback, *awaits_pubrec, *awaits_pubrel, *awaits_pubcomp;
+    PyObject *publish;       /* the type of events */
+    PyObject *awaits_pubrel; /* the state after PUBREC */
 } py;
+
+/* The acknowledgements: first byte, name and type of the event, and the state in which one is awaited (PUBREL: any). */
+static struct {
+    unsigned char first;
+    const char *name, *state;
+    PyObject *type, *awaited;
+} acknowledgements[] = {
+    {.first = 0x40, .name = "PubackReceived", .state = "PUBACK"},
+    {.first = 0x50, .name = "PubrecReceived", .state = "PUBREC"},
+    {.first = 0x62, .name = "PubrelReceived"},
+    {.first = 0x70, .name = "PubcompReceived", .state = "PUBCOMP"},
+};
+#define ACKNOWLEDGEMENTS (sizeof acknowledgements / sizeof acknowledgements[0])
 
 typedef struct {
     const unsigned char *data;
@@ -106,7 +119,9 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (at > end) {
         return LEFT;
     }
-    Found found = {.count = 0};
+    Found found;
+    memset(found.values, 0, sizeof found.values);
+    found.count = found.alias = 0;
     PyObject *topic = NULL, *payload = NULL, *properties = NULL, *packet_id = PyLong_FromLong(number);
     Verdict verdict = packet_id ? TAKEN : FAILED;
     bool counted = qos > 0;
@@ -152,26 +167,14 @@ take_acknowledgement(Run *run)
     if (run->size - run->position < 4 || at[1] != 2) {
         return LEFT;
     }
-    PyObject *kind, *awaited = NULL;
-    switch (at[0]) {
-    case 0x40:
-        kind = py.puback;
-        awaited = py.awaits_puback;
-        break;
-    case 0x50:
-        kind = py.pubrec;
-        awaited = py.awaits_pubrec;
-        break;
-    case 0x62:
-        kind = py.pubrel;
-        break;
-    case 0x70:
-        kind = py.pubcomp;
-        awaited = py.awaits_pubcomp;
-        break;
-    default:
+    size_t kind = 0;
+    while (kind < ACKNOWLEDGEMENTS && acknowledgements[kind].first != at[0]) {
+        kind++;
+    }
+    if (kind == ACKNOWLEDGEMENTS) {
         return LEFT;
     }
+    PyObject *awaited = acknowledgements[kind].awaited;
     PyObject *packet_id = PyLong_FromLong((long)two_bytes(at + 2)), *event = NULL;
     Verdict verdict = packet_id ? TAKEN : FAILED;
     if (verdict == TAKEN && awaited) {
@@ -182,7 +185,7 @@ take_acknowledgement(Run *run)
         verdict = LEFT;
     }
     if (verdict == TAKEN) {
-        event = PyObject_CallOneArg(kind, packet_id);
+        event = PyObject_CallOneArg(acknowledgements[kind].type, packet_id);
         verdict = event && PyList_Append(run->found, event) == 0 ? TAKEN : FAILED;
     }
     if (verdict == TAKEN && awaited) {
@@ -246,25 +249,14 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
 static int
 look_up_types(PyObject *Py_UNUSED(module))
 {
-    const struct {
-        const char *name;
-        PyObject **place;
-    } types[] = {
-        {"PublishReceived", &py.publish}, {"PubackReceived", &py.puback},   {"PubrecReceived", &py.pubrec},
-        {"PubrelReceived", &py.pubrel},   {"PubcompReceived", &py.pubcomp},
-    }, awaits[] = {
-        {"PUBACK", &py.awaits_puback}, {"PUBREC", &py.awaits_pubrec},
-        {"PUBREL", &py.awaits_pubrel}, {"PUBCOMP", &py.awaits_pubcomp},
-    };
-    int failed = 0;
-    for (size_t index = 0; !failed && index < sizeof types / sizeof types[0]; index++) {
-        failed = look_up("protocols.mqtt.events", types[index].name, types[index].place);
-    }
     PyObject *states = NULL;
-    failed = failed || look_up("protocols.mqtt.states", "Awaits", &states);
-    for (size_t index = 0; !failed && index < sizeof awaits / sizeof awaits[0]; index++) {
-        *awaits[index].place = PyObject_GetAttrString(states, awaits[index].name);
-        failed = !*awaits[index].place;
+    int failed = look_up("protocols.mqtt.events", "PublishReceived", &py.publish) < 0
+                 || look_up("protocols.mqtt.states", "Awaits", &states) < 0
+                 || (py.awaits_pubrel = PyObject_GetAttrString(states, "PUBREL")) == NULL;
+    for (size_t kind = 0; !failed && kind < ACKNOWLEDGEMENTS; kind++) {
+        const char *state = acknowledgements[kind].state;
+        failed = look_up("protocols.mqtt.events", acknowledgements[kind].name, &acknowledgements[kind].type) < 0
+                 || (state && (acknowledgements[kind].awaited = PyObject_GetAttrString(states, state)) == NULL);
     }
     Py_XDECREF(states);
     return failed ? -1 : 0;

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-#define PAIRS 64 /* most user properties of one message; Python handles more */
+#define PAIRS 1024 /* most user properties of one message; Python handles more */
 
 typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
 
@@ -16,7 +16,7 @@ typedef enum { FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, ALIAS,
 /* The properties of one PUBLISH. */
 typedef struct {
     PyObject *values[KINDS]; /* owned; NULL: absent */
-    PyObject *pairs[PAIRS];  /* owned */
+    PyObject *pairs[PAIRS];  /* owned; only the first `count` are set, to save the time */
     Py_ssize_t count;        /* of pairs */
     long alias;              /* 0: none */
 } Found;

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 SMALLEST_TOPIC: Final = 4 + 2  # with length prefix; an alias takes three bytes, so shorter topics save nothing
 WORTH_AN_ALIAS: Final = 2  # uses; a topic that is sent once gains nothing
 TOPICS_PER_ALIAS: Final = 4  # number of counted topics
 USES_PER_ALIAS: Final = 64  # uses after which all counts are halved
 
 
-class _Topic:
+class _Topic(msgspec.Struct):
     """A counted topic."""
 
-    __slots__ = ("alias", "uses")
-
-    def __init__(self) -> None:
-        self.alias = 0  # 0: none
-        self.uses = 0  # number of times sent, halved periodically
+    alias: int = 0  # 0: none
+    uses: int = 0  # number of times sent, halved periodically
 
 
 class TopicAliases:

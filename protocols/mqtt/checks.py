@@ -22,26 +22,16 @@ def refused_flags(first: int, announced: Properties) -> PeerError:
     return PeerError(ReasonCode.QOS_NOT_SUPPORTED, f"QoS {row[0]} is not available")  # [MQTT-3.2.2-11]
 
 
-def resolve_topic(topic: str, properties: Properties | None, aliases: dict[int, str], topic_alias_maximum: int) -> str:
-    """Check the properties of a PUBLISH, and resolve its topic alias (section 3.3.2.3.4).
+def resolve_topic(packet: packets.Publish, aliases: dict[int, str], topic_alias_maximum: int) -> str:
+    """Return the topic of a PUBLISH; its topic alias is resolved (section 3.3.2.3.4).
 
-    `topic` is empty if the packet has only an alias; a new alias is added to `aliases`, the connection's map.
-    `topic_alias_maximum` is the one in CONNACK.
-
-    Returns:
-        The topic.
+    A new alias is added to `aliases`, the connection's map. `topic_alias_maximum` is the one in CONNACK.
     """
-    alias = None
-    if properties is not None:
-        if properties.subscription_identifiers:
-            raise protocol_error("a subscription identifier from a client")  # [MQTT-3.3.4-6]
-        response_topic = properties.response_topic
-        if response_topic is not None and not topics.is_valid_name(response_topic):
-            raise protocol_error("the response topic is not a topic name")  # [MQTT-3.3.2-14]
-        alias = properties.topic_alias
+    properties = packet.properties or NONE
+    if properties.subscription_identifiers:
+        raise protocol_error("a subscription identifier from a client")  # [MQTT-3.3.4-6]
+    topic, alias = packet.topic, properties.topic_alias
     if alias is None:
-        if not topic:
-            raise protocol_error("neither topic nor topic alias")  # section 3.3.2.1
         return topic
     if alias > topic_alias_maximum:
         raise PeerError(ReasonCode.TOPIC_ALIAS_INVALID, f"topic alias {alias}")  # [MQTT-3.3.2-9]

@@ -48,24 +48,40 @@ def decode_name(data: bytes) -> str:
     return text
 
 
+def read_varint(data: bytes, position: int, end: int) -> tuple[int, int, bool] | None:
+    """Read a variable byte integer that may be incomplete or longer than needed.
+
+    Returns:
+        Its value, the position behind it, and whether it has more bytes than needed; None if it is incomplete.
+
+    Raises:
+        PeerError: it has more than four bytes.
+    """
+    value = 0
+    for shift in (0, 7, 14, 21):
+        if position >= end:
+            return None
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position, byte == 0 and shift > 0
+    raise malformed("a variable byte integer has more than four bytes")
+
+
 def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     """Read a variable byte integer; return its value and the position behind it.
 
     Raises:
         PeerError: it is incomplete, has more than four bytes, or more bytes than needed [MQTT-1.5.5-1].
     """
-    value = 0
-    for shift in (0, 7, 14, 21):
-        if position >= end:
-            raise malformed("the packet ends inside a variable byte integer")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if byte == 0 and shift:
-                raise malformed("a variable byte integer has more bytes than needed")
-            return value, position
-    raise malformed("a variable byte integer has more than four bytes")
+    found = read_varint(data, position, end)
+    if found is None:
+        raise malformed("the packet ends inside a variable byte integer")
+    value, position, overlong = found
+    if overlong:
+        raise malformed("a variable byte integer has more bytes than needed")
+    return value, position
 
 
 def encode_varint(value: int) -> bytes:
@@ -120,12 +136,13 @@ def is_text(payload: bytes) -> bool:
 class Reader:
     """A cursor over `data[position:end]`, a packet or the rest of one."""
 
-    __slots__ = ("data", "end", "position")
+    __slots__ = ("data", "end", "field", "position")
 
     def __init__(self, data: bytes, position: int = 0, end: int | None = None) -> None:
         self.data = data
         self.position = position
         self.end = len(data) if end is None else end
+        self.field = "a field"  # what is being read, for errors
 
     @property
     def left(self) -> int:
@@ -157,7 +174,7 @@ class Reader:
         """Read the next `size` bytes."""
         position = self.position
         if position + size > self.end:
-            raise malformed("the packet ends inside a field")
+            raise malformed(f"the packet ends inside {self.field}")
         self.position = position + size
         return self.data[position : position + size]
 

@@ -210,16 +210,6 @@ class Connection(Receiver):
         if self.state is State.AUTHENTICATING:
             self._received_at = self._now  # until now the client waited for us
 
-    def send_disconnect(
-        self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
-    ) -> None:
-        """Send DISCONNECT (CONNACK before `accept`) and close; 3.1.1 servers send no DISCONNECT."""
-        if self.state is OPEN:
-            self._write_disconnect(reason_code, reason_string, properties)
-        elif self.state in (State.CONNECTING, State.AUTHENTICATING):
-            self._write_connack(reason_code, reason_string, properties)
-        self._close()
-
     def give_up(self) -> list[Any]:
         """See `protocols.connection.Connection`; sends 0x83 in DISCONNECT, or in CONNACK before `accept`."""
         if self.state is CLOSED:

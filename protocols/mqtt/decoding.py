@@ -68,11 +68,6 @@ def decode_version(reader: Reader) -> Version:
     return Version(level)
 
 
-def decode_connect(reader: Reader, _version: Version = Version.V5) -> packets.Connect:
-    """Read a CONNECT (section 3.1)."""
-    return decode_connect_rest(reader, decode_version(reader))
-
-
 def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
     """Read a CONNECT behind the protocol level."""
     flags = reader.integer(1)
@@ -116,8 +111,11 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     if not qos and first & 0x08:
         raise malformed("DUP at QoS 0")  # [MQTT-3.3.1-2]
     reader = Reader(body)
-    topic = decode_topic(reader.binary())
+    name = reader.binary()
     packet_id = _packet_id(reader) if qos else 0
+    topic = decode_name(name)
+    if topic and not topics.is_valid_name(topic):
+        raise malformed("the topic contains a wildcard")  # [MQTT-3.3.2-2]
     properties = _properties(reader, version, PacketType.PUBLISH)
     if not topic and (properties is None or properties.topic_alias is None):
         if version is Version.V5:
@@ -126,14 +124,6 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     _check_response_topic(properties)
     payload = reader.take(reader.left)
     return packets.Publish(topic, payload, qos, bool(first & 1), bool(first & 8), packet_id, properties)
-
-
-def decode_topic(data: bytes) -> str:
-    """Decode and check the topic of a PUBLISH [MQTT-3.3.2-1], [MQTT-3.3.2-2]; the caller checks for an empty one."""
-    topic = decode_name(data)
-    if topic and not topics.is_valid_name(topic):
-        raise malformed("the topic contains a wildcard")
-    return topic
 
 
 def _connack(reader: Reader, version: Version) -> packets.Connack:
@@ -150,15 +140,10 @@ def _connack(reader: Reader, version: Version) -> packets.Connack:
 
 
 def _acknowledgement(
-    kind: PacketType, make: Callable[[int, int, Properties | None], packets.Acknowledgement]
-) -> Callable[[Reader, Version], packets.Acknowledgement]:
-    def decode(reader: Reader, version: Version) -> packets.Acknowledgement:
-        packet_id = _packet_id(reader)
-        if version is not Version.V5 or not reader.left:  # 2 bytes: success, no properties (section 3.4.2.1)
-            return make(packet_id, 0, None)
-        code = reader.integer(1)
-        _check_reason(code, kind)
-        return make(packet_id, code, _properties(reader, version, kind) if reader.left else None)
+    kind: PacketType, make: Callable[[int, int, Properties | None], Packet]
+) -> Callable[[Reader, Version], Packet]:
+    def decode(reader: Reader, version: Version) -> Packet:
+        return make(_packet_id(reader), *_code_and_properties(reader, version, kind))
 
     return decode
 
@@ -222,26 +207,8 @@ def _unsuback(reader: Reader, version: Version) -> packets.Unsuback:
     return packets.Unsuback(packet_id, codes, properties)
 
 
-def _pingreq(_reader: Reader, _version: Version) -> packets.Pingreq:
-    return packets.Pingreq()
-
-
-def _pingresp(_reader: Reader, _version: Version) -> packets.Pingresp:
-    return packets.Pingresp()
-
-
-def _disconnect(reader: Reader, version: Version) -> packets.Disconnect:
-    code, properties = _code_and_properties(reader, version, PacketType.DISCONNECT)
-    return packets.Disconnect(code, properties)
-
-
-def _auth(reader: Reader, version: Version) -> packets.Auth:
-    code, properties = _code_and_properties(reader, version, PacketType.AUTH)
-    return packets.Auth(code, properties)
-
-
 _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
-    PacketType.CONNECT: decode_connect,
+    PacketType.CONNECT: lambda reader, _version: decode_connect_rest(reader, decode_version(reader)),
     PacketType.CONNACK: _connack,
     PacketType.PUBACK: _acknowledgement(PacketType.PUBACK, packets.Puback),
     PacketType.PUBREC: _acknowledgement(PacketType.PUBREC, packets.Pubrec),
@@ -251,14 +218,17 @@ _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
     PacketType.SUBACK: _suback,
     PacketType.UNSUBSCRIBE: _unsubscribe,
     PacketType.UNSUBACK: _unsuback,
-    PacketType.PINGREQ: _pingreq,
-    PacketType.PINGRESP: _pingresp,
-    PacketType.DISCONNECT: _disconnect,
-    PacketType.AUTH: _auth,
+    PacketType.PINGREQ: lambda _reader, _version: packets.Pingreq(),
+    PacketType.PINGRESP: lambda _reader, _version: packets.Pingresp(),
+    PacketType.DISCONNECT: lambda reader, version: packets.Disconnect(
+        *_code_and_properties(reader, version, PacketType.DISCONNECT)
+    ),
+    PacketType.AUTH: lambda reader, version: packets.Auth(*_code_and_properties(reader, version, PacketType.AUTH)),
 }
 
 
 def _code_and_properties(reader: Reader, version: Version, kind: PacketType) -> tuple[int, Properties | None]:
+    """Read reason code and properties, each of which may be omitted (section 3.4.2.1)."""
     if version is not Version.V5 or not reader.left:
         return 0, None
     code = reader.integer(1)
@@ -267,10 +237,7 @@ def _code_and_properties(reader: Reader, version: Version, kind: PacketType) -> 
 
 
 def _properties(reader: Reader, version: Version, packet: int) -> Properties | None:
-    if version is not Version.V5:
-        return None
-    properties, reader.position = decode_properties(reader.data, reader.position, reader.end, packet)
-    return properties
+    return decode_properties(reader, packet) if version is Version.V5 else None
 
 
 def _check_reason(code: int, kind: PacketType) -> None:

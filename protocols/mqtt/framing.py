@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocols.mqtt.reasons import malformed
-
 SMALLEST: Final = 2  # the first byte and a remaining length of 0
 
 
@@ -56,25 +54,3 @@ class FrameBuffer:
         """Discard the buffered bytes."""
         self._waiting = bytearray()  # a new object, to free the memory of a large buffer
         self._needed = 0
-
-
-def read_length(buffer: bytes, position: int, size: int) -> tuple[int, int, bool] | None:
-    """Read a remaining length of two bytes or more at `position` (section 2.1.4).
-
-    Returns:
-        The length, the position behind it, and whether it has more bytes than needed; None if it is incomplete.
-
-    Raises:
-        PeerError: the remaining length has more than four bytes.
-    """
-    length = shift = 0
-    while position < size:
-        byte = buffer[position]
-        position += 1
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return length, position, byte == 0 and shift > 0
-        shift += 7
-        if shift == 28:
-            raise malformed("a remaining length of more than four bytes")
-    return None

@@ -60,36 +60,28 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     properties: Properties | None = None
 
 
-class Puback(msgspec.Struct, frozen=True, gc=False):
+class Acknowledgement(msgspec.Struct, frozen=True, gc=False):
+    """A packet that continues or ends the exchange of a message."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties | None = None
+
+
+class Puback(Acknowledgement, frozen=True, gc=False):
     """PUBACK (section 3.4)."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties | None = None
 
-
-class Pubrec(msgspec.Struct, frozen=True, gc=False):
+class Pubrec(Acknowledgement, frozen=True, gc=False):
     """PUBREC (section 3.5)."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties | None = None
 
-
-class Pubrel(msgspec.Struct, frozen=True, gc=False):
+class Pubrel(Acknowledgement, frozen=True, gc=False):
     """PUBREL (section 3.6)."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties | None = None
 
-
-class Pubcomp(msgspec.Struct, frozen=True, gc=False):
+class Pubcomp(Acknowledgement, frozen=True, gc=False):
     """PUBCOMP (section 3.7)."""
-
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties | None = None
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -156,7 +148,6 @@ class Auth(msgspec.Struct, frozen=True, gc=False):
     properties: Properties | None = None
 
 
-Acknowledgement = Puback | Pubrec | Pubrel | Pubcomp
 Packet = (
     Connect
     | Connack

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from protocols.errors import PeerError, UsageError
-from protocols.mqtt.codec import decode_name, decode_text, decode_varint, encode_binary, encode_text, encode_varint
+from protocols.mqtt.codec import Reader, encode_binary, encode_text, encode_varint
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 
 WILL: Final = 16
@@ -124,12 +125,7 @@ TABLE: Final[tuple[Property, ...]] = (
 )
 """Table 2-4, with the value ranges of the sections that define each property."""
 
-BY_IDENTIFIER: Final[list[tuple[str, int, int, int, int, Property] | None]] = [None] * (TABLE[-1].identifier + 1)
-"""`TABLE` by identifier, as plain values for fast decoding: name, kind, packets as bit mask, lowest, highest, row."""
-
-for _row in TABLE:
-    _mask = sum(1 << packet for packet in _row.packets)
-    BY_IDENTIFIER[_row.identifier] = (_row.name, int(_row.kind), _mask, _row.lowest, _row.highest, _row)
+_BY_IDENTIFIER: Final = {row.identifier: row for row in TABLE}
 
 _FIELDS: Final = tuple(
     (row.identifier, row.name, int(row.kind), sum(1 << packet for packet in row.packets), row.lowest, row.highest)
@@ -140,7 +136,9 @@ _FIELDS: Final = tuple(
 """`TABLE` in the order of the fields of `Properties`, for the encoder."""
 
 _VARINT, _TEXT, _NAME, _BINARY, _PAIR = (int(kind) for kind in list(Kind)[3:])
+_PUBLISH: Final = PacketType.PUBLISH
 _EMPTY: Final = ()
+_REPEATED: Final = {"user_properties", "subscription_identifiers"}
 
 MISPLACED: Final[dict[int, ReasonCode]] = {
     PacketType.SUBSCRIBE: ReasonCode.MALFORMED_PACKET,
@@ -150,79 +148,55 @@ MISPLACED: Final[dict[int, ReasonCode]] = {
 malformed, but no numbered clause fixes the code, so the codes are Mosquitto's."""
 
 
-def decode_properties(data: bytes, position: int, end: int, packet: int) -> tuple[Properties | None, int]:
-    """Read the property length at `position` and the properties behind it.
+_READ: Final[dict[Kind, Callable[[Reader], Any]]] = {
+    Kind.BYTE: lambda reader: reader.integer(1),
+    Kind.TWO_BYTES: lambda reader: reader.integer(2),
+    Kind.FOUR_BYTES: lambda reader: reader.integer(4),
+    Kind.VARINT: Reader.varint,
+    Kind.TEXT: Reader.text,
+    Kind.NAME: Reader.name,
+    Kind.BINARY: Reader.binary,
+    Kind.PAIR: lambda reader: (reader.text(), reader.text()),
+}
 
-    `packet` is the packet's type or `WILL`; the packet ends at `end`.
 
-    Returns:
-        The properties (None if there are none) and the position behind them.
+def decode_properties(reader: Reader, packet: int) -> Properties | None:
+    """Read the property length and the properties behind it; None if there are none.
+
+    `packet` is the packet's type or `WILL`.
 
     Raises:
         PeerError: a property is malformed, unknown, misplaced or repeated, or its value is not allowed.
     """
-    length, position = decode_varint(data, position, end)
+    length = reader.varint()
     if not length:
-        return None, position
-    stop = position + length
-    if stop > end:
+        return None
+    if length > reader.left:
         raise malformed("the packet ends inside its properties")
+    block = Reader(reader.data, reader.position, reader.position + length)
+    reader.position = block.end
     found: dict[str, Any] = {}
-    pairs: list[tuple[str, str]] = []
-    identifiers: list[int] = []
-    value: Any
-    bit = 1 << packet
-    while position < stop:
-        identifier = data[position]  # a variable byte integer, but all known ones have one byte
-        position += 1
-        entry = BY_IDENTIFIER[identifier] if identifier < len(BY_IDENTIFIER) else None
-        if entry is None:
+    while block.left:
+        identifier = block.integer(1)  # a variable byte integer, but all known ones have one byte
+        row = _BY_IDENTIFIER.get(identifier)
+        if row is None:
             raise malformed(f"unknown property 0x{identifier:02X}")
-        name, kind, mask, lowest, highest, row = entry
-        if kind >= _TEXT:
-            start = position + 2
-            if start > stop:
-                raise malformed(f"the properties end inside {name}")
-            position = start + (data[position] << 8 | data[position + 1])
-            if position > stop:
-                raise malformed(f"the properties end inside {name}")
-            value = data[start:position]
-            if kind == _PAIR:
-                second, position = _second(data, position, stop)
-                pairs.append((decode_text(value), decode_text(second)))
-                if not mask & bit:
-                    raise _misplaced(row, packet)
-                continue
-            if kind == _TEXT:
-                value = decode_text(value)
-            elif kind == _NAME:
-                value = decode_name(value)
+        block.field = row.name
+        value = _READ[row.kind](block)
+        if row.kind <= _VARINT and not row.lowest <= value <= row.highest:
+            raise PeerError(row.fault, f"{row.name} may not be {value}")
+        if packet not in row.packets:
+            code = MISPLACED.get(packet, ReasonCode.PROTOCOL_ERROR)
+            raise PeerError(code, f"{row.name} is not allowed on {_name(packet)}")
+        if row.kind == _PAIR or (row.kind == _VARINT and (packet == _PUBLISH or row.name not in found)):
+            found.setdefault(row.name, []).append(value)
+        elif row.name in found:
+            raise protocol_error(f"{row.name} twice")
         else:
-            if kind == _VARINT:
-                value, position = decode_varint(data, position, stop)
-            else:
-                start = position
-                position += kind  # the values of BYTE, TWO_BYTES and FOUR_BYTES are their sizes
-                if position > stop:
-                    raise malformed(f"the properties end inside {name}")
-                value = int.from_bytes(data[start:position])
-            if not lowest <= value <= highest:
-                raise PeerError(row.fault, f"{name} may not be {value}")
-        if not mask & bit:
-            raise _misplaced(row, packet)
-        if kind == _VARINT:
-            if identifiers and packet != PacketType.PUBLISH:
-                raise protocol_error(f"{name} twice")
-            identifiers.append(value)
-        elif name in found:
-            raise protocol_error(f"{name} twice")
-        else:
-            found[name] = value
-    if pairs:
-        found["user_properties"] = tuple(pairs)
-    if identifiers:
-        found["subscription_identifiers"] = tuple(identifiers)
-    return Properties(**found), position
+            found[row.name] = value
+    for name in found.keys() & _REPEATED:
+        found[name] = tuple(found[name])
+    return Properties(**found)
 
 
 def encode_properties(properties: Properties | None, packet: int) -> bytes:
@@ -266,22 +240,6 @@ def _in_range(name: str, value: int, lowest: int, highest: int) -> int:
     if not lowest <= value <= highest:
         raise UsageError(f"{name} may not be {value}")
     return value
-
-
-def _second(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
-    """Read the value of a user property."""
-    start = position + 2
-    if start > stop:
-        raise malformed("the properties end inside a pair")
-    behind = start + (data[position] << 8 | data[position + 1])
-    if behind > stop:
-        raise malformed("the properties end inside a pair")
-    return data[start:behind], behind
-
-
-def _misplaced(row: Property, packet: int) -> PeerError:
-    code = MISPLACED.get(packet, ReasonCode.PROTOCOL_ERROR)
-    return PeerError(code, f"{row.name} is not allowed on {_name(packet)}")
 
 
 def _name(packet: int) -> str:

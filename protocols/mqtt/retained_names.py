@@ -48,27 +48,10 @@ class _Node(msgspec.Struct, eq=False):
 class NameTrie:
     """A set of topic names."""
 
-    __slots__ = ("_root", "_size")
+    __slots__ = ("_root",)
 
     def __init__(self) -> None:
         self._root = _Node()
-        self._size = 0
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return self._size
-
-    def add(self, name: str) -> bool:
-        """Add a name; return False if it exists already."""
-        new = self._add(name)
-        self._size += new
-        return new
-
-    def remove(self, name: str) -> bool:
-        """Remove a name; return False if it does not exist."""
-        removed = self._remove(name)
-        self._size -= removed
-        return removed
 
     def search(self, topic_filter: str) -> Iterator[list[str]]:
         """Find the names that match a valid topic filter, in unordered pieces.
@@ -113,7 +96,8 @@ class NameTrie:
                     waiting.append((iter((child.children[level],)), reached + 1))
         yield found
 
-    def _add(self, name: str) -> bool:
+    def add(self, name: str) -> bool:
+        """Add a name; return False if it exists already."""
         levels = name.split("/")
         node, depth = self._root, 0
         while depth < len(levels):
@@ -140,7 +124,8 @@ class NameTrie:
         node.name = name
         return True
 
-    def _remove(self, name: str) -> bool:
+    def remove(self, name: str) -> bool:
+        """Remove a name; return False if it does not exist."""
         levels = name.split("/")
         node, depth = self._root, 0
         edge: tuple[_Node, str] | None = None  # parent node, and the level that leads from it to `node`

@@ -178,32 +178,24 @@ class Sender:
         """
         if self.state is not OPEN:
             raise UsageError(f"PUBLISH in state {self.state.name}")
-        head = message.topic
-        rest = message.rest
-        first = 0x30 | qos << 1 | retain | dup << 3
+        topic, rest, alias = message.topic, message.rest, 0
         if self._topic_aliases is not None:
-            alias = self._topic_aliases.choose(head)
-            if alias:
-                sent = self._send_aliased(message, alias, first, packet_id)
-                if sent is not None:
-                    return sent
-        length = len(head) + len(rest) + (2 if qos else 0)
-        header = _header(first, length)
+            topic, rest, alias = self._aliased(message, qos, self._topic_aliases)
+        length = len(topic) + len(rest) + (2 if qos else 0)
+        header = _header(0x30 | qos << 1 | retain | dup << 3, length)
         if length + len(header) > self._max_out:
             if packet_id is not None:
                 self.release_reserved(packet_id)
             return None
+        chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id) if qos else 0
         out = self._messages
-        if not qos:
-            out += header
-            out += head
-            out += rest
-            return 0
-        chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id)
         out += header
-        out += head
-        out += chosen.to_bytes(2)
+        out += topic
+        if qos:
+            out += chosen.to_bytes(2)
         out += rest
+        if alias < 0 and self._topic_aliases is not None:
+            self._topic_aliases.give(message.topic, -alias)
         return chosen
 
     def send_encoded(self, packets: bytes, largest: int) -> bool:
@@ -228,37 +220,28 @@ class Sender:
         """Number of queued bytes, including messages held back."""
         return len(self._out) if self._messages is self._out else len(self._out) + len(self._messages)
 
-    def _send_aliased(self, message: PreparedPublish, alias: int, first: int, packet_id: int | None) -> int | None:
-        """Send a message with a topic alias; return None if it exceeds the client's Maximum Packet Size.
+    def _aliased(self, message: PreparedPublish, qos: int, aliases: TopicAliases) -> tuple[bytes, bytes, int]:
+        """Return the topic and the rest of a PUBLISH with its topic alias, and the result of `TopicAliases.choose`.
 
-        `alias` is the result of `TopicAliases.choose`, not 0; `first` is the packet's first byte.
+        No alias is set (0) if that would exceed the client's Maximum Packet Size.
         """
-        assert self._topic_aliases is not None
-        rest = message.rest
-        topic = NO_TOPIC if alias > 0 else message.topic
-        known = abs(alias)
+        topic, rest = message.topic, message.rest
+        alias = aliases.choose(topic)
+        if not alias:
+            return topic, rest, 0
         size, skip = rest[0], 1
         if size <= 0x7F - 3:
-            properties = bytes((size + 3, 0x23, known >> 8, known & 0xFF))
+            properties = bytes((size + 3, 0x23)) + abs(alias).to_bytes(2)
         else:
             size, skip = decode_varint(rest, 0, len(rest))
-            properties = encode_varint(size + 3) + b"\x23" + known.to_bytes(2)
-        qos = first >> 1 & 3
-        length = len(topic) + (2 if qos else 0) + len(properties) + len(rest) - skip
-        header = _header(first, length)
-        if len(header) + length > self._max_out:
-            return None
-        chosen = self._take_id(PUBACK if qos == 1 else PUBREC, packet_id) if qos else 0
-        out = self._messages
-        out += header
-        out += topic
-        if qos:
-            out += chosen.to_bytes(2)
-        out += properties
-        out += rest[skip:]
-        if alias < 0:
-            self._topic_aliases.give(message.topic, -alias)
-        return chosen
+            properties = encode_varint(size + 3) + b"\x23" + abs(alias).to_bytes(2)
+        rest = properties + rest[skip:]
+        if alias > 0:
+            return NO_TOPIC, rest, alias
+        length = len(topic) + len(rest) + (2 if qos else 0)
+        if length + len(_header(0, length)) > self._max_out:
+            return topic, message.rest, 0
+        return topic, rest, alias
 
     def send_pubrel(self, packet_id: int, reason_code: int = 0) -> None:
         """Continue a QoS 2 exchange of ours [MQTT-4.3.3-4], possibly a reserved one from an earlier connection.

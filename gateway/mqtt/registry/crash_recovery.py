@@ -7,6 +7,7 @@ read once (`gateway.kafka.read.log_scan`).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ from gateway.mqtt.state.records import InflightRecord, Offsets
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
+from protocols.mqtt.states import UNLIMITED
 
 RETRY_S: Final = 0.5
 SCAN_S: Final = 7.0  # limit for a scan while a CONNECT waits
@@ -30,8 +32,7 @@ T = TypeVar("T")
 Found = dict[str, set[tuple[int, int]]]
 """Session id -> packet identifier and sequence of each message that is stored."""
 
-_HIGHEST_ID: Final = 65_535
-_DIGITS: Final = 18  # most digits of a number in the header
+_EXCHANGE: Final = re.compile(rb"([^/\x80-\xff]+)/(\d{1,18})/(\d{1,18})")
 
 
 class CrashRecovery:
@@ -132,12 +133,7 @@ async def find_qos2_messages(
 
 def parse(value: bytes | None) -> tuple[str, int, int] | None:
     """Parse a header `session_id/packet id/sequence`; return None if it is invalid."""
-    parts = (value or b"").split(b"/")
-    if len(parts) != 3:
+    found = _EXCHANGE.fullmatch(value or b"")
+    if found is None or not 0 < int(found[2]) <= UNLIMITED:
         return None
-    session_id, packet_id, sequence = parts
-    if not (session_id and session_id.isascii() and packet_id.isdigit() and sequence.isdigit()):
-        return None
-    if len(sequence) > _DIGITS or len(packet_id) > _DIGITS or not 0 < int(packet_id) <= _HIGHEST_ID:
-        return None
-    return session_id.decode(), int(packet_id), int(sequence)
+    return found[1].decode(), int(found[2]), int(found[3])

@@ -18,10 +18,6 @@ class Deadlines:
         self._heap: list[tuple[int, str]] = []
         self._noted: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        """Return the number of heap entries, including those replaced by earlier ones."""
-        return len(self._heap)
-
     def note(self, client_id: str, at: int) -> None:
         """Have `due` return `client_id` at `at` (epoch milliseconds) or before."""
         noted = self._noted.get(client_id)

@@ -13,7 +13,7 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.takeover import Unanswered
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.session import Session
-from gateway.mqtt.state.records import NEVER, PendingWill, SessionRecord, decode_inflight
+from gateway.mqtt.state.records import NEVER, InflightRecord, PendingWill, SessionRecord, decode
 from mapping.outcomes import Outcome
 
 RELEASE_S: Final = 3.0  # limit for other gateways to release a session
@@ -68,10 +68,7 @@ class Opening:
             except TimeoutError:
                 raise Refused(Outcome.BUSY, "the sessions are not loaded from Kafka yet") from None
         sessions = self._sessions
-        lock = self._locks.get(client_id)
-        if lock is None:
-            lock = self._locks[client_id] = asyncio.Lock()
-        async with lock:
+        async with self._locks.setdefault(client_id, asyncio.Lock()):
             if (
                 client_id not in sessions.live
                 and not sessions.gateways.is_alone
@@ -148,7 +145,7 @@ class Opening:
             if (record.session_id, record.epoch, record.owner) != (found.session_id, found.epoch, found.owner):
                 raise _taken()
             stored = self._store.inflight.get(client_id)
-            inflight = decode_inflight(stored)
+            inflight = decode(InflightRecord, stored)
             if inflight is not None and inflight.scan_from:
                 inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
                 if sessions.record(client_id) != record or self._store.inflight.get(client_id) is not stored:

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.kafka.state import StateTopic
 from gateway.mqtt.counters import SessionStatistics
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
@@ -28,11 +27,11 @@ from gateway.mqtt.state.records import (
     NEVER,
     RELEASE,
     SESSION,
+    GatewayRecord,
+    InflightHead,
     InflightRecord,
     SessionRecord,
-    decode_gateway,
-    decode_inflight_head,
-    decode_session,
+    decode,
     encode,
 )
 from gateway.turns import in_turns
@@ -96,13 +95,9 @@ class Sessions:
 
     def record(self, client_id: str) -> SessionRecord | None:
         """Return the session record of a client id, from any gateway."""
-        return decode_session(self._store.records.get(client_id))
+        return decode(SessionRecord, self._store.records.get(client_id))
 
     # records of other gateways
-
-    def bind(self, table: StateTopic) -> None:
-        """Set the table whose records are passed to `apply`."""
-        self._store.bind(table)
 
     def apply(self, record: Received) -> None:
         """Process a record of the table (contract: `gateway.kafka.state.Apply`)."""
@@ -121,7 +116,7 @@ class Sessions:
         elif kind == SESSION:
             self._apply_session(name, record.value)
         elif kind == GATEWAY:
-            self.gateways.apply(name, decode_gateway(record.value))
+            self.gateways.apply(name, decode(GatewayRecord, record.value))
             for client_id in list(self._claims):
                 self._check_claim(client_id)
 
@@ -130,7 +125,7 @@ class Sessions:
         claim = self._claims.get(client_id)
         if claim is None and client_id not in self._unread:
             return
-        mine, record = decode_session(value), self.record(client_id)
+        mine, record = decode(SessionRecord, value), self.record(client_id)
         if mine is not None and mine.epoch == self._unread.get(client_id):
             del self._unread[client_id]
         if claim is not None and mine is not None and record is not None and mine.epoch == record.epoch:
@@ -147,7 +142,7 @@ class Sessions:
 
     def _apply_session(self, client_id: str, value: bytes | None) -> None:
         """Process another gateway's session record: the highest epoch wins, of equal epochs the last in the log."""
-        record = decode_session(value)
+        record = decode(SessionRecord, value)
         session = self.live.get(client_id)
         event = self._classify(client_id, record)
         if event is None:
@@ -161,7 +156,7 @@ class Sessions:
             assert session is not None
             assert record is not None
             session.gone_at = session.gone_at or self._wall_clock()
-            aside = msgspec.structs.replace(session.describe(self.owner), predecessors=others(record, self.owner))
+            aside = msgspec.structs.replace(session.describe(), predecessors=others(record, self.owner))
             self._hand_over(session, aside)
             self._store.write_session(client_id, aside)
             self._deadlines.watch(client_id, aside)
@@ -169,7 +164,7 @@ class Sessions:
             assert record is not None
             self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends that session there
         elif action is Action.WRITE and session is not None:
-            self._store.write_session(client_id, session.describe(self.owner))
+            self._store.write_session(client_id, session.describe())
         elif action is Action.WRITE:
             self._store.put(SESSION, client_id, self._store.records[client_id])
         elif action is Action.FORGET:
@@ -207,7 +202,7 @@ class Sessions:
             self._store.inflight.pop(client_id, None)
             return False
         known = self._store.inflight.get(client_id)
-        record, before = decode_inflight_head(value), decode_inflight_head(known)
+        record, before = decode(InflightHead, value), decode(InflightHead, known)
         assert record is not None
         if known is None or before is None or record.epoch >= before.epoch:
             self._store.inflight[client_id] = value
@@ -248,7 +243,7 @@ class Sessions:
             del self._handing_over[client_id]
             kept = session.journal is not None
             mine = session.inflight_record() if kept else InflightRecord(session.session_id, session.epoch)
-            known = decode_inflight_head(self._store.inflight.get(client_id))
+            known = decode(InflightHead, self._store.inflight.get(client_id))
             if known is None or mine.epoch >= known.epoch:
                 self._store.write_inflight(client_id, msgspec.structs.replace(mine, final=True))
             else:  # a newer in-flight record exists
@@ -281,7 +276,7 @@ class Sessions:
         if claimed:
             self._unread[session.client_id] = session.epoch
         inflight = session.inflight_record() if session.kept else None
-        await self._store.save(session.client_id, session.describe(self.owner), inflight)
+        await self._store.save(session.client_id, session.describe(), inflight)
 
     def ready(self, session: Session) -> None:
         """Note that the records for a CONNECT are stored; the caller attaches the connection."""
@@ -303,7 +298,7 @@ class Sessions:
         if self.state(client_id) is not State.ELSEWHERE or client_id in self._handing_over:
             return
         record = self.record(client_id)
-        if record is not None and is_released(record, decode_inflight_head(self._store.inflight.get(client_id))):
+        if record is not None and is_released(record, decode(InflightHead, self._store.inflight.get(client_id))):
             self.take_over(client_id, record, Event.RELEASED, clean=True)
 
     def must_claim(self, client_id: str) -> bool:
@@ -386,16 +381,16 @@ class Sessions:
             return
         self._save(session, Event.DISCONNECT)
         if session.will is not None and (session.will.due or 0) <= session.gone_at:
-            self._publish_will(client_id, session.describe(self.owner))
+            self._publish_will(client_id, session.describe())
 
     def _save(self, session: Session, event: Event) -> None:
         """Write the records of a session without a connection, and note its deadlines."""
         assert session.journal is not None
         self._on(session.client_id, event)
-        self._store.write_session(session.client_id, session.describe(self.owner))
+        self._store.write_session(session.client_id, session.describe())
         session.journal.save((self._released, session) if self._store.leaving else None)
         self.saving.add(session)
-        self._deadlines.watch(session.client_id, session.describe(self.owner))
+        self._deadlines.watch(session.client_id, session.describe())
 
     def _released(self, session: Session) -> None:
         """Unload a stored session at once when the gateway stops, before another gateway takes it over."""
@@ -474,7 +469,7 @@ class Sessions:
             if self.state(client_id) not in {State.SAVING, State.AWAY}:
                 continue  # it reconnected, ended, or moved to another gateway
             session = self.live.get(client_id)
-            record = session.describe(self.owner) if session is not None else self.record(client_id)
+            record = session.describe() if session is not None else self.record(client_id)
             if record is None or record.gone_at is None:
                 continue
             if record.expiry != NEVER and record.gone_at + 1000 * record.expiry <= now:

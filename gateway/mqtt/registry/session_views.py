@@ -10,7 +10,7 @@ from gateway.clients import SUBSCRIPTIONS, ClientView, SessionView, Subscription
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.session_registry import Sessions
-from gateway.mqtt.state.records import NEVER, InflightRecord, Offsets, SessionRecord, decode_inflight
+from gateway.mqtt.state.records import NEVER, InflightRecord, Offsets, SessionRecord, decode
 
 PARTITIONS: Final = 1000  # a session with more has no lag in its view
 
@@ -29,11 +29,11 @@ class SessionViews:
         if live is not None and not live.kept:
             return SessionView(kept=False)
         if live is not None:
-            return await self._view(live.describe(self._sessions.owner), live.inflight_record())
+            return await self._view(live.describe(), live.inflight_record())
         record = self._sessions.record(client_id)
         if record is None:
             return None
-        return await self._view(record, decode_inflight(self._sessions.parts.store.inflight.get(client_id)))
+        return await self._view(record, decode(InflightRecord, self._sessions.parts.store.inflight.get(client_id)))
 
     async def away(self, client_id: str) -> ClientView | None:
         """Return the view of a client whose session has no connection at this gateway, or None."""

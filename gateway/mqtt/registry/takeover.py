@@ -15,7 +15,7 @@ from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.wills import due_at
 from gateway.mqtt.session.lifecycle import Event
-from gateway.mqtt.state.records import InflightHead, InflightRecord, SessionRecord, decode_inflight, decode_session
+from gateway.mqtt.state.records import InflightHead, InflightRecord, SessionRecord, decode
 from gateway.mqtt.state.store import SessionStore
 from mapping.outcomes import Outcome
 
@@ -110,11 +110,11 @@ async def find_abandoned(
     for client_id, value in store.records.items():
         if client_id in live or b'"owner":"' + gateways.owner.encode() in value:
             continue
-        record = decode_session(value)
+        record = decode(SessionRecord, value)
         if record is not None and record.owner != gateways.owner and takes_over(record.owner):
             stored = store.inflight.get(client_id)
             found.append((client_id, value, stored, record))
-            inflight = decode_inflight(stored)
+            inflight = decode(InflightRecord, stored)
             asked = any(map(gateways.is_alive, others(record, gateways.owner)))
             if inflight is not None and inflight.scan_from and not asked:
                 unclear[client_id] = inflight

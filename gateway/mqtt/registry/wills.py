@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import structlog
 
 from gateway.kafka.contracts import Result
@@ -29,21 +30,18 @@ def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
     return gone_at + 1000 * (delay if expiry == NEVER else min(delay, expiry))
 
 
-class _Ticket:
+class _Ticket(msgspec.Struct, eq=False):
     """The owner of one will's record."""
 
-    __slots__ = ("_client_id", "_then", "principal")
-
-    def __init__(self, client_id: str, principal: str, then: Callable[[], None]) -> None:
-        self._client_id = client_id
-        self.principal = principal
-        self._then = then
+    client_id: str
+    principal: str
+    then: Callable[[], None]
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Take Kafka's result (contract: `gateway.kafka.contracts.Owner`)."""
         if result.outcome is not Outcome.STORED:
-            log.warning("a will was not stored", client=self._client_id, reason=result.reason)
-        self._then()
+            log.warning("a will was not stored", client=self.client_id, reason=result.reason)
+        self.then()
 
 
 class Wills:

@@ -13,19 +13,13 @@ from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_pu
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
-_FORMS = 4
-"""Number of variants of an encoded packet: two protocol versions, with and without RETAIN."""
 
-
-class _Message:
+class _Message(msgspec.Struct, eq=False):
     """The cached forms of one record."""
 
-    __slots__ = ("delivery", "prepared", "record")
-
-    def __init__(self, record: Received, delivery: Delivery | None) -> None:
-        self.record = record
-        self.delivery = delivery  # None: the record has no MQTT topic name
-        self.prepared: dict[Version, PreparedPublish] = {}
+    record: Received
+    delivery: Delivery | None  # None: the record has no MQTT topic name
+    prepared: dict[Version, PreparedPublish] = {}
 
 
 class Packets(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +37,8 @@ class Messages:
         self._rules = rules
         self._run: dict[int, _Message] = {}  # by `id`
         self._last: _Message | None = None
-        self._packets: tuple[Sequence[Received] | None, list[Packets | None]] = (None, [])
+        # the last run, and its packets by whether the version is 5.0 and whether RETAIN is set
+        self._packets: tuple[Sequence[Received] | None, dict[tuple[bool, bool], Packets | None]] = (None, {})
 
     def begin_run(self, first: Received) -> None:
         """Start a new run: drop the forms of the last one."""
@@ -83,12 +78,14 @@ class Messages:
         """
         known, forms = self._packets
         if known is not run:
-            forms = [None] * _FORMS
+            forms = {}
             self._packets = (run, forms)
-        found = forms[2 * v5 + retain]
-        if found is None:
-            found = forms[2 * v5 + retain] = self._encode(run, Version.V5 if v5 else Version.V311, retain)
-        return found
+        form = v5, retain
+        try:
+            return forms[form]
+        except KeyError:
+            found = forms[form] = self._encode(run, Version.V5 if v5 else Version.V311, retain)
+            return found
 
     def _encode(self, run: Sequence[Received], version: Version, retain: bool) -> Packets | None:
         packets: list[bytes] = []

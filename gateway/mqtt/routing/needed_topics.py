@@ -26,15 +26,13 @@ async def needed_topics(
         Refused: BUSY, if Kafka does not answer.
     """
     fixed = {topic_filter: rules.fixed_topics(topic_filter) for topic_filter in filters}
-    named: set[str] = set()
-    for topic_filter in filters:
-        named |= rules.literal_topics(topic_filter)
+    literal = {topic_filter: rules.literal_topics(topic_filter) for topic_filter in filters}
     if not following and any(needed is None for needed in fixed.values()):
         await topics.refresh()
-    refused = await topics.find(named)
+    refused = await topics.find(set().union(*literal.values()))
     found: dict[str, set[str] | Refused] = {}
     for topic_filter, needed in fixed.items():
-        denied = (why for name in rules.literal_topics(topic_filter) if (why := refused.get(name)) is not None)
+        denied = (why for name in literal[topic_filter] if (why := refused.get(name)) is not None)
         refusal = next((why for why in denied if why.outcome is Outcome.DENIED), None)
         if refusal is not None:
             found[topic_filter] = refusal

@@ -168,10 +168,6 @@ class Retained:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
-    def __len__(self) -> int:
-        """Return the number of retained messages."""
-        return len(self._kept)
-
     def statistics(self) -> RetainedStatistics:
         """Return a snapshot for the metrics."""
         return RetainedStatistics(len(self._kept), self._bytes, self._invalid, self._expired, self._refused)
@@ -186,9 +182,8 @@ class Retained:
         [MQTT-4.7.2-1]. The cost grows with the results and with the branches below a wildcard in the middle, not with
         the number of topics.
         """
-        is_name = "+" not in topic_filter and "#" not in topic_filter
         kept = self._kept
-        for piece in ([topic_filter],) if is_name else self._names.search(topic_filter):
+        for piece in self._names.search(topic_filter):
             now = self._wall_clock()
             found = []
             for name in piece:

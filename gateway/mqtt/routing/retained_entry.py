@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
+from mapping.mqtt.outgoing import expiry_of
 from mapping.record import EXPIRY, MQTT_RETAIN, MQTT_TOPIC, Headers, Record
 
 ENTRY_BYTES: Final = 500
 """Bytes counted for a message in addition to its topic, payload and headers."""
 
-_EXPIRY_DIGITS: Final = 15
 _DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN})  # implied by the key and by the topic
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
@@ -34,7 +34,9 @@ class Entry(msgspec.Struct, gc=False):
     def of(cls, partition: int, offset: int, timestamp: int, value: bytes, headers: Headers) -> Entry:
         """Create the entry of a record with this payload."""
         packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
-        return cls(partition, offset, timestamp, _expiry(headers), packed)
+        expiries = [value for name, value in headers if name == EXPIRY and value is not None]
+        expires = expiry_of(expiries[-1]) if expiries else None  # as in `from_record`
+        return cls(partition, offset, timestamp, expires, packed)
 
     def content(self) -> tuple[bytes, Headers]:
         """Return the payload, and the headers except those that key and topic imply."""
@@ -52,12 +54,3 @@ class Entry(msgspec.Struct, gc=False):
 def content_bytes(record: Record) -> int:
     """Return the size of a record's value and headers, in bytes."""
     return len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
-
-
-def _expiry(headers: Headers) -> int | None:
-    """Return the expiry as `mapping` reads it: the last header of that name counts."""
-    found = None
-    for name, value in headers:
-        if name == EXPIRY and value is not None:
-            found = value
-    return int(found) if found is not None and found.isdigit() and len(found) <= _EXPIRY_DIGITS else None

@@ -93,10 +93,10 @@ class Share:
         if self._membership is not None:
             self._membership.done(record)
 
-    def requeue(self, record: Received, *, failed: bool = True) -> None:
-        """Give the record back: it is offered again to any member, after a back-off that grows if it `failed`."""
+    def requeue(self, record: Received) -> None:
+        """Give a record back that was not sent: it is offered again to any member."""
         if self._membership is not None:
-            self._membership.requeue(record, failed=failed)
+            self._membership.requeue(record, failed=False)
 
     def decline(self, record: Received) -> None:
         """Decline the record for this client: it is offered to the other members, and settled if all decline."""
@@ -224,10 +224,6 @@ class Sharing:
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 
-    def __len__(self) -> int:
-        """Return the number of members of shared subscriptions."""
-        return sum(len(one.shares) for group in self._names.values() for one in group.filters.values())
-
     async def join(self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription) -> Share:
         """Make a session a member of a shared subscription; if it is one already, replace its options.
 
@@ -247,7 +243,7 @@ class Sharing:
             if share is None:
                 share = one.shares[subscriber] = Share(self, subscriber, shared, subscription, self._delivery)
             share.subscription = subscription
-            if await share.enter(lambda share=share, one=one: self._enter(share, one)):  # type: ignore[misc]
+            if await share.enter(functools.partial(self._enter, share, one)):
                 share.wake()
                 return share
 

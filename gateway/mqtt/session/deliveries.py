@@ -263,16 +263,9 @@ class Deliveries:
             return
         delivery = self._parts.messages.delivery(record)
         if delivery is not None:
-            if self.copies is not None and self.client is not None:
-                self._hold_if_early(self.client, record)
+            if self.copies is not None and self.client is not None and self.copies.is_early(record, delivery):
+                self.client.hold_messages()  # it is the client's own, and its PUBREC was not sent yet
             self._deliver(record, delivery, match)
-
-    def _hold_if_early(self, client: ClientPort, record: Received) -> None:
-        """Hold messages back if the next one is the client's own and its PUBREC was not sent yet."""
-        assert self.copies is not None
-        delivery = self._parts.messages.delivery(record)
-        if delivery is not None and self.copies.is_early(record, delivery):
-            client.hold_messages()
 
     def deliver_again(self, record: Received, match: Match | None = None) -> None:
         """Deliver a record from the catch-up reader: new, in flight, finished, or not for this session."""
@@ -311,7 +304,7 @@ class Deliveries:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
         client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:
-            share.requeue(record, failed=False)
+            share.requeue(record)
         elif not client.may_receive(delivery.topic, record):
             share.decline(record)
         else:
@@ -450,4 +443,3 @@ class Deliveries:
         client, packet_id = argument
         if client is self.client and self.inflight is not None and packet_id in self.inflight:
             client.send_pubrel(packet_id)
-            client.flush_soon()

@@ -80,23 +80,18 @@ class StartOffsets:
             known[partition] = max(known[partition], offset)
 
 
-class InboundMessage:
+class InboundMessage(msgspec.Struct, eq=False):
     """One inbound QoS 2 message."""
 
-    __slots__ = (
-        "connection", "packet_id", "place", "retained", "self_delivered", "sequence", "slots", "state", "topic",
-    )  # fmt: skip
-
-    def __init__(self, packet_id: int, sequence: int, topic: str = "", state: State = _ENDED) -> None:
-        self.packet_id = packet_id
-        self.sequence = sequence  # number of the QoS 2 message within the session
-        self.topic = topic  # Kafka topic
-        self.retained = ""  # MQTT topic of a message to be retained
-        self.slots: list[Slot] = []  # one for each PUBLISH; it may be repeated before Kafka answers
-        self.state = state  # changed only by `on`
-        self.self_delivered = False  # the session itself gets a copy, before PUBCOMP; see `self_delivery`
-        self.place: tuple[int, int] | None = None  # partition and offset, if `self_delivered`
-        self.connection: ClientPort | None = None  # the one that sent PUBREL last
+    packet_id: int
+    sequence: int  # number of the QoS 2 message within the session
+    topic: str = ""  # Kafka topic
+    state: State = _ENDED  # changed only by `on`
+    retained: str = ""  # MQTT topic of a message to be retained
+    slots: list[Slot] = []  # one for each PUBLISH; it may be repeated before Kafka answers
+    self_delivered: bool = False  # the session itself gets a copy, before PUBCOMP; see `self_delivery`
+    place: tuple[int, int] | None = None  # partition and offset, if `self_delivered`
+    connection: ClientPort | None = None  # the one that sent PUBREL last
 
     def on(self, event: Event) -> Action:
         """Change the state by the table, and return the action for the caller to do."""
@@ -209,11 +204,12 @@ class InboundQos2:
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Drop held records of a session that moves away; call `then` when Kafka has answered for the rest."""
-        for _, message, _ in self._held:
+        held, self._held = self._held, []
+        for _, message, size in held:
             self._unanswered.pop(message.sequence, None)
             if self._known.get(message.packet_id) is message:
                 del self._known[message.packet_id]
-        self._drop_held(len(self._held))
+            self.budget.give(size)
         if self._unanswered:
             self._parts.publisher.withdraw(self)
             self._when_idle = then
@@ -383,17 +379,13 @@ class InboundQos2:
 
     def _refuse(self, topic: str, result: Result) -> None:
         refused = [held for held in self._held if held[0].topic == topic]
-        self._held = [held for held in self._held if held[0].topic != topic] + refused
-        self._drop_held(len(refused))
+        self._held = [held for held in self._held if held[0].topic != topic]
+        for _, _, size in refused:
+            self.budget.give(size)
         if refused:
             self.settle([message for _, message, _ in refused], (), result)
             for _, message, _ in refused:
                 self._uncertain.pop(message.packet_id, None)  # it was never submitted
-
-    def _drop_held(self, count: int) -> None:
-        """Drop the last `count` held records."""
-        for _ in range(count):
-            self.budget.give(self._held.pop()[2])
 
     def _submit_held(self, persisted: frozenset[str]) -> None:
         self._fetching_offsets = False

@@ -14,6 +14,8 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
@@ -24,15 +26,12 @@ Callback = tuple[Callable[[Any], None], Any]
 NO_OFFSET: Final = -1
 
 
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """A waiting callback; `then` is None once it was called."""
 
-    __slots__ = ("deadline", "offset", "then")
-
-    def __init__(self, offset: int, deadline: float, then: Callback) -> None:
-        self.offset = offset
-        self.deadline = deadline
-        self.then: Callback | None = then
+    offset: int
+    deadline: float
+    then: Callback | None
 
 
 class SelfDelivery:
@@ -47,10 +46,6 @@ class SelfDelivery:
         self._all: collections.deque[_Waiting] = collections.deque()  # in the order of their deadlines
         self._timer: asyncio.TimerHandle | None = None
         live_reader.distributor.passed = self._passed
-
-    def __len__(self) -> int:
-        """Return the number of waiting callbacks."""
-        return sum(one.then is not None for one in self._all)
 
     def after(self, topic: str, partition: int, offset: int, then: Callback) -> None:
         """Call `then` when the live reader has passed a record, which may be now, or when the time is up.

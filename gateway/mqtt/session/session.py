@@ -154,13 +154,13 @@ class Session:
 
     # records
 
-    def describe(self, owner: str) -> SessionRecord:
-        """Return the current session record."""
+    def describe(self) -> SessionRecord:
+        """Return the current session record, owned by this process."""
         return SessionRecord(
             session_id=self.session_id,
             principal=self.principal,
             epoch=self.epoch,
-            owner=owner,
+            owner=self._parts.store.owner,
             expiry=self.expiry,
             gone_at=self.gone_at,
             subscriptions=(*self.subscriptions.by_filter.values(), *self.shares.subscriptions.values()),
@@ -187,7 +187,7 @@ class Session:
         self._offsets = inflight.reached
         self.deliveries.restore_retained(inflight.pending_retained)
         if inflight.open or inflight.low_water_mark or inflight.released:
-            self._make_inbound_qos2().restore(inflight)
+            self.inbound().restore(inflight)
 
     def inflight_record(self) -> InflightRecord:
         """Return the current in-flight record."""
@@ -239,24 +239,22 @@ class Session:
             return self._inflight.topic_ids
         return self._parts.router.topic_ids(self.subscriptions.lossless.union(self._held))
 
-    def _make_inbound_qos2(self) -> InboundQos2:
-        parts, deliveries = self._parts.qos2, self.deliveries
-        if parts.self_delivery is not None:
-            deliveries.copies = OwnCopies(self.client_id)
-        self.inbound_qos2 = InboundQos2(
-            self.session_id,
-            self.principal,
-            parts,
-            budget=self.budget,
-            journal=self.journal,
-            connection=lambda: deliveries.client,
-            copies=deliveries.copies,
-        )
-        return self.inbound_qos2
-
     def inbound(self) -> InboundQos2:
         """Return the state of inbound QoS 2 messages, created at the first one."""
-        return self.inbound_qos2 if self.inbound_qos2 is not None else self._make_inbound_qos2()
+        if self.inbound_qos2 is None:
+            parts, deliveries = self._parts.qos2, self.deliveries
+            if parts.self_delivery is not None:
+                deliveries.copies = OwnCopies(self.client_id)
+            self.inbound_qos2 = InboundQos2(
+                self.session_id,
+                self.principal,
+                parts,
+                budget=self.budget,
+                journal=self.journal,
+                connection=lambda: deliveries.client,
+                copies=deliveries.copies,
+            )
+        return self.inbound_qos2
 
     @property
     def reserved_ids(self) -> list[int]:

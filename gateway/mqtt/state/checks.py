@@ -1,4 +1,7 @@
-"""Validates records in `__trivium_sessions`, since any authorized Kafka client may have written them."""
+"""Validates records in `__trivium_sessions`, since any authorized Kafka client may have written them.
+
+Decoding checks types and ranges (`gateway.mqtt.state.records`), this module the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,18 @@ from typing import Final
 from gateway.mqtt.state.records import (
     GATEWAY,
     INFLIGHT,
-    NEVER,
-    PUBACK,
-    PUBCOMP,
     RELEASE,
     SESSION,
+    GatewayRecord,
     InflightRecord,
-    Offsets,
-    PendingWill,
     SessionRecord,
-    decode_gateway,
-    decode_inflight,
-    decode_session,
+    decode,
 )
 from mapping.record import Received, text_of
-from protocols.mqtt.states import UNLIMITED
 from protocols.mqtt.topics import is_valid_filter, is_valid_name
 
 _QOS: Final = range(3)
 _HANDLING: Final = range(3)  # Retain Handling
-_LATEST_MS: Final = 1 << 53  # of a timestamp: the largest integer that is exact in JSON
 
 
 def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str] | None:
@@ -47,64 +42,31 @@ def kind_and_name(record: Received, *, trusted: bool = False) -> tuple[str, str]
 
 
 def _is_session(value: bytes) -> bool:
-    record = decode_session(value)
-    return record is not None and _is_possible(record)
-
-
-def _is_possible(record: SessionRecord) -> bool:
+    record = decode(SessionRecord, value)
     return (
-        record.epoch >= 0
-        and 0 <= record.expiry <= NEVER
-        and (record.gone_at is None or 0 <= record.gone_at <= _LATEST_MS)
-        and (record.will is None or _is_will(record.will))
+        record is not None
+        and (record.will is None or (record.will.will.qos in _QOS and is_valid_name(record.will.will.topic)))
         and all(
             is_valid_filter(subscription.options.topic_filter)
             and subscription.options.qos in _QOS
             and subscription.options.retain_handling in _HANDLING
-            and subscription.identifier >= 0
             for subscription in record.subscriptions
         )
     )
 
 
-def _is_will(pending: PendingWill) -> bool:
-    will = pending.will
-    return will.qos in _QOS and is_valid_name(will.topic) and 0 <= (pending.due or 0) <= _LATEST_MS
-
-
 def _is_inflight(value: bytes) -> bool:
-    record = decode_inflight(value)
-    return record is not None and _is_possible_inflight(record)
-
-
-def _is_possible_inflight(record: InflightRecord) -> bool:
-    counted = (record.epoch, record.low_water_mark, *record.released, *record.open.values(), *record.uncertain.values())
+    record = decode(InflightRecord, value)
     return (
-        all(number >= 0 for number in counted)
-        and all(1 <= packet_id <= UNLIMITED for packet_id in (*record.open, *record.uncertain))
-        and _are_offsets(record.reached)
-        and _are_offsets(record.scan_from)
+        record is not None
         and all(is_valid_filter(pending.topic_filter) for pending in record.pending_retained)
-        and all(
-            1 <= inflight.packet_id <= UNLIMITED
-            and PUBACK <= inflight.stage <= PUBCOMP
-            and inflight.partition >= 0
-            and inflight.offset >= 0
-            and (not inflight.name or is_valid_name(inflight.name))
-            for inflight in record.messages
-        )
-    )
-
-
-def _are_offsets(offsets: Offsets) -> bool:
-    return all(
-        partition >= 0 and offset >= 0 for partitions in offsets.values() for partition, offset in partitions.items()
+        and all(not inflight.name or is_valid_name(inflight.name) for inflight in record.messages)
     )
 
 
 _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
     INFLIGHT: _is_inflight,
-    GATEWAY: lambda value: decode_gateway(value) is not None,
+    GATEWAY: lambda value: decode(GatewayRecord, value) is not None,
     RELEASE: lambda value: False,  # only tombstones are valid
 }

@@ -9,11 +9,12 @@ nothing of the session in flight: it is ordered with the other records, and comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from protocols.mqtt.packets import Subscription, Version, Will
+from protocols.mqtt.states import UNLIMITED
 
 SESSION: Final = "session/"
 INFLIGHT: Final = "flight/"
@@ -23,7 +24,13 @@ NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expir
 
 PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # the stages of a delivery, named after the packet that is awaited
 
-Offsets = dict[str, dict[int, int]]
+# Decoding checks these ranges, since any authorized Kafka client may have written a record.
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+PacketId = Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""Since the epoch; the limit is the largest integer that is exact in JSON."""
+
+Offsets = dict[str, dict[NotNegative, NotNegative]]
 """Kafka topic -> partition -> offset."""
 
 
@@ -31,7 +38,7 @@ class SessionSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A subscription: the options, and the Subscription Identifier (0: none)."""
 
     options: Subscription
-    identifier: int = 0
+    identifier: NotNegative = 0
 
 
 class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +46,7 @@ class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
 
     will: Will  # from CONNECT
     version: Version  # for the record's headers
-    due: int | None = None  # when it is published, in epoch milliseconds; None while connected
+    due: Milliseconds | None = None  # when it is published; None while connected
 
 
 class SessionRecord(
@@ -49,10 +56,10 @@ class SessionRecord(
 
     session_id: str  # unique for each session of the client id; `nonce` in JSON
     principal: str  # the only one that may use the session
-    epoch: int  # raised by each CONNECT and each claim
+    epoch: NotNegative  # raised by each CONNECT and each claim
     owner: str = ""  # the gateway that owns the session, as `id/incarnation`; "" for none
-    expiry: int = 0  # Session Expiry Interval in seconds; `NEVER`
-    gone_at: int | None = None  # end of the connection in epoch milliseconds; None while connected
+    expiry: Annotated[int, msgspec.Meta(ge=0, le=NEVER)] = 0  # Session Expiry Interval in seconds; `NEVER`
+    gone_at: Milliseconds | None = None  # end of the connection; None while connected
     subscriptions: tuple[SessionSubscription, ...] = ()
     will: PendingWill | None = None
     unclean: bool = False  # the last gateway died, so the in-flight record may be outdated
@@ -63,11 +70,11 @@ class SessionRecord(
 class InflightMessage(msgspec.Struct, array_like=True):
     """An unfinished delivery to the client: its packet identifier and the position of its record."""
 
-    packet_id: int
+    packet_id: PacketId
     topic: str  # Kafka topic of the record, or the topic of retained messages; "" if the topic was deleted
-    partition: int
-    offset: int
-    stage: int  # 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP
+    partition: NotNegative
+    offset: NotNegative
+    stage: Annotated[int, msgspec.Meta(ge=PUBACK, le=PUBCOMP)]  # 1: PUBACK is awaited, 2: PUBREC, 3: PUBCOMP
     name: str = ""  # the MQTT topic of a retained message; "" for a record of the log
 
 
@@ -96,18 +103,20 @@ class InflightRecord(
     """The in-flight record: the part of a session that changes often. JSON keeps the first version's names."""
 
     session_id: str
-    epoch: int  # of the writer
+    epoch: NotNegative  # of the writer
     reached: Offsets = {}  # everything below was offered to the session; unfinished deliveries are in `messages`
     messages: tuple[InflightMessage, ...] = ()  # deliveries in flight, in the order of sending
     pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions with retained messages still to be sent
     # inbound QoS 2 messages with a lower sequence are finished, except those in `open`
-    low_water_mark: int = 0
-    open: dict[int, int] = {}  # packet identifier -> sequence of messages that are stored and wait for PUBREL
-    released: tuple[int, ...] = ()  # sequences from the low-water mark on that are finished
+    low_water_mark: NotNegative = 0
+    open: dict[
+        PacketId, NotNegative
+    ] = {}  # packet identifier -> sequence of messages that are stored and wait for PUBREL
+    released: tuple[NotNegative, ...] = ()  # sequences from the low-water mark on that are finished
     # start offsets for finding QoS 2 messages from the low-water mark on, and uncertain ones
     scan_from: Offsets = {}
     # packet identifier -> sequence of QoS 2 messages that may be stored or not; the client got no answer
-    uncertain: dict[int, int] = {}
+    uncertain: dict[PacketId, NotNegative] = {}
     final: bool = False  # the writer has released the session, and has nothing of it in flight
     # of the topics in `reached`, if Kafka has ids (`Router.topic_ids`); a recreated topic has another id
     topic_ids: Mapping[str, str] = {}
@@ -133,36 +142,16 @@ class GatewayRecord(msgspec.Struct, frozen=True):
 Kind = TypeVar("Kind", SessionRecord, InflightRecord, InflightHead, GatewayRecord)
 
 encode = msgspec.json.encode
-_SESSION: Final = msgspec.json.Decoder(SessionRecord)
-_INFLIGHT: Final = msgspec.json.Decoder(InflightRecord)
-_INFLIGHT_HEAD: Final = msgspec.json.Decoder(InflightHead)
-_GATEWAY: Final = msgspec.json.Decoder(GatewayRecord)
 
 
-def decode_session(value: bytes | None) -> SessionRecord | None:
-    """Decode a session record; return None without a value or for an invalid one."""
-    return _decode(_SESSION, value)
+def decode(kind: type[Kind], value: bytes | None) -> Kind | None:
+    """Decode a record of a kind; return None without a value or for an invalid one.
 
-
-def decode_inflight(value: bytes | None) -> InflightRecord | None:
-    """Decode an in-flight record; return None without a value or for an invalid one."""
-    return _decode(_INFLIGHT, value)
-
-
-def decode_inflight_head(value: bytes | None) -> InflightHead | None:
-    """Decode only the head of an in-flight record, which is enough for most records that are read."""
-    return _decode(_INFLIGHT_HEAD, value)
-
-
-def decode_gateway(value: bytes | None) -> GatewayRecord | None:
-    """Decode a heartbeat; return None without a value or for an invalid one."""
-    return _decode(_GATEWAY, value)
-
-
-def _decode(decoder: msgspec.json.Decoder[Kind], value: bytes | None) -> Kind | None:
+    The head of an in-flight record is enough for most records that are read.
+    """
     if value is None:
         return None
     try:
-        return decoder.decode(value)
+        return msgspec.json.decode(value, type=kind)
     except msgspec.DecodeError:
         return None

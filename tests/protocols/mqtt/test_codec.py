@@ -17,8 +17,9 @@ from protocols.mqtt.codec import (
     encode_text,
     encode_varint,
     is_text,
+    read_varint,
 )
-from protocols.mqtt.framing import FrameBuffer, read_length
+from protocols.mqtt.framing import FrameBuffer
 
 # Table 1-1: the first and last value of each size.
 SIZES = [
@@ -40,7 +41,7 @@ def test_variable_byte_integer(value: int, data: str) -> None:
     assert encode_varint(value) == raw
     assert decode_varint(b"\xff" + raw + b"\xff", 1, 1 + len(raw)) == (value, 1 + len(raw))
     if len(raw) > 1:
-        assert read_length(raw, 0, len(raw)) == (value, len(raw), False)
+        assert read_varint(raw, 0, len(raw)) == (value, len(raw), False)
 
 
 @pytest.mark.clause("MQTT-1.5.5-1")
@@ -67,11 +68,11 @@ def test_variable_byte_integer_round_trip(value: int) -> None:
 
 
 def test_a_remaining_length_waits_for_its_end_and_not_for_ever() -> None:
-    assert read_length(b"\x80", 0, 1) is None
-    assert read_length(b"\x80\x80\x80", 0, 3) is None
-    assert read_length(b"\x80\x00", 0, 2) == (0, 2, True)
+    assert read_varint(b"\x80", 0, 1) is None
+    assert read_varint(b"\x80\x80\x80", 0, 3) is None
+    assert read_varint(b"\x80\x00", 0, 2) == (0, 2, True)
     with pytest.raises(PeerError):
-        read_length(b"\x80\x80\x80\x80", 0, 4)
+        read_varint(b"\x80\x80\x80\x80", 0, 4)
 
 
 @pytest.mark.clause("MQTT-1.5.4-1")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protocols.errors import PeerError, UsageError
+from protocols.mqtt.codec import Reader
 from protocols.mqtt.properties import (
     TABLE,
     WILL,
@@ -57,8 +58,9 @@ IDS = [row[1] for row in ROWS]
 
 def decode(body: bytes, packet: int) -> Properties | None:
     data = varint(len(body)) + body
-    properties, end = decode_properties(data, 0, len(data), packet)
-    assert end == len(data)
+    reader = Reader(data)
+    properties = decode_properties(reader, packet)
+    reader.finish()
     return properties
 
 
@@ -110,7 +112,7 @@ def test_each_twice(text: str, name: str, value: Any, places: set[int]) -> None:
 def test_user_properties_keep_order_and_duplicates() -> None:
     pairs = (("b", "1"), ("a", "2"), ("b", "1"), ("", ""))
     encoded = encode_properties(Properties(user_properties=pairs), PUBLISH)
-    decoded, _ = decode_properties(encoded, 0, len(encoded), PUBLISH)
+    decoded = decode_properties(Reader(encoded), PUBLISH)
     assert decoded is not None
     assert decoded.user_properties == pairs
 

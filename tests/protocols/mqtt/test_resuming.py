@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protocols.errors import UsageError
 from protocols.mqtt.connection import Connection, Limits
 from protocols.mqtt.events import (
+    ConnectReceived,
     PubackReceived,
     PubcompReceived,
     PublishReceived,
@@ -306,7 +307,7 @@ def test_resuming_in_bytes() -> None:
         events: list[Any] = []
         for at in range(0, len(stream), size):
             waiting = connection.receive_data(stream[at : at + size])
-            if any(type(one).__name__ == "ConnectReceived" for one in waiting):
+            if any(type(one) is ConnectReceived for one in waiting):
                 waiting += connection.accept(True, received=[7], reserved=[1])
             events += waiting
         assert [type(one) for one in events[1:]] == [PublishReceived, PubrelReceived, PubrecReceived]

@@ -42,8 +42,7 @@ from gateway.mqtt.state.records import (
     InflightRecord,
     PendingWill,
     SessionRecord,
-    decode_inflight,
-    decode_session,
+    decode,
     encode,
 )
 from gateway.mqtt.state.store import SessionStore
@@ -116,7 +115,7 @@ class World:
         )
         self.sessions = Watched(self.gateways, parts, me, lambda: self.now_ms)
         self.sessions.wrong, self.sessions.steps = [], []
-        self.sessions.bind(me)
+        self.sessions.parts.store.bind(me)
         self.opening = Opening(
             self.sessions, me, wall_clock=lambda: self.now_ms, new_session_id=lambda: "nonce", follow=self.follow
         )
@@ -193,7 +192,7 @@ class World:
     @property
     def record(self) -> SessionRecord:
         if self.session is not None:
-            return self.session.describe(self.sessions.owner)
+            return self.session.describe()
         return self.sessions.record(ID) or SessionRecord("nonce", "somebody", 0)
 
     def heartbeat(self) -> None:
@@ -233,7 +232,7 @@ class World:
 
     def answers(self) -> list[str]:
         """The answers written for the claiming gateway."""
-        records = [(kind, decode_inflight(value)) for kind, value in self.written if kind in {INFLIGHT, RELEASE}]
+        records = [(kind, decode(InflightRecord, value)) for kind, value in self.written if kind in {INFLIGHT, RELEASE}]
         return ["nothing" if record is None else "final" for _, record in records if record is None or record.final]
 
     def received(self, kind: str, value: bytes | None, headers: Any = (), name: str = ID) -> Received:
@@ -389,8 +388,8 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     assert world.sessions.wrong == []
     # What follows at once, as IDLE does when nothing is on its way to Kafka, begins in the state that the table says.
     assert [*(step[0] for step in world.sessions.steps[steps + 1 :]), world.state][0] is after
-    sessions = [decode_session(value) for kind, value in world.written if kind == SESSION]
-    inflight = [decode_inflight(value) for kind, value in world.written if kind == INFLIGHT]
+    sessions = [decode(SessionRecord, value) for kind, value in world.written if kind == SESSION]
+    inflight = [decode(InflightRecord, value) for kind, value in world.written if kind == INFLIGHT]
     mine = [record for record in sessions if record is not None and record.owner == world.sessions.owner]
     assert world.published - published == (action is Action.PUBLISH_WILL or (action is Action.END and had_will))
     assert world.closed - closed == (action is Action.HAND_OVER and state is State.CONNECTED)
@@ -686,7 +685,7 @@ async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: P
         return [
             record.released_by
             for kind, value in world.written
-            if (record := decode_inflight(value)) and kind == INFLIGHT
+            if (record := decode(InflightRecord, value)) and kind == INFLIGHT
         ]
 
     assert set(released()) == {""}
@@ -721,7 +720,7 @@ async def test_connect_asks_nobody_when_the_owner_has_let_go(
     world.written.clear()
     await world.connect()
     assert world.state is state
-    written = [decode_session(value) for kind, value in world.written if kind == SESSION]
+    written = [decode(SessionRecord, value) for kind, value in world.written if kind == SESSION]
     assert [(record and record.epoch, record and record.owner) for record in written] == [(6, world.sessions.owner)]
     await world.close()
 

@@ -13,16 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.mqtt.session.inflight import InflightMessages
-from gateway.mqtt.state.records import (
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    InflightMessage,
-    InflightRecord,
-    Offsets,
-    decode_inflight,
-    encode,
-)
+from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, InflightRecord, Offsets, decode, encode
 from mapping.record import Received
 
 PARTITIONS = 3
@@ -61,7 +52,7 @@ class Gateway:
 
     def __init__(self, rng: random.Random, log: list[list[int]], stored: bytes, client: Client) -> None:
         self.rng, self.log, self.stored, self.client = rng, log, stored, client
-        found = decode_inflight(stored)
+        found = decode(InflightRecord, stored)
         assert found is not None
         self.inflight = InflightMessages(found.messages, found.reached)
         self.writes: collections.deque[tuple[bytes, list[tuple[str, int, tuple[int, int]]]]] = collections.deque()
@@ -272,7 +263,7 @@ def test_what_was_offered_of_a_topic_with_another_id_does_not_count() -> None:
     stored = encode(
         InflightRecord("n", 1, {"t": {0: 5}, "same": {0: 5}}, (sent,), topic_ids={"t": "former", "same": "a"})
     )
-    found = decode_inflight(stored)
+    found = decode(InflightRecord, stored)
     assert found is not None
     inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
     inflight.forget_recreated({"t": "new", "same": "a"})
@@ -283,7 +274,7 @@ def test_what_was_offered_of_a_topic_with_another_id_does_not_count() -> None:
 
 
 def test_an_inflight_record_of_an_earlier_version_tells_no_ids() -> None:
-    found = decode_inflight(b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,2,2]]}')
+    found = decode(InflightRecord, b'{"nonce":"n","epoch":1,"reached":{"t":{"0":5}},"flights":[[1,"t",0,2,2]]}')
     assert found is not None
     inflight = InflightMessages(found.messages, found.reached, found.topic_ids)
     inflight.forget_recreated({"t": "any"})

@@ -21,7 +21,7 @@ from gateway.mqtt.registry.crash_recovery import CrashRecovery, Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
-from gateway.mqtt.state.records import InflightRecord, decode_inflight, encode
+from gateway.mqtt.state.records import InflightRecord, decode, encode
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 
@@ -98,7 +98,7 @@ class Gateway:
         )
 
     async def recover(self) -> None:
-        inflight = decode_inflight(self.kafka.inflight)
+        inflight = decode(InflightRecord, self.kafka.inflight)
         assert inflight is not None
         recovery = CrashRecovery(self.kafka.find, self.kafka.partitions)
         self.inbound_qos2.restore((await recovery.recover({"c": inflight}))["c"])

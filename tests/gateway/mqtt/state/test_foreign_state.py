@@ -108,7 +108,7 @@ KEYS = [None, b"", b"session", b"sessions/x", b"\xff/x", b"session/\xff", "кл�
 def test_the_names_in_kafka_are_those_of_the_first_version() -> None:
     """A gateway reads the records of an earlier version, and the other way round."""
     assert encode(INFLIGHT) == STORED_BEFORE
-    assert records.decode_inflight(STORED_BEFORE) == INFLIGHT
+    assert records.decode(records.InflightRecord, STORED_BEFORE) == INFLIGHT
     assert b'{"nonce":"n",' in encode(SOUND)
 
 
