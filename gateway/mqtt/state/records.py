@@ -109,9 +109,8 @@ class InflightRecord(
     pending_retained: tuple[PendingRetained, ...] = ()  # subscriptions with retained messages still to be sent
     # inbound QoS 2 messages with a lower sequence are finished, except those in `open`
     low_water_mark: NotNegative = 0
-    open: dict[
-        PacketId, NotNegative
-    ] = {}  # packet identifier -> sequence of messages that are stored and wait for PUBREL
+    # packet identifier -> sequence of messages that are stored and wait for PUBREL
+    open: dict[PacketId, NotNegative] = {}
     released: tuple[NotNegative, ...] = ()  # sequences from the low-water mark on that are finished
     # start offsets for finding QoS 2 messages from the low-water mark on, and uncertain ones
     scan_from: Offsets = {}
