@@ -24,8 +24,7 @@ from mapping.mqtt.incoming import Inbound
 from mapping.rules import Rules
 from protocols.mqtt import _native, receiving, usual
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.events import PublishReceived
-from protocols.mqtt.packets import Version
+from protocols.mqtt.packets import Publish, Version
 from protocols.mqtt.properties import Properties
 
 NOW_MS: Final = 1_764_000_000_000
@@ -92,7 +91,7 @@ def compare(count: int, seed: int) -> tuple[int, int]:
         assert found == played(usual.take_usual, announced, pieces), f"{stream.hex()} cut at {cut}, {announced}"
         events = found[0]
         for event in events:
-            if type(event) is PublishReceived:
+            if type(event) is Publish:
                 inbound.to_record(event.topic, b"", 0, False, None, NOW_MS)
                 inbound.admit(event.topic)
         wanted = runs.map_run(events, 0, inbound._admitted, NOW_MS)

@@ -265,7 +265,7 @@ look_up_python(PyObject *Py_UNUSED(module))
         const char *module, *attribute;
         PyObject **place;
     } wanted[] = {
-        {"protocols.mqtt.events", "PublishReceived", &py.publish},
+        {"protocols.mqtt.packets", "Publish", &py.publish},
         {"protocols.mqtt.properties", "Properties", &py.properties},
         {"mapping.mqtt.runs", "Route", &py.route},
         {"mapping.record", "Record", &py.record},

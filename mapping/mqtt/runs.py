@@ -23,7 +23,7 @@ from mapping.record import (
     Record,
     stored_name,
 )
-from protocols.mqtt.events import PublishReceived
+from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
 
 
@@ -49,7 +49,7 @@ def map_run(
     packet_ids: list[int] = []
     qos = -1
     for event in itertools.islice(events, start, None):
-        if type(event) is not PublishReceived:
+        if type(event) is not packets.Publish:
             break
         if qos < 0:
             qos = event.qos

@@ -18,10 +18,10 @@ static struct {
     const char *name, *state;
     PyObject *type, *awaited;
 } acknowledgements[] = {
-    {.first = 0x40, .name = "PubackReceived", .state = "PUBACK"},
-    {.first = 0x50, .name = "PubrecReceived", .state = "PUBREC"},
-    {.first = 0x62, .name = "PubrelReceived"},
-    {.first = 0x70, .name = "PubcompReceived", .state = "PUBCOMP"},
+    {.first = 0x40, .name = "Puback", .state = "PUBACK"},
+    {.first = 0x50, .name = "Pubrec", .state = "PUBREC"},
+    {.first = 0x62, .name = "Pubrel"},
+    {.first = 0x70, .name = "Pubcomp", .state = "PUBCOMP"},
 };
 #define ACKNOWLEDGEMENTS (sizeof acknowledgements / sizeof acknowledgements[0])
 
@@ -250,12 +250,12 @@ static int
 look_up_types(PyObject *Py_UNUSED(module))
 {
     PyObject *states = NULL;
-    int failed = look_up("protocols.mqtt.events", "PublishReceived", &py.publish) < 0
+    int failed = look_up("protocols.mqtt.packets", "Publish", &py.publish) < 0
                  || look_up("protocols.mqtt.states", "Awaits", &states) < 0
                  || (py.awaits_pubrel = PyObject_GetAttrString(states, "PUBREL")) == NULL;
     for (size_t kind = 0; !failed && kind < ACKNOWLEDGEMENTS; kind++) {
         const char *state = acknowledgements[kind].state;
-        failed = look_up("protocols.mqtt.events", acknowledgements[kind].name, &acknowledgements[kind].type) < 0
+        failed = look_up("protocols.mqtt.packets", acknowledgements[kind].name, &acknowledgements[kind].type) < 0
                  || (state && (acknowledgements[kind].awaited = PyObject_GetAttrString(states, state)) == NULL);
     }
     Py_XDECREF(states);

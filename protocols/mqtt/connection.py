@@ -1,6 +1,16 @@
 """The server's side of one MQTT connection (5.0, 3.1.1 and 3.1), sans-io: bytes in, events out, bytes out.
 
-It enforces the state table `LEGAL` and what CONNACK announced. The caller acts on the events.
+It enforces the state table `LEGAL` and what CONNACK announced. The events are the received packets, with topic aliases
+resolved; PINGREQ is answered here. The caller answers
+
+    CONNECT                 with `accept`, `refuse`, or `send_auth` if it has an authentication method
+    AUTH                    with `accept`, `refuse` or `send_auth`
+    PUBLISH                 with `send_puback` (QoS 1) or `send_pubrec` (QoS 2)
+    PUBREL                  with `send_pubcomp`
+    PUBREC                  with `send_pubrel`; from code 0x80 on the exchange has ended instead
+    SUBSCRIBE, UNSUBSCRIBE  with `send_suback`, `send_unsuback`
+
+PUBACK and PUBCOMP free the packet identifier of a delivery. DISCONNECT is the last event.
 
     NEW --CONNECT--> CONNECTING --accept--> OPEN --DISCONNECT and finish, an error, our DISCONNECT--> CLOSED
     NEW --CONNECT with an authentication method--> AUTHENTICATING --accept--> OPEN

@@ -6,8 +6,8 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Limits
-from protocols.mqtt.events import ConnectReceived
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
 from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
@@ -81,7 +81,7 @@ def test_will_flags_must_be_consistent(version: int, bits: int) -> None:
     if qos == 3 or (not will and (qos or retain)):
         assert failed([event]) == "0x81"
         return
-    assert type(event) is ConnectReceived
+    assert type(event) is packets.Connect
     assert (event.will is not None) is bool(will)
     if event.will is not None:
         assert (event.will.topic, event.will.payload) == ("w", b"m")
@@ -132,8 +132,8 @@ def test_no_client_identifier_needs_a_clean_session() -> None:
     connection = new()
     assert failed(say(connection, connect(4, "00", "s''"))) == "0x85"
     assert ended_by(connection) == (0x20, 2)
-    assert type(say(new(), connect(4, "02", "s''"))[0]) is ConnectReceived
-    assert type(say(new(), connect(5, "00", "s''"))[0]) is ConnectReceived
+    assert type(say(new(), connect(4, "02", "s''"))[0]) is packets.Connect
+    assert type(say(new(), connect(5, "00", "s''"))[0]) is packets.Connect
 
 
 @pytest.mark.clause("MQTT-3.1.3-8", "MQTT311-3.1.3-9")
@@ -173,7 +173,7 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
     connection = new()
     none = "00" if version == 5 else ""
     events = say(connection, CONNECTS[version], f"32 * s't' 0001 {none}", f"82 * 0001 {none} s't' 00", "36 00")
-    assert [type(one) for one in events] == [ConnectReceived]
+    assert [type(one) for one in events] == [packets.Connect]
     connection.refuse(ReasonCode.NOT_AUTHORIZED)
     assert ended_by(connection) == (0x20, 0x87 if version == 5 else 5)
     assert say(connection, "c0 00") == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocols.connection import ConnectionFailed
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.events import PublishReceived
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.client import failed, new, opened, say, send_publish
@@ -61,7 +61,7 @@ def test_a_malformed_string_property_ends_the_connection(prop: str, bad: str) ->
     connection = opened()
     assert failed(say(connection, f"30 * s't' v {prop.format(bad)} ;")) == "0x81"
     (event,) = say(opened(), "30 * s't' v " + prop.format("s'good'") + " ;")
-    assert type(event) is PublishReceived
+    assert type(event) is packets.Publish
 
 
 @pytest.mark.clause("MQTT-1.5.4-3", "MQTT311-1.5.3-3")

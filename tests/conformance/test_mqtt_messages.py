@@ -12,15 +12,6 @@ from protocols.errors import UsageError
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import encode_packet
-from protocols.mqtt.events import (
-    PubackReceived,
-    PubcompReceived,
-    PublishReceived,
-    PubrecReceived,
-    PubrelReceived,
-    SubscribeReceived,
-    UnsubscribeReceived,
-)
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
@@ -49,7 +40,7 @@ def test_publish_flags_are_valid_or_refused(version: int, flags: int) -> None:
         assert failed(events) == "0x81"
         assert ended_by(connection) == ((0xE0, 0x81) if version == 5 else None)
         return
-    assert events == [PublishReceived("t", b"x", qos, bool(retain), bool(dup), 1 if qos else 0)]
+    assert events == [packets.Publish("t", b"x", qos, bool(retain), bool(dup), 1 if qos else 0)]
 
 
 @pytest.mark.clause("MQTT-3.3.1-2", "MQTT311-3.3.1-2")
@@ -71,7 +62,7 @@ def test_each_qos_has_its_answer(version: int) -> None:
     assert connection.data_to_send() == bytes.fromhex("40020001")
     connection.send_pubrec(2)
     assert connection.data_to_send() == bytes.fromhex("50020002")
-    assert say(connection, "62 02 0002") == [PubrelReceived(2)]
+    assert say(connection, "62 02 0002") == [packets.Pubrel(2)]
     connection.send_pubcomp(2)
     assert connection.data_to_send() == bytes.fromhex("70020002")
 
@@ -174,7 +165,7 @@ def test_a_qos_1_message_is_unacknowledged_until_puback(version: int) -> None:
     assert send_publish(connection, "t", b"x", 1) == 1
     assert say(connection, "c0 00", "40 02 0002") == []  # a PUBACK for another identifier
     assert connection.outbound.used == 1
-    assert say(connection, "40 02 0001") == [PubackReceived(1)]
+    assert say(connection, "40 02 0001") == [packets.Puback(1)]
     assert connection.outbound.used == 0
     assert say(connection, "40 02 0001") == []
 
@@ -186,16 +177,16 @@ def test_a_qos_2_message_is_unacknowledged_until_pubrec_and_its_release_until_pu
     assert send_publish(connection, "t", b"x", 2) == 1
     connection.data_to_send()
     assert connection.outbound.used == 1
-    assert say(connection, "50 02 0001") == [PubrecReceived(1)]
+    assert say(connection, "50 02 0001") == [packets.Pubrec(1)]
     connection.send_pubrel(1)
     assert connection.data_to_send() == bytes.fromhex("62020001")
     assert connection.outbound.used == 1
     with pytest.raises(UsageError):  # the PUBLISH cannot be sent again
         send_publish(connection, "t", b"x", 2, dup=True, packet_id=1)
-    assert say(connection, "50 02 0001") == [PubrecReceived(1)]
+    assert say(connection, "50 02 0001") == [packets.Pubrec(1)]
     connection.send_pubrel(1)
     assert connection.data_to_send() == bytes.fromhex("62020001")
-    assert say(connection, "70 02 0001") == [PubcompReceived(1)]
+    assert say(connection, "70 02 0001") == [packets.Pubcomp(1)]
     assert connection.outbound.used == 0
 
 
@@ -250,7 +241,7 @@ def test_nothing_else_waits_for_the_client_s_receive_maximum() -> None:
     events = say(
         connection, "c0 00", "82 * 0001 00 s't' 00", "a2 * 0002 00 s't'", "32 * s't' 0003 00", "34 * s't' 0004 00"
     )
-    assert [type(one) for one in events] == [SubscribeReceived, UnsubscribeReceived, PublishReceived, PublishReceived]
+    assert [type(one) for one in events] == [packets.Subscribe, packets.Unsubscribe, packets.Publish, packets.Publish]
     connection.send_suback(1, [0])
     connection.send_unsuback(2, [0])
     connection.send_puback(3)

@@ -6,8 +6,8 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, State
-from protocols.mqtt.events import AuthReceived, DisconnectReceived, SubscribeReceived, UnsubscribeReceived
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.client import ended_by, failed, new, opened, say
@@ -35,11 +35,11 @@ def test_a_request_without_filters_is_refused(version: int, text: str) -> None:
 def test_filters_keep_their_order(version: int) -> None:
     connection = opened(version)
     (event,) = say(connection, f"a2 * 0007 {none(version)} s'a' s'b/#' s'c'")
-    assert event == UnsubscribeReceived(7, ("a", "b/#", "c"))
+    assert event == packets.Unsubscribe(7, ("a", "b/#", "c"))
     connection.send_unsuback(7, [0, 0, 0x11])
     assert connection.data_to_send() == (wire("b0 * 0007 00 00 00 11") if version == 5 else bytes.fromhex("b0020007"))
     (event,) = say(connection, f"82 * 0008 {none(version)} s'a' 00 s'b/#' 02")
-    assert event == SubscribeReceived(8, (Subscription("a", 0), Subscription("b/#", 2)))
+    assert event == packets.Subscribe(8, (Subscription("a", 0), Subscription("b/#", 2)))
     connection.send_suback(8, [0, 2])
     assert connection.data_to_send() == wire(f"90 * 0008 {none(version)} 00 02")
 
@@ -69,7 +69,7 @@ def test_no_local_on_a_shared_subscription_is_refused() -> None:
 def test_a_shared_filter_has_a_name_and_a_filter(topic_filter: str) -> None:
     events = say(opened(), f"82 * 0001 00 s'{topic_filter}' 00")
     if topic_filter == "$share":  # an ordinary filter
-        assert type(events[0]) is SubscribeReceived
+        assert type(events[0]) is packets.Subscribe
         return
     assert failed(events) == "0x81"
 
@@ -79,7 +79,7 @@ def test_a_shared_filter_has_a_name_and_a_filter(topic_filter: str) -> None:
 def test_a_client_s_disconnect_closes_the_connection(code: int) -> None:
     connection = opened()
     (event,) = say(connection, f"e0 01 {code:02x}")
-    assert type(event) is DisconnectReceived
+    assert type(event) is packets.Disconnect
     assert event.reason_code == code
     connection.finish()
     assert ended_by(connection) is None
@@ -91,7 +91,7 @@ def test_authentication_completes_by_auth_packets() -> None:
     connection.send_auth(0x18, Properties(authentication_method="M", authentication_data=b"?"))
     assert connection.data_to_send() == wire("f0 * 18 v 15 s'M' 16 s'?' ;")
     (event,) = say(connection, "f0 * 18 v 15 s'M' 16 s'!' ;")
-    assert type(event) is AuthReceived
+    assert type(event) is packets.Auth
     connection.accept(properties=Properties(authentication_method="M"))
     assert wire("15 s'M'") in connection.data_to_send()
 

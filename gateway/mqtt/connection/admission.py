@@ -32,7 +32,7 @@ from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.tenants import NoTenantError
 from mapping.outcomes import Outcome
-from protocols.mqtt import events
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Connect
 from protocols.mqtt.properties import NONE, Properties
@@ -84,10 +84,10 @@ class Admission:
         if self._enhanced is not None:
             self._enhanced.end()
 
-    async def process(self, event: events.ConnectReceived | events.AuthReceived) -> Admitted | None:
+    async def process(self, event: packets.Connect | packets.Auth) -> Admitted | None:
         """Process CONNECT or AUTH. None means that the client was refused, must send AUTH, or was admitted before."""
         try:
-            if isinstance(event, events.ConnectReceived):
+            if isinstance(event, packets.Connect):
                 return await self._connect(event)
             return await self._authenticate(event)
         except _RefusedError as refused:
@@ -97,7 +97,7 @@ class Admission:
                 self._connection.refuse(refused.code, refused.reason, refused.properties)
         return None
 
-    async def _connect(self, event: events.ConnectReceived) -> Admitted | None:
+    async def _connect(self, event: packets.Connect) -> Admitted | None:
         pump, login = self._pump, self._services.login
         if pump.closed:  # while CONNECT waited
             return None
@@ -121,7 +121,7 @@ class Admission:
             raise _RefusedError(*login.refusal(event))
         return await self._admit(event, identity, NONE)
 
-    async def _authenticate(self, event: events.AuthReceived) -> Admitted | None:
+    async def _authenticate(self, event: packets.Auth) -> Admitted | None:
         """Continue enhanced authentication, before CONNACK or for a re-authentication (section 4.12)."""
         assert self._enhanced is not None  # the connection refuses AUTH without a method
         step = await self._enhanced.receive(event)

@@ -29,7 +29,7 @@ from gateway.net.pump import Pump
 from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from gateway.taps import taps
 from protocols.connection import ConnectionFailed
-from protocols.mqtt import events
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Version
 from protocols.mqtt.reasons import ReasonCode
@@ -76,24 +76,24 @@ class Client(ClientPort):
         while position < count:
             event = received[position]
             kind = type(event)
-            if kind is events.PublishReceived:
+            if kind is packets.Publish:
                 assert self._incoming is not None  # nothing is parsed before CONNACK
                 position = self._incoming.publish(received, position)
                 continue
             position += 1
-            if kind is events.PubackReceived:
+            if kind is packets.Puback:
                 self._acknowledged(event.packet_id)
             elif kind in _WAITING:
                 self._feed()
                 return event, received[position:]
-            elif kind is events.PubrecReceived:
+            elif kind is packets.Pubrec:
                 self._received(event)
-            elif kind is events.PubrelReceived:
+            elif kind is packets.Pubrel:
                 assert self._incoming is not None
                 self._incoming.release(event.packet_id)
-            elif kind is events.PubcompReceived:
+            elif kind is packets.Pubcomp:
                 self._acknowledged(event.packet_id)
-            elif kind is events.DisconnectReceived:
+            elif kind is packets.Disconnect:
                 self._disconnect(event)
             elif kind is ConnectionFailed:
                 self._counters.failed_connections += 1
@@ -229,10 +229,10 @@ class Client(ClientPort):
             self._connection.suspend_keepalive()  # the socket is not read meanwhile, possibly for long
             if self._connection.is_open:
                 pump.read_ahead()  # PINGREQ is still answered
-            if kind is events.ConnectReceived or kind is events.AuthReceived:
+            if kind is packets.Connect or kind is packets.Auth:
                 rest = await self._log_in(event) + rest
             elif self.session is not None:
-                change = subscribe if kind is events.SubscribeReceived else unsubscribe
+                change = subscribe if kind is packets.Subscribe else unsubscribe
                 await change(self, self.session, self._connection, self._services, event)
             if not pump.is_held_back:
                 self._connection.resume_keepalive(self._services.clock())
@@ -299,7 +299,7 @@ class Client(ClientPort):
 
     # the end of the connection
 
-    def _disconnect(self, event: events.DisconnectReceived) -> None:
+    def _disconnect(self, event: packets.Disconnect) -> None:
         """Handle the client's DISCONNECT; only code 0x00 deletes the will [MQTT-3.14.4-3]."""
         self._connection.finish()
         session = self.session
@@ -378,7 +378,7 @@ class Client(ClientPort):
         if self.session is not None:
             self.session.deliveries.acknowledged(packet_id)
 
-    def _received(self, event: events.PubrecReceived) -> None:
+    def _received(self, event: packets.Pubrec) -> None:
         """Handle PUBREC: send PUBREL; an error code ends the delivery [MQTT-4.3.3-4]."""
         session = self.session
         if session is None:
@@ -391,6 +391,4 @@ class Client(ClientPort):
 
 
 VERSIONS: Final = {Version.V5: "5.0", Version.V311: "3.1.1", Version.V31: "3.1"}
-_WAITING: Final = frozenset(
-    {events.ConnectReceived, events.AuthReceived, events.SubscribeReceived, events.UnsubscribeReceived}
-)
+_WAITING: Final = frozenset({packets.Connect, packets.Auth, packets.Subscribe, packets.Unsubscribe})

@@ -18,7 +18,7 @@ from gateway.security.authorization import Grant
 from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
-from protocols.mqtt import events
+from protocols.mqtt import packets
 from protocols.mqtt.codec import is_text
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Version
@@ -106,7 +106,7 @@ class Incoming:
                 if position == count:
                     break
             event = received[position]
-            if type(event) is not events.PublishReceived:
+            if type(event) is not packets.Publish:
                 break
             ready |= self._publish_one(event, now_ms, special)
             position += 1
@@ -124,7 +124,7 @@ class Incoming:
     def _find_refused(self, received: list[Any], position: int) -> None:
         """Find the message that was refused before and sent again, for a dead letter if it is refused once more."""
         for event in itertools.islice(received, position, None):
-            if type(event) is events.PublishReceived and event.dup and event.packet_id == self._refused_id:
+            if type(event) is packets.Publish and event.dup and event.packet_id == self._refused_id:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
                 self._resent = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 
@@ -143,7 +143,7 @@ class Incoming:
             self._services.publisher.submit_run(records, self._qos0_owner, packet_ids)
         return position + len(records)
 
-    def _publish_one(self, event: events.PublishReceived, now_ms: int, special: bool) -> bool:
+    def _publish_one(self, event: packets.Publish, now_ms: int, special: bool) -> bool:
         """Submit one publish of any kind; return whether an acknowledgement may be due."""
         topic = event.topic
         record = self._inbound.to_record(topic, event.payload, event.qos, event.retain, event.properties, now_ms)
@@ -165,7 +165,7 @@ class Incoming:
             self._services.publisher.submit(record, self._qos0_owner)
         return False
 
-    def _publish_special(self, event: events.PublishReceived, record: Record, whole: str) -> bool:
+    def _publish_special(self, event: packets.Publish, record: Record, whole: str) -> bool:
         """Submit a publish that is retained, of QoS 2, or needs checks; return whether an acknowledgement may be due.
 
         `whole` is its topic name with the tenant's prefix.
@@ -199,7 +199,7 @@ class Incoming:
             services.publisher.submit(record, owner, slot)
         return False
 
-    def _decline(self, event: events.PublishReceived, result: Result) -> bool:
+    def _decline(self, event: packets.Publish, result: Result) -> bool:
         """Refuse a publish; return whether an acknowledgement may be due."""
         if not event.qos:
             self._services.counters.refused += 1

@@ -14,7 +14,7 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 from mapping.outcomes import Outcome
-from protocols.mqtt import events
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.properties import Properties
@@ -54,7 +54,7 @@ class _Answer:
 
 
 async def subscribe(
-    client: ClientPort, session: Session, connection: Connection, services: Services, event: events.SubscribeReceived
+    client: ClientPort, session: Session, connection: Connection, services: Services, event: packets.Subscribe
 ) -> None:
     """Subscribe to each allowed filter; SUBACK is sent when messages stored from then on will be delivered.
 
@@ -222,7 +222,7 @@ def _with_qos(options: Subscription, qos: int) -> Subscription:
 
 
 async def unsubscribe(
-    client: ClientPort, session: Session, connection: Connection, services: Services, event: events.UnsubscribeReceived
+    client: ClientPort, session: Session, connection: Connection, services: Services, event: packets.Unsubscribe
 ) -> None:
     """Remove subscriptions; no new messages are delivered for them [MQTT-3.10.4-2]."""
     assert client.grant is not None

@@ -14,7 +14,7 @@ from mapping.mqtt import incoming, runs
 from mapping.mqtt.incoming import Inbound
 from mapping.record import RESERVED_HEADERS, RESERVED_PREFIXES
 from mapping.rules import Rules
-from protocols.mqtt.events import PubackReceived, PublishReceived
+from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
@@ -36,7 +36,7 @@ properties = st.builds(
     | st.integers(70, 90).map(lambda count: (("n", "v"),) * count),
 )
 events = st.builds(
-    PublishReceived,
+    packets.Publish,
     st.sampled_from(["a/b", "a/b", "a/c", "é", "unknown"]),
     st.binary(max_size=4),
     st.sampled_from([0, 1, 1, 1, 2]),
@@ -44,7 +44,7 @@ events = st.builds(
     st.booleans(),
     st.integers(0, 65_535),
     st.none() | properties,
-) | st.builds(PubackReceived, st.integers(1, 5))
+) | st.builds(packets.Puback, st.integers(1, 5))
 
 
 def admitted() -> Inbound:
@@ -100,8 +100,8 @@ def test_nothing_is_kept() -> None:
     wrong = Properties(content_type="\ud800")
     payload = b"a payload"
     kinds = [None, full, Properties(user_properties=pairs * 20), wrong, Properties(1)]
-    found = [PublishReceived("a/b", payload, 1, False, False, 700, one) for one in kinds]
-    kept = [payload, full, pairs[0][0], ROUTES["a/b"], *ROUTES["a/b"].headers, Properties, PublishReceived]
+    found = [packets.Publish("a/b", payload, 1, False, False, 700, one) for one in kinds]
+    kept = [payload, full, pairs[0][0], ROUTES["a/b"], *ROUTES["a/b"].headers, Properties, packets.Publish]
 
     def everything() -> None:
         for start in range(len(found)):

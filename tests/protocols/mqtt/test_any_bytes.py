@@ -13,14 +13,6 @@ from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, Limits, State
 from protocols.mqtt.decoding import decode_packet
 from protocols.mqtt.encoding import encode_packet
-from protocols.mqtt.events import (
-    ConnectReceived,
-    DisconnectReceived,
-    Event,
-    PublishReceived,
-    PubrecReceived,
-    PubrelReceived,
-)
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import TABLE, WILL, Kind, Properties
 from protocols.mqtt.reasons import REASON_CODES, PacketType
@@ -194,9 +186,9 @@ class Server:
         while waiting:
             event = waiting.pop(0)
             self.events.append(event)
-            if type(event) is DisconnectReceived:
+            if type(event) is packets.Disconnect:
                 self.connection.finish()
-            if type(event) is ConnectReceived and not self.connection.closing:
+            if type(event) is packets.Connect and not self.connection.closing:
                 announced = Properties(topic_alias_maximum=3)
                 waiting += self.connection.accept(properties=announced, received=[2], reserved=[1, 5])
                 if self.connection.is_open and self.acknowledges:
@@ -204,19 +196,25 @@ class Server:
                         send_publish(self.connection, "plant/1", b"x", qos)
             elif not self.acknowledges:
                 continue
-            elif type(event) is PublishReceived and event.qos:
+            elif type(event) is packets.Publish and event.qos:
                 (self.connection.send_puback if event.qos == 1 else self.connection.send_pubrec)(event.packet_id)
-            elif type(event) is PubrelReceived:
+            elif type(event) is packets.Pubrel:
                 self.connection.send_pubcomp(event.packet_id)
-            elif type(event) is PubrecReceived and event.reason_code < 0x80:
+            elif type(event) is packets.Pubrec and event.reason_code < 0x80:
                 self.connection.send_pubrel(event.packet_id)
         self.sent += self.connection.data_to_send()
 
 
+EVENTS = (
+    packets.Connect | packets.Publish | packets.Puback | packets.Pubrec | packets.Pubrel | packets.Pubcomp
+    | packets.Subscribe | packets.Unsubscribe | packets.Disconnect | packets.Auth
+)  # fmt: skip
+
+
 def check_end(server: Server) -> None:
     """Check that all events are known, and that an end is the last event and closes the connection."""
-    ends = [one for one in server.events if type(one) in (ConnectionFailed, DisconnectReceived)]
-    assert all(isinstance(one, Event | ConnectionFailed) for one in server.events)
+    ends = [one for one in server.events if type(one) in (ConnectionFailed, packets.Disconnect)]
+    assert all(isinstance(one, EVENTS | ConnectionFailed) for one in server.events)
     assert len(ends) <= 1
     assert not ends or server.events[-1] is ends[0]
     assert bool(ends) is server.connection.closing
@@ -292,7 +290,7 @@ def test_the_tight_loop_reads_what_the_decoder_reads(messages: list[packets.Publ
                 None if kept == Properties() else kept,
             )
         raw = encode_packet(plain, Version.V5)
-        expected.append(PublishReceived(*(getattr(plain, name) for name in plain.__struct_fields__)))
+        expected.append(packets.Publish(*(getattr(plain, name) for name in plain.__struct_fields__)))
         assert decode_packet(*body(raw), Version.V5) == plain
         data += raw
     for at in range(0, len(data), size):

@@ -8,20 +8,9 @@ import pytest
 
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, Limits, State
 from protocols.mqtt.encoding import prepare_publish
-from protocols.mqtt.events import (
-    AuthReceived,
-    ConnectReceived,
-    DisconnectReceived,
-    PubackReceived,
-    PubcompReceived,
-    PublishReceived,
-    PubrecReceived,
-    PubrelReceived,
-    SubscribeReceived,
-    UnsubscribeReceived,
-)
 from protocols.mqtt.packets import Subscription, Version
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, ended_by, failed, new, opened, say, send_publish
@@ -35,7 +24,7 @@ from tests.protocols.mqtt.wire import wire
 @pytest.mark.parametrize("version", [5, 4, 3])
 def test_connect_and_accept(version: int) -> None:
     connection = new()
-    assert say(connection, CONNECTS[version]) == [ConnectReceived(Version(version), "me", keep_alive=10)]
+    assert say(connection, CONNECTS[version]) == [packets.Connect(Version(version), "me", keep_alive=10)]
     assert connection.state is State.CONNECTING
     assert connection.data_to_send() == b""
     assert connection.accept(session_present=True) == []
@@ -158,7 +147,7 @@ def test_connack_leaves_out_what_the_client_can_do_without() -> None:
 def test_what_is_sent_ahead_waits_for_accept() -> None:
     connection = new()
     events = say(connection, CONNECT_5, "32 * s't' 0001 00 'x'", "c0 00")
-    assert [type(one) for one in events] == [ConnectReceived]
+    assert [type(one) for one in events] == [packets.Connect]
     assert say(connection, "30 * s't' 00 'y'") == []
     later = connection.accept(properties=Properties(receive_maximum=1))
     assert [one.payload for one in later] == [b"x", b"y"]
@@ -192,11 +181,11 @@ def test_a_close_sent_ahead_is_heard_and_so_is_the_end() -> None:
     connection = new()
     say(connection, CONNECT_5, "30 * s't' 00", "e0 00")
     assert connection.receive_eof() == []
-    assert [type(one) for one in connection.accept()] == [PublishReceived, DisconnectReceived]
+    assert [type(one) for one in connection.accept()] == [packets.Publish, packets.Disconnect]
     connection = new()
     say(connection, CONNECT_5, "30 * s't' 00")
     assert connection.receive_eof() == []
-    assert [type(one) for one in connection.accept()] == [PublishReceived, ConnectionFailed]
+    assert [type(one) for one in connection.accept()] == [packets.Publish, ConnectionFailed]
 
 
 # time
@@ -273,16 +262,16 @@ def test_publish_at_each_qos() -> None:
     connection = opened()
     events = say(connection, "30 * s'a' 00 'x'", "33 * s'b' 0001 00 'y'", "3c * s'c' 0002 00", "30 * s'a' 00")
     assert events == [
-        PublishReceived("a", b"x"),
-        PublishReceived("b", b"y", 1, retain=True, packet_id=1),
-        PublishReceived("c", b"", 2, dup=True, packet_id=2),
-        PublishReceived("a", b""),
+        packets.Publish("a", b"x"),
+        packets.Publish("b", b"y", 1, retain=True, packet_id=1),
+        packets.Publish("c", b"", 2, dup=True, packet_id=2),
+        packets.Publish("a", b""),
     ]
     assert connection.inbound.used == 2
     connection.send_puback(1)
     connection.send_pubrec(2)
     assert connection.inbound.used == 1
-    assert say(connection, "62 02 0002") == [PubrelReceived(2)]
+    assert say(connection, "62 02 0002") == [packets.Pubrel(2)]
     connection.send_pubcomp(2)
     assert connection.inbound.used == 0
     assert connection.data_to_send() == bytes.fromhex("40020001 50020002 70020002")
@@ -434,7 +423,7 @@ def test_an_overlong_remaining_length_is_malformed_in_5_and_nothing_in_3() -> No
 def test_nothing_after_a_fault_is_parsed() -> None:
     connection = opened()
     events = say(connection, "30 * s't' 00", "36 * s't' 00", "30 * s't' 00", "c0 00")
-    assert [type(one) for one in events] == [PublishReceived, ConnectionFailed]
+    assert [type(one) for one in events] == [packets.Publish, ConnectionFailed]
     assert ended_by(connection) == (0xE0, 0x81)
     assert say(connection, "30 * s't' 00") == []
     assert connection.receive_eof() == []
@@ -465,18 +454,18 @@ def test_ping(version: int) -> None:
 def test_subscribe_and_unsubscribe() -> None:
     connection = opened()
     assert say(connection, "82 * 0007 00 s'a/#' 01 s'b' 2c") == [
-        SubscribeReceived(7, (Subscription("a/#", 1), Subscription("b", 0, True, True, 2)))
+        packets.Subscribe(7, (Subscription("a/#", 1), Subscription("b", 0, True, True, 2)))
     ]
     connection.send_suback(7, [1, 0x87], Properties(reason_string="no"))
     assert connection.data_to_send() == wire("90 * 0007 v 1f s'no' ; 01 87")
-    assert say(connection, "a2 * 0008 00 s'a/#' s'c'") == [UnsubscribeReceived(8, ("a/#", "c"))]
+    assert say(connection, "a2 * 0008 00 s'a/#' s'c'") == [packets.Unsubscribe(8, ("a/#", "c"))]
     connection.send_unsuback(8, [0, 0x11])
     assert connection.data_to_send() == wire("b0 * 0008 00 00 11")
 
 
 def test_subscribe_in_311() -> None:
     connection = opened(4)
-    assert say(connection, "82 * 0007 s'a/#' 01") == [SubscribeReceived(7, (Subscription("a/#", 1),))]
+    assert say(connection, "82 * 0007 s'a/#' 01") == [packets.Subscribe(7, (Subscription("a/#", 1),))]
     connection.send_suback(7, [0x87])
     connection.send_unsuback(8, [0])
     assert connection.data_to_send() == bytes.fromhex("9003000780 b0020008")
@@ -486,7 +475,7 @@ def test_subscribe_in_311() -> None:
 def test_disconnect(version: int) -> None:
     connection = opened(version)
     events = say(connection, "30 * s't' 00", "e0 00", "30 * s't' 00")
-    assert [type(one) for one in events] == [PublishReceived, DisconnectReceived]
+    assert [type(one) for one in events] == [packets.Publish, packets.Disconnect]
     assert say(connection, "c0 00") == connection.receive_eof() == []
     assert connection.next_deadline() is None
     assert connection.data_to_send() == b""
@@ -502,7 +491,7 @@ def test_what_was_asked_before_disconnect_is_answered(version: int) -> None:
     connection = opened(version)
     properties = "00" if version == 5 else ""
     events = say(connection, f"82 * 0007 {properties} s'a' 00", f"a2 * 0008 {properties} s'a'", "e0 00")
-    assert [type(one) for one in events] == [SubscribeReceived, UnsubscribeReceived, DisconnectReceived]
+    assert [type(one) for one in events] == [packets.Subscribe, packets.Unsubscribe, packets.Disconnect]
     connection.send_suback(7, [0])
     connection.send_unsuback(8, [0])
     connection.finish()
@@ -549,7 +538,7 @@ def test_the_window_is_the_client_s_receive_maximum() -> None:
     assert connection.data_to_send() == wire("32 * s't' 0001 00 'x'") + wire("34 * s't' 0002 00 'y'") + wire(
         "30 * s't' 00 '0'"
     )
-    assert say(connection, "40 02 0001") == [PubackReceived(1)]
+    assert say(connection, "40 02 0001") == [packets.Puback(1)]
     assert connection.outbound.free == 1
     assert send_publish(connection, "t", b"z", 1) == 3
 
@@ -564,22 +553,22 @@ def test_qos_2_out() -> None:
     connection = opened()
     send_publish(connection, "t", b"x", 2)
     connection.data_to_send()
-    assert say(connection, "50 02 0001") == [PubrecReceived(1)]
+    assert say(connection, "50 02 0001") == [packets.Pubrec(1)]
     connection.send_pubrel(1)
     assert connection.data_to_send() == b"\x62\x02\x00\x01"
     assert connection.outbound.used == 1
-    assert say(connection, "50 02 0001") == [PubrecReceived(1)]
-    assert say(connection, "70 02 0001") == [PubcompReceived(1)]
+    assert say(connection, "50 02 0001") == [packets.Pubrec(1)]
+    assert say(connection, "70 02 0001") == [packets.Pubcomp(1)]
     assert connection.outbound.used == 0
 
 
 def test_a_refused_qos_2_message_is_over() -> None:
     connection = opened()
     send_publish(connection, "t", b"x", 2)
-    assert say(connection, "50 03 0001 87") == [PubrecReceived(1, 0x87)]
+    assert say(connection, "50 03 0001 87") == [packets.Pubrec(1, 0x87)]
     assert connection.outbound.used == 0
     send_publish(connection, "t", b"x", 2)
-    assert say(connection, "50 02 0002", "50 03 0002 80") == [PubrecReceived(2), PubrecReceived(2, 0x80)]
+    assert say(connection, "50 02 0002", "50 03 0002 80") == [packets.Pubrec(2), packets.Pubrec(2, 0x80)]
     assert connection.outbound.used == 0
 
 
@@ -594,8 +583,8 @@ def test_acknowledgements_of_every_kind_in_one_read(version: int) -> None:
         connection, "40 02 0001", "40 02 0002", "50 02 0003", "c0 00", "40 02 0004", "62 02 0009", "50 02 0007"
     )
     assert events == [
-        PubackReceived(1), PubackReceived(2), PubrecReceived(3), PubackReceived(4), PubrelReceived(9),
-        PubrecReceived(7),
+        packets.Puback(1), packets.Puback(2), packets.Pubrec(3), packets.Puback(4), packets.Pubrel(9),
+        packets.Pubrec(7),
     ]  # fmt: skip
     assert connection.outbound.used == 5
     connection.send_pubrel(3)
@@ -603,7 +592,7 @@ def test_acknowledgements_of_every_kind_in_one_read(version: int) -> None:
     connection.send_pubcomp(9)
     assert connection.data_to_send() == bytes.fromhex("d000 62020003 62020007 70020009")
     events = say(connection, "70 02 0007", "40 02 0005", "40 02 0005", "70 02 0003", "40 02 0006", "62 02 0000")
-    assert [type(one) for one in events[:-1]] == [PubcompReceived, PubackReceived, PubcompReceived, PubackReceived]
+    assert [type(one) for one in events[:-1]] == [packets.Pubcomp, packets.Puback, packets.Pubcomp, packets.Puback]
     assert failed(events) == "0x82"
     assert connection.outbound.used == 1
 
@@ -641,7 +630,7 @@ def test_a_message_is_sent_again_under_its_old_identifier() -> None:
     with pytest.raises(UsageError):
         send_publish(connection, "t", b"x", 1, packet_id=7)
     assert connection.outbound.used == 1
-    assert say(connection, "40 02 0007") == [PubackReceived(7)]
+    assert say(connection, "40 02 0007") == [packets.Puback(7)]
 
 
 def test_identifiers_go_round_and_miss_those_in_use() -> None:
@@ -790,7 +779,7 @@ def test_enhanced_authentication() -> None:
     connection.send_auth(0x18, Properties(authentication_method="M", authentication_data=b"2"))
     assert connection.data_to_send() == wire("f0 * 18 v 15 s'M' 16 s'2' ;")
     assert say(connection, "f0 * 18 v 15 s'M' 16 s'3' ;") == [
-        AuthReceived(0x18, Properties(authentication_method="M", authentication_data=b"3"))
+        packets.Auth(0x18, Properties(authentication_method="M", authentication_data=b"3"))
     ]
     assert connection.accept(properties=Properties(authentication_method="M")) == []
     assert connection.is_open
@@ -809,11 +798,11 @@ def authenticated() -> Connection:
 def test_authentication_again() -> None:
     connection = authenticated()
     for _ in range(2):
-        assert [type(one) for one in say(connection, "f0 * 19 v 15 s'M' ;")] == [AuthReceived]
+        assert [type(one) for one in say(connection, "f0 * 19 v 15 s'M' ;")] == [packets.Auth]
         connection.send_auth(0x18, Properties(authentication_data=b"2"))
         assert connection.data_to_send() == wire("f0 * 18 v 15 s'M' 16 s'2' ;")
         assert [type(one) for one in say(connection, "30 * s't' 00", "f0 * 18 v 15 s'M' ;")] == [
-            PublishReceived, AuthReceived,
+            packets.Publish, packets.Auth,
         ]  # fmt: skip
         connection.send_auth(0x00)
         assert connection.data_to_send() == wire("f0 * 00 v 15 s'M' ;")

@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import UsageError
+from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, Limits
-from protocols.mqtt.events import (
-    ConnectReceived,
-    PubackReceived,
-    PubcompReceived,
-    PublishReceived,
-    PubrecReceived,
-    PubrelReceived,
-)
 from protocols.mqtt.properties import NONE, Properties
 from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, new, say, send_publish
 from tests.protocols.mqtt.wire import wire
@@ -48,7 +41,7 @@ def resumed(
 @pytest.mark.parametrize("version", [5, 4, 3])
 def test_a_release_of_an_earlier_connection_s_message(version: int) -> None:
     connection = resumed(received=[7], connect=CONNECTS[version])
-    assert say(connection, "62 02 0007") == [PubrelReceived(7)]
+    assert say(connection, "62 02 0007") == [packets.Pubrel(7)]
     connection.send_pubcomp(7)
     assert connection.data_to_send() == bytes.fromhex("70020007")
     assert connection.inbound.used == 0
@@ -57,7 +50,7 @@ def test_a_release_of_an_earlier_connection_s_message(version: int) -> None:
 def test_a_message_sent_again_takes_no_place() -> None:
     connection = resumed(received=[7], announced=Properties(receive_maximum=1))
     events = say(connection, "3c * s't' 0007 00 'x'", "34 * s't' 0008 00")
-    assert events[0] == PublishReceived("t", b"x", 2, dup=True, packet_id=7)
+    assert events[0] == packets.Publish("t", b"x", 2, dup=True, packet_id=7)
     assert connection.inbound.used == 1
     connection.send_pubrec(7)
     connection.send_pubrec(8)
@@ -93,7 +86,7 @@ def test_what_was_sent_ahead_of_connack_meets_the_session() -> None:
     connection = new()
     say(connection, CONNECT_5, "3c * s't' 0007 00 'x'", "62 02 0007")
     events = connection.accept(True, received=[7], reserved=[1])
-    assert events == [PublishReceived("t", b"x", 2, dup=True, packet_id=7), PubrelReceived(7)]
+    assert events == [packets.Publish("t", b"x", 2, dup=True, packet_id=7), packets.Pubrel(7)]
     assert connection.inbound.used == 0
 
 
@@ -108,11 +101,11 @@ def test_a_reserved_identifier_is_for_its_own_message() -> None:
     assert connection.outbound.used == 3
     with pytest.raises(UsageError):
         send_publish(connection, "t", b"x", 1, dup=True, packet_id=3)
-    assert say(connection, "40 02 0003") == [PubackReceived(3)]
+    assert say(connection, "40 02 0003") == [packets.Puback(3)]
     connection.release_reserved(1)
     connection.release_reserved(1)
     connection.release_reserved(2)  # on its way: not reserved
-    assert say(connection, "40 02 0002") == [PubackReceived(2)]
+    assert say(connection, "40 02 0002") == [packets.Puback(2)]
     assert connection.outbound.used == 1
 
 
@@ -135,10 +128,10 @@ def test_releases_are_sent_again_without_a_place_in_the_window() -> None:
     assert connection.outbound.used == 0
     assert [send_publish(connection, "t", b"", 2) for _ in range(2)] == [4, 5]
     assert say(connection, "70 02 0002", "50 02 0001", "70 02 0001", "50 03 0003 91") == [
-        PubcompReceived(2),
-        PubrecReceived(1),
-        PubcompReceived(1),
-        PubrecReceived(3, 0x91),
+        packets.Pubcomp(2),
+        packets.Pubrec(1),
+        packets.Pubcomp(1),
+        packets.Pubrec(3, 0x91),
     ]
     assert connection.outbound.used == 2
 
@@ -153,11 +146,11 @@ def test_an_answer_to_what_was_not_sent_again_yet_says_nothing(answer: str) -> N
 
 def test_a_late_pubrec_goes_on_with_the_exchange() -> None:
     connection = resumed(reserved=[1])
-    assert say(connection, "50 02 0001") == [PubrecReceived(1)]
+    assert say(connection, "50 02 0001") == [packets.Pubrec(1)]
     connection.send_pubrel(1)
     with pytest.raises(UsageError):
         send_publish(connection, "t", b"", 2, dup=True, packet_id=1)
-    assert say(connection, "70 02 0001") == [PubcompReceived(1)]
+    assert say(connection, "70 02 0001") == [packets.Pubcomp(1)]
     assert connection.outbound.used == 0
 
 
@@ -170,7 +163,7 @@ def test_the_wrong_answer_to_a_resumed_release() -> None:
 def test_a_pubrec_of_nothing_is_answered_and_forgotten() -> None:
     connection = resumed(connect=WINDOW_OF_2)
     for packet_id in range(1, 10):
-        assert say(connection, f"50 02 {packet_id:04x}") == [PubrecReceived(packet_id)]
+        assert say(connection, f"50 02 {packet_id:04x}") == [packets.Pubrec(packet_id)]
         connection.send_pubrel(packet_id)
         assert connection.data_to_send() == b"\x62\x02" + packet_id.to_bytes(2)
     assert connection.outbound.used == 0
@@ -180,14 +173,14 @@ def test_a_pubrec_of_nothing_is_answered_and_forgotten() -> None:
 
 def test_no_release_before_its_pubrec() -> None:
     connection = resumed()
-    assert say(connection, "50 02 0002") == [PubrecReceived(2)]  # of nothing, and answered too late
+    assert say(connection, "50 02 0002") == [packets.Pubrec(2)]  # of nothing, and answered too late
     send_publish(connection, "t", b"", 1)
     send_publish(connection, "t", b"", 2)
     connection.data_to_send()
     for packet_id in (1, 2):
         connection.send_pubrel(packet_id)
     assert connection.data_to_send() == b""
-    assert say(connection, "50 02 0002") == [PubrecReceived(2)]
+    assert say(connection, "50 02 0002") == [packets.Pubrec(2)]
     connection.send_pubrel(2)
     assert connection.data_to_send() == bytes.fromhex("62020002")
 
@@ -252,7 +245,7 @@ class Model:
             del self.phase[packet_id]
             self.counted.discard(packet_id)
         elif phase == "PUBREC":
-            assert say(self.connection, f"50 02 {packet_id:04x}") == [PubrecReceived(packet_id)]
+            assert say(self.connection, f"50 02 {packet_id:04x}") == [packets.Pubrec(packet_id)]
             self.phase[packet_id] = "PUBREL"
 
 
@@ -293,7 +286,7 @@ def test_the_client_s_window_is_never_miscounted(received: set[int], steps: list
             connection.send_pubrec(packet_id, 0x80)
             held.pop(packet_id, None)
         else:
-            assert say(connection, f"62 02 {packet_id:04x}") == [PubrelReceived(packet_id)]
+            assert say(connection, f"62 02 {packet_id:04x}") == [packets.Pubrel(packet_id)]
             connection.send_pubcomp(packet_id)
             held.pop(packet_id, None)
         assert connection.inbound.used == sum(held.values())
@@ -307,9 +300,9 @@ def test_resuming_in_bytes() -> None:
         events: list[Any] = []
         for at in range(0, len(stream), size):
             waiting = connection.receive_data(stream[at : at + size])
-            if any(type(one) is ConnectReceived for one in waiting):
+            if any(type(one) is packets.Connect for one in waiting):
                 waiting += connection.accept(True, received=[7], reserved=[1])
             events += waiting
-        assert [type(one) for one in events[1:]] == [PublishReceived, PubrelReceived, PubrecReceived]
+        assert [type(one) for one in events[1:]] == [packets.Publish, packets.Pubrel, packets.Pubrec]
         whole = whole or events
         assert events == whole
