@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -38,12 +38,8 @@ IDLE_S: Final = 10.0  # a consumer without work is closed after this time
 TURN_RECORDS: Final = 2000  # the most records read for one subscriber in a turn
 
 
-class Goal(Protocol):
-    """Where a reading ends: usually the live reader's position in the partition."""
-
-    @property
-    def position(self) -> int:
-        """The offset of the goal, which may move on."""
+Goal = Callable[[], int]
+"""Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
 class Reading:
@@ -64,7 +60,7 @@ class Reading:
         self.subscriber = subscriber
         self.partition = partition
         self.position = position  # the offset of the next record to offer; safe to store
-        self.goal = goal  # the reading ends at `goal.position`, before the record there is offered
+        self.goal = goal  # the reading ends at `goal()`, before the record there is offered
         self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
         self.gap = gap  # receives the number of records that retention had deleted before they could be offered
 
@@ -330,7 +326,7 @@ class _Worker:
         queue.holder = self
         self._version = queue.version
         for reading in list(queue.readings.values()):
-            if reading.position >= reading.goal.position:
+            if reading.position >= reading.goal():
                 self._pool.finish(queue, reading)
         consumer.assign(list(queue.readings))
         for partition, reading in queue.readings.items():
@@ -382,7 +378,7 @@ class _Worker:
         if not batches:
             # Only transaction markers or compacted records may lie between us and the goal.
             for reading in list(queue.readings.values()):
-                if await consumer.position(reading.partition) >= reading.goal.position:
+                if await consumer.position(reading.partition) >= reading.goal():
                     self._pool.finish(queue, reading)
         return count
 
@@ -395,9 +391,9 @@ class _Worker:
             if queue.readings.get(reading.partition) is not reading:
                 chunk.popleft()  # cancelled
                 continue
-            goal = reading.goal
+            goal = reading.goal()
             for taken, record in enumerate(records):
-                if record.offset >= goal.position:
+                if record.offset >= goal:
                     break
                 try:
                     accepted = subscriber.offer_nowait(record)
@@ -412,7 +408,7 @@ class _Worker:
                 if queue.readings.get(reading.partition) is not reading:
                     break  # cancelled during the offer
             chunk.popleft()
-            if queue.readings.get(reading.partition) is reading and reading.position >= goal.position:
+            if queue.readings.get(reading.partition) is reading and reading.position >= reading.goal():
                 if reading.partition in consumer.assignment():
                     consumer.pause(reading.partition)
                 self._pool.finish(queue, reading)
@@ -429,7 +425,7 @@ class _Worker:
             if reading is None:
                 continue
             # Below the first record: retention was faster. Above the last: the topic was recreated.
-            lost = max(0, min(first, reading.goal.position) - reading.position)
+            lost = max(0, min(first, reading.goal()) - reading.position)
             self._pool.gaps += lost
             if lost and reading.gap is not None:
                 reading.gap(lost)
@@ -438,6 +434,6 @@ class _Worker:
                 partition.topic, partition.partition, reading.position, lost, first,
             )  # fmt: skip
             reading.position = first
-            if first >= reading.goal.position:
+            if first >= reading.goal():
                 self._pool.finish(queue, reading)
         self._version = -1

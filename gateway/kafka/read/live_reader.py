@@ -17,12 +17,12 @@ from aiokafka import TopicPartition
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
+from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import LaterGoal, LiveStatistics, Partition, PendingCatchUp, Topic, Watch
+from gateway.kafka.read.watched_topics import LiveStatistics, Partition, PendingCatchUp, Topic, Watch
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -241,9 +241,8 @@ class LiveReader:
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
-        goal = LaterGoal(part, since) if since > part.position else part
-        if subscriber not in part.behind and offset < goal.position:
-            self._fall_behind(part, watch, subscriber, tp, offset, gap, goal)
+        if subscriber not in part.behind and offset < max(part.position, since):
+            self._fall_behind(part, watch, subscriber, tp, offset, gap, since)
         return True
 
     def _catch_up_waiting(self, tp: TopicPartition) -> None:
@@ -396,13 +395,16 @@ class LiveReader:
         partition: TopicPartition,
         offset: int,
         gap: Callable[[int], None] | None = None,
-        goal: Goal | None = None,
+        since: int = 0,  # the first offset that the watch wants
     ) -> None:
+        def goal() -> int:
+            return max(part.position, since)
+
         def rejoin(reading: Reading) -> None:
             del part.behind[reading.subscriber]
             del watch.readings[reading]
 
-        reading = Reading(subscriber, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
+        reading = Reading(subscriber, partition, offset, goal=goal, finished=rejoin, gap=gap)
         part.behind[subscriber] = (watch, reading)
         watch.readings[reading] = None
         self._fell_behind += 1

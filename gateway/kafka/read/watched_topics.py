@@ -58,21 +58,6 @@ class Partition:
         self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # subscribers served by the catch-up reader
 
 
-class LaterGoal:
-    """The goal of a catch-up whose watch starts ahead of the live reader's position."""
-
-    __slots__ = ("_part", "_since")
-
-    def __init__(self, part: Partition, since: int) -> None:
-        self._part = part
-        self._since = since
-
-    @property
-    def position(self) -> int:
-        """The first offset that is not caught up on."""
-        return max(self._part.position, self._since)
-
-
 class PendingCatchUp(msgspec.Struct, frozen=True):
     """A catch-up that waits for a leader: the subscriber will be offered everything from `offset` on first."""
 

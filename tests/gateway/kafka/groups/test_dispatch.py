@@ -135,7 +135,7 @@ class Log:
                 if reading.subscriber.demand <= 0 or not reading.subscriber.offer_nowait(record):
                     break
                 reading.position = record.offset + 1
-            if reading in self.readings and reading.position >= reading.goal.position:
+            if reading in self.readings and reading.position >= reading.goal():
                 self.readings.remove(reading)
                 reading.finished(reading)
 
