@@ -180,14 +180,10 @@ class Batch(WrittenBatch):
         `partition` is the batch's partition; only records whose senders named it get it.
         """
         pinned = frozenset(self.pinned)
-        for position, (record, (owner, _, token)) in enumerate(zip(self._records(), self._tickets(), strict=True)):
+        for position, record, share, token in self._contents():
             named = partition if position in pinned else None
             headers = tuple(record.headers)
-            yield Record(topic, record.key, record.value, headers, record.timestamp, named), owner, token
-
-    def _records(self) -> DefaultRecordBatch:
-        """Return the parsed records. The batch itself does not change: aiokafka may still send it."""
-        return DefaultRecordBatch(self.stored_form())
+            yield Record(topic, record.key, record.value, headers, record.timestamp, named), share.owner, token
 
     def without(self, owners: Set[int]) -> Batch | None:
         """Move the records of all other owners to a new batch, if there are any; keep those of `owners` (by id)."""
@@ -196,9 +192,7 @@ class Batch(WrittenBatch):
             del self.shares[key]
         fresh = None
         if self.shares:
-            fresh = self._rebuild_at(
-                {place for one in self.shares.values() for run in one.runs for place in range(*run)}
-            )
+            fresh = self._rebuild_at(range(self.count))
             self._pass_on_counted(fresh)
             fresh.withdrawn -= owners
         self.shares = theirs
@@ -234,22 +228,20 @@ class Batch(WrittenBatch):
     def _rebuild_at(self, positions: Container[int]) -> Batch:
         batch = Batch(self.limit, self.budget, self._codec)
         batch.born, batch.withdrawn = self.born, self.withdrawn
-        tickets = list(self._tickets())
         pinned = frozenset(self.pinned)
-        for position, record in enumerate(self._records()):
+        for position, record, share, token in self._contents():
             if position not in positions:
                 continue
-            owner, budget, token = tickets[position]
-            if owner is not batch.owner:
-                batch.switch_owner(owner)
-                batch.shares[id(owner)].budget = budget
+            if share.owner is not batch.owner:
+                batch.switch_owner(share.owner)
+                batch.shares[id(share.owner)].budget = share.budget
             size = batch.write(record.timestamp, record.key, record.value, list(record.headers))
             batch.add_token(token)
             if position in pinned:
                 batch.pinned.append(batch.count)
             batch.count += 1
             batch.bytes += size
-            batch._note_counted(batch.shares[id(owner)], size)  # by the batch that it comes from
+            batch._note_counted(batch.shares[id(share.owner)], size)  # by the batch that it comes from
         batch.seal()
         return batch
 
@@ -259,12 +251,18 @@ class Batch(WrittenBatch):
             *others, last = [successor.shares[owner] for successor in successors if owner in successor.shares]
             last.bytes = share.bytes - sum(part.bytes for part in others)
 
-    def _tickets(self) -> Iterator[tuple[Owner | None, ConnectionBudget | None, Any]]:
-        """Iterate over owner, budget and token by position."""
-        tickets: list[Any] = [None] * self.count
+    def _contents(self) -> Iterator[tuple[int, Any, Share, Any]]:
+        """Yield the records that have a share, in order: position, parsed record, share and token.
+
+        The batch itself does not change: aiokafka may still send it.
+        """
+        tickets: list[tuple[Share, Any] | None] = [None] * self.count
         for share in self.shares.values():
             tokens = iter(share.tokens)
             for first, behind in share.runs:
                 for position in range(first, behind):
-                    tickets[position] = (share.owner, share.budget, next(tokens))
-        return iter(tickets)
+                    tickets[position] = (share, next(tokens))
+        records = DefaultRecordBatch(self.stored_form())
+        for position, (record, ticket) in enumerate(zip(records, tickets, strict=True)):
+            if ticket is not None:
+                yield position, record, *ticket
