@@ -135,14 +135,18 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer = self._consumer
         if consumer is not None:
             answered = await self.commits.commit()
-            self.dispatch.suspended = True
-            self._consumer = None
-            self._connected.clear()
-            self.topics = frozenset()
-            stop_waiting(consumer)
-            self._assigned.set()
+            self._let_go(consumer)
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self.dispatch.close()
+
+    def _let_go(self, consumer: AIOKafkaConsumer) -> None:
+        """Stop reading with a consumer that will be closed; calls of `subscribe` that wait for it return."""
+        self._consumer = None
+        self._connected.clear()
+        self.dispatch.suspended = True
+        self.topics = frozenset()
+        stop_waiting(consumer)
+        self._assigned.set()
 
     # Called for subscribers.
 
@@ -304,13 +308,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _replace(self, consumer: AIOKafkaConsumer) -> None:
         """Close a broken consumer; the next `subscribe` joins the group with a new one."""
-        self._consumer = None
-        self._connected.clear()
-        self.dispatch.suspended = True
+        self._let_go(consumer)
         self.dispatch.set_assignment(())
-        self.topics = frozenset()
-        stop_waiting(consumer)
-        self._assigned.set()
         self._stale.set()
         await close_consumer(consumer)
 
