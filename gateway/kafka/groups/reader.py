@@ -44,8 +44,7 @@ from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, LEFT_GROUP, Commits, 
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
-from gateway.kafka.groups.statistics import GroupStatistics, snapshot
-from gateway.kafka.groups.unread import unread
+from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn, keep_running
 
@@ -489,7 +488,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return True
 
     def unread(self, member: Member, ends: Mapping[TopicPartition, int]) -> int:
-        """See `unread.unread`."""
+        """See `statistics.unread`."""
         return unread(self.dispatch, self._consumer, member, ends)
 
     def statistics(self) -> GroupStatistics:
