@@ -232,20 +232,17 @@ class CatchUpReader:
         queue.state = _State.READY
         pauses.end_all(queue.subscriber, *NO_CAPACITY)
         holder = queue.holder
-        if holder is not None and holder.idle and holder.serves is queue:
+        if holder is not None and not holder.busy.is_set() and holder.serves is queue:
             self._ready.appendleft(queue)  # that worker has its records already: no new fetch
-            holder.wake.set()
-            holder.idle = False
+            holder.busy.set()
             return
         self._ready.append(queue)
-        idle = [worker for worker in self._workers if worker.idle]
+        idle = [worker for worker in self._workers if not worker.busy.is_set()]
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
         if spare is None and len(self._workers) < self._limit:
             self._hire()
         elif spare is not None or idle:
-            worker = spare or idle[0]
-            worker.idle = False
-            worker.wake.set()
+            (spare or idle[0]).busy.set()
 
     def _hire(self) -> None:
         worker = _Worker(self)
@@ -259,8 +256,8 @@ class _Worker:
     task: asyncio.Task[None]
 
     def __init__(self, pool: CatchUpReader) -> None:
-        self.idle = False
-        self.wake = asyncio.Event()
+        self.busy = asyncio.Event()  # cleared while it waits for a turn
+        self.busy.set()
         self.serves: _Queue | None = None
         self._version = -1
         self._pool = pool
@@ -301,15 +298,14 @@ class _Worker:
                 pool.end_turn(queue, waits=waits)
 
     async def _wait(self) -> bool:
-        self.idle = True
-        self.wake.clear()
+        self.busy.clear()
         try:
             async with asyncio.timeout(self._pool.idle_s):
-                await self.wake.wait()
+                await self.busy.wait()
         except TimeoutError:
             return self._pool.has_ready
         finally:
-            self.idle = False
+            self.busy.set()
         return True
 
     def _release(self) -> None:
