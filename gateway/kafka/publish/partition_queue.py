@@ -133,13 +133,13 @@ class PartitionQueue:
         self._tried_by: LeasedProducer | None = None  # the producer of `_given_up`
 
     def seal_open(self) -> Batch:
-        """Queue the open batch, which the next record does not fit in, and open another."""
-        if self.open.count:
-            self.open.seal()
-            self.full.append(self.open)
+        """Queue the open batch, unless it is empty, and open another."""
+        batch, self.open = self.open, self.topic.new_batch()
+        if batch.count:
+            self.full.append(batch)
+            batch.seal()
             if self._full_waiter is not None:
                 self._full_waiter.set()
-        self.open = self.topic.new_batch()
         return self.open
 
     def start(self) -> None:
@@ -156,7 +156,10 @@ class PartitionQueue:
                 try:
                     if linger and not self.full:
                         await self._linger(self.open.born + linger)
-                    self._take_next()
+                    if not self.full:
+                        self.seal_open()
+                    if self.full:  # else what was to linger was withdrawn
+                        self.in_flight.append(self.full.popleft())
                     await self._deliver()
                 except Exception as error:  # a bug: the batches in flight still get a definite outcome
                     failures.report("partition", error, f"{self.topic.name}-{self.number}")
@@ -171,15 +174,6 @@ class PartitionQueue:
         """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
         self.shut = not led and self._task is None and not self.open.count
-
-    def _take_next(self) -> None:
-        """Make the next batch the one in flight."""
-        if self.full:
-            self.in_flight.append(self.full.popleft())
-        else:
-            batch, self.open = self.open, self.topic.new_batch()
-            self.in_flight.append(batch)
-            batch.seal()
 
     async def _linger(self, until: float) -> None:
         self._full_waiter = asyncio.Event()
@@ -364,8 +358,7 @@ class PartitionQueue:
         self.shut = self.dissolved = True
         if self._task is not None:
             self._task.cancel()
-        if self.open.count:
-            self.seal_open()
+        self.seal_open()
         waiting = [*self.in_flight, *self.full]
         self.in_flight.clear()
         self.full.clear()
@@ -377,8 +370,7 @@ class PartitionQueue:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None  # a task that is cancelled before its first step does not do that itself
-        if self.open.count:
-            self.seal_open()
+        self.seal_open()
         self.in_flight.extend(self.full)
         self.full.clear()
         while self.in_flight:

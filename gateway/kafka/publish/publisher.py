@@ -412,12 +412,9 @@ class Publisher:
 
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
         """Settle a batch: call its owners, count it, release its budgets."""
-        if result.outcome is Outcome.STORED:
-            self._settlement.stored(batch, self._clock())
-            if base >= 0:
-                self._settlement.placed(topic, result.partition, base, base + batch.count)
-                self.stored(topic, result.partition, base + batch.count)
-        self._settlement.settle(batch, topic, result, base)
+        if result.outcome is Outcome.STORED and base >= 0:
+            self.stored(topic, result.partition, base + batch.count)
+        self._settlement.settle(batch, topic, result, base, self._clock())
         self.budgets.forget(topic)
         self._check_drained()
 
