@@ -243,7 +243,7 @@ class PartitionQueue:
             handed_over = True
             stored = await future
             if not self.context.fence.allows(self.topic.name) and stored is not None:
-                self._suspend_timeout()
+                self._move_timeout(None)  # Kafka has answered, and only the fence delays the result
                 await self.context.fence.wait_open()
         except errors.KafkaError as error:
             if not self._is_in_flight(batch):
@@ -276,11 +276,11 @@ class PartitionQueue:
         """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
 
-    def _suspend_timeout(self) -> None:
-        """Suspend the timeout: Kafka has answered, and only the fence delays the result."""
+    def _move_timeout(self, at: float | None) -> None:
+        """Move the timeout of the batch in flight, unless it is over already; None suspends it."""
         if self._timeout is not None:
-            with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._timeout.reschedule(None)
+            with contextlib.suppress(RuntimeError):
+                self._timeout.reschedule(at)
 
     def withdraw(self, owners: Set[int]) -> None:
         """Settle these owners' (by id) unsent records as BUSY, and do not resend those that were sent."""
@@ -349,9 +349,8 @@ class PartitionQueue:
 
     def expire_in_flight(self) -> None:
         """End the wait for the batch in flight: the topic is gone, and aiokafka would retry for ever."""
-        if self._timeout is not None and self.in_flight:
-            with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._timeout.reschedule(self.context.clock())
+        if self.in_flight:
+            self._move_timeout(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
         """Remove and return all batches, in order: the partition no longer exists."""
