@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from aiokafka import TopicPartition
 
@@ -188,9 +188,8 @@ class LiveReader:
         if state is None:
             return
         watch = state.remove(fanout)
-        for reading in watch.readings if watch is not None else ():
-            del state.partitions[reading.partition].behind[reading.subscriber]
-            self._catch_up_reader.cancel(reading)
+        if watch is not None:
+            self._cancel(watch.readings)
         for tp in self._pending.keys() & state.leaderless.keys():
             waiting = self._pending.pop(tp)
             if left := {one: wanted for one, wanted in waiting.items() if wanted.fanout is not fanout}:
@@ -206,11 +205,7 @@ class LiveReader:
     def forget(self, subscriber: Subscriber) -> None:
         """Offer nothing more from the catch-up reader to a subscriber that is gone."""
         for reading in self._catch_up_reader.forget(subscriber):
-            part = self._partitions.get(reading.partition)
-            found = part.behind.pop(subscriber, None) if part is not None else None
-            if found is not None:
-                watch, _ = found
-                watch.readings.pop(reading, None)
+            reading.finished(reading)
         for waiting in self._pending.values():
             waiting.pop(subscriber, None)
 
@@ -266,7 +261,7 @@ class LiveReader:
             if subscriber in self._pending.get(tp, ())
         }
         return waiting | {
-            partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
+            partition.partition: part.behind[subscriber].position if subscriber in part.behind else part.position
             for partition, part in state.partitions.items()
         }
 
@@ -310,7 +305,7 @@ class LiveReader:
             if part is None:
                 continue
             if subscriber in part.behind:
-                left += max(1, end - part.behind[subscriber][1].position)
+                left += max(1, end - part.behind[subscriber].position)
             elif part.position < part.fetched or (self._consumer.next_offset(tp) or part.position) < end:
                 left += max(1, end - part.position)
         return left
@@ -400,12 +395,12 @@ class LiveReader:
         def goal() -> int:
             return max(part.position, since)
 
-        def rejoin(reading: Reading) -> None:
+        def finished(reading: Reading) -> None:
             del part.behind[reading.subscriber]
             del watch.readings[reading]
 
-        reading = Reading(subscriber, partition, offset, goal=goal, finished=rejoin, gap=gap)
-        part.behind[subscriber] = (watch, reading)
+        reading = Reading(subscriber, partition, offset, goal=goal, finished=finished, gap=gap)
+        part.behind[subscriber] = reading
         watch.readings[reading] = None
         self._fell_behind += 1
         self._catch_up_reader.start(reading)
@@ -431,7 +426,10 @@ class LiveReader:
             self._consumer.seek(partition, 0)
 
     def _cancel_readings(self, part: Partition) -> None:
-        for watch, reading in part.behind.values():
-            del watch.readings[reading]
+        self._cancel(part.behind.values())
+
+    def _cancel(self, readings: Iterable[Reading]) -> None:
+        """End catch-ups before their goal."""
+        for reading in tuple(readings):
             self._catch_up_reader.cancel(reading)
-        part.behind.clear()
+            reading.finished(reading)

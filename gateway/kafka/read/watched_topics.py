@@ -55,7 +55,7 @@ class Partition:
         self.position = position  # the offset of the next record to fan out; all below were fanned out
         self.fetched = position  # the offset of the next record to expect from the consumer
         self.stored = 0  # the log ends here or further on, as this process's own records show
-        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # subscribers served by the catch-up reader
+        self.behind: dict[Subscriber, Reading] = {}  # subscribers served by the catch-up reader
 
 
 class PendingCatchUp(msgspec.Struct, frozen=True):
