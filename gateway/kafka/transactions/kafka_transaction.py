@@ -21,14 +21,11 @@ import msgspec
 from aiokafka import TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import name_of, verdict
-from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
-from gateway.kafka.publish.batch import HEADER_BYTES
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.transactions.transactional_producers import TransactionalProducer, TransactionalProducerPool
@@ -73,44 +70,14 @@ _Batches = list[tuple[Any, list[_Post]]]
 class Transactions:
     """The state that all transactions of the process share."""
 
-    def __init__(
-        self,
-        config: KafkaConfig,
-        producer_pool: TransactionalProducerPool,
-        publisher: Publisher,
-        *,
-        spawn: Spawn,
-        wall_clock: Callable[[], int],
-    ) -> None:
+    def __init__(self, producer_pool: TransactionalProducerPool, publisher: Publisher, *, spawn: Spawn) -> None:
         self.producer_pool = producer_pool
         self.publisher = publisher
         self.spawn = spawn
-        self._wall_clock = wall_clock
-        self._max_request_bytes = config.max_request_bytes
 
     def begin(self, settle: Settle) -> KafkaTransaction:
         """Return a new transaction; Kafka knows of it from its first record or offset."""
         return KafkaTransaction(self, settle)
-
-    def place(self, record: Record, info: TopicInfo, sender: Sender) -> tuple[int, int]:
-        """Return the partition and the timestamp of a record, as the publisher would choose them.
-
-        Raises:
-            Refused: there is no such partition, or the topic does not accept the record.
-        """
-        number = self.publisher.place(info, record, sender)
-        if record.key is None and info.needs_key:
-            raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
-        now, timestamp = self._wall_clock(), record.timestamp
-        if timestamp is None:
-            timestamp = now
-        elif not (timestamp >= 0 and now - info.before_ms <= timestamp <= now + info.after_ms):
-            raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
-        return number, timestamp
-
-    def largest(self, info: TopicInfo) -> int:
-        """Return the largest size of a record, in bytes."""
-        return min(info.max_message_bytes, self._max_request_bytes) - HEADER_BYTES
 
 
 def _append(batches: _Batches, post: _Post, timestamp: int, largest: int, new_batch: Callable[[], Any]) -> None:
@@ -273,13 +240,13 @@ class KafkaTransaction:
             record = post.record
             try:
                 info = self._publisher.known_topic(record.topic) or await self._publisher.topic(record.topic)
-                number, timestamp = self._shared.place(record, info, post.sender)
+                number, timestamp, largest = self._publisher.place(info, record, post.sender)
                 batches = partitions.get((record.topic, number))
                 if batches is None:
                     if (unsafe := self._publisher.unsafe(info)) is not None:
                         raise unsafe
                     batches = partitions[record.topic, number] = []
-                _append(batches, post, timestamp, self._shared.largest(info), producer.new_batch)
+                _append(batches, post, timestamp, largest, producer.new_batch)
             except Refused as refused:
                 self._fail(Result(outcome=refused.outcome, reason=refused.reason))
                 return
